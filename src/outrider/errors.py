@@ -1,0 +1,57 @@
+"""The tree of errors. Every message says what is wrong, what was given and what to do.
+
+OutriderError
+├── ConfigurationError          the request cannot be honoured as written
+│   ├── UnknownName             a drafter, rule or option that is not registered
+│   ├── UnsupportedModel        an architecture that cannot be driven exactly, with the reason
+│   └── VocabularyMismatch      target and draft do not share one tokenizer
+├── PromptError                 a prompt that cannot be decoded, is empty or does not fit
+├── CapacityError               the cache is too small for prompt, budget and tree
+├── NumericalError              a model returned NaN, or a law with no mass
+└── BackendUnavailable          an ops backend that was asked for cannot run here
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class OutriderError(Exception):
+    """Base of every error that outrider raises on purpose."""
+
+
+class ConfigurationError(OutriderError, ValueError):
+    """An argument is outside its range, or two arguments contradict each other."""
+
+
+class UnknownName(ConfigurationError):
+    """A name that no registry knows. The message lists the names that exist."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = get_close_matches(given, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+
+
+class UnsupportedModel(ConfigurationError):
+    """The model cannot be driven over trees or rolled back exactly; the message has the reason."""
+
+
+class VocabularyMismatch(ConfigurationError):
+    """Target and draft model disagree on what a token id means."""
+
+
+class PromptError(OutriderError, ValueError):
+    """A prompt is empty, longer than the context, or not valid UTF-8."""
+
+
+class CapacityError(OutriderError, ValueError):
+    """Prompt, budget and draft tree do not fit in the cache that was asked for."""
+
+
+class NumericalError(OutriderError, ArithmeticError):
+    """A model returned NaN logits, or masked every token of a row."""
+
+
+class BackendUnavailable(OutriderError, RuntimeError):
+    """The ops backend that was asked for by name cannot run on this machine."""

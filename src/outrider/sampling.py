@@ -1,0 +1,153 @@
+"""Sampling parameters per row, and the one place where temperature and filters exist."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigurationError
+from outrider.types import Greedy, Laws
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request is sampled.
+
+    temperature  0 is greedy (argmax, lowest id on ties); 1 leaves the model's law alone.
+    top_k        keep the k largest logits (0: off). Ties at the threshold stay in.
+    top_p        keep the smallest set whose probability reaches top_p (1: off). Ties stay in.
+    min_p        keep tokens with at least min_p times the largest probability (0: off).
+    seed         the same seed, prompt and settings give the same text. None draws a fresh seed
+                 from torch's global generator.
+
+    Filters act in the order temperature, top-k, top-p, min-p, as in transformers.
+
+    >>> Sampling(temperature=0.7, top_p=0.9).top_k
+    0
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        def refuse(what: str, given: object, do: str) -> None:
+            raise ConfigurationError(f"{what}; got {given!r}; {do}")
+
+        t = self.temperature
+        if not (t >= 0 and t != float("inf")):
+            refuse("temperature must be a finite number >= 0", t, "use 0 for greedy decoding")
+        if self.top_k < 0 or int(self.top_k) != self.top_k:
+            refuse("top_k must be an integer >= 0", self.top_k, "use 0 to switch it off")
+        if not 0 < self.top_p <= 1:
+            refuse("top_p must lie in (0, 1]", self.top_p, "use 1 to switch it off")
+        if not 0 <= self.min_p <= 1:
+            refuse("min_p must lie in [0, 1]", self.min_p, "use 0 to switch it off")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            refuse("seed must fit in 64 bits", self.seed, "use a smaller integer")
+
+
+class SamplingRows(NamedTuple):
+    """Sampling parameters of a batch as tensors, with host constants for what is in use."""
+
+    inverse_temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    seed_B: Tensor
+    greedy: Greedy
+    most_top_k: int  #: largest top_k in use; 0 if none
+    all_top_k: bool  #: every sampled row limits top_k
+    any_top_p: bool
+    any_min_p: bool
+
+    def take(self, rows_B: Tensor) -> "SamplingRows":
+        """Only these rows. Host constants stay: they are upper bounds."""
+        return self._replace(
+            inverse_temperature_B=self.inverse_temperature_B[rows_B],
+            top_k_B=self.top_k_B[rows_B],
+            top_p_B=self.top_p_B[rows_B],
+            min_p_B=self.min_p_B[rows_B],
+            seed_B=self.seed_B[rows_B],
+        )
+
+
+def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
+    """Tensors [B] from one `Sampling` per row. Greedy rows have no filters."""
+    hot = [s.temperature == 0 for s in settings]
+    top_k = [0 if h else s.top_k for s, h in zip(settings, hot, strict=True)]
+    top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]
+    min_p = [0.0 if h else s.min_p for s, h in zip(settings, hot, strict=True)]
+    seeds = [
+        int(torch.randint(-(2**62), 2**62, ()).item()) if s.seed is None else _signed(s.seed)
+        for s in settings
+    ]
+    inverse = [
+        float("inf") if h else 1.0 / s.temperature for s, h in zip(settings, hot, strict=True)
+    ]
+    return SamplingRows(
+        torch.tensor(inverse, dtype=torch.float32, device=device),
+        torch.tensor(top_k, dtype=torch.int64, device=device),
+        torch.tensor(top_p, dtype=torch.float32, device=device),
+        torch.tensor(min_p, dtype=torch.float32, device=device),
+        torch.tensor(seeds, dtype=torch.int64, device=device),
+        greedy="all" if all(hot) else "some" if any(hot) else "none",
+        most_top_k=max(top_k, default=0),
+        all_top_k=all(k > 0 for k, h in zip(top_k, hot, strict=True) if not h),
+        any_top_p=any(p < 1 for p in top_p),
+        any_min_p=any(p > 0 for p in min_p),
+    )
+
+
+def _signed(seed: int) -> int:
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
+    """Laws of raw logits under each row's sampling parameters: one place, run once per side."""
+    return Laws(
+        logits_BRV,
+        sampling.inverse_temperature_B,
+        floors(logits_BRV, sampling),
+        greedy=sampling.greedy,
+    )
+
+
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
+    """The smallest logit that stays in, float32 [B, R]; None when no filter is in use."""
+    k, p = sampling.most_top_k, sampling.any_top_p
+    if not (k or p or sampling.any_min_p):
+        return None
+    logits = logits_BRV.float()
+    vocab = logits.shape[-1]
+    inverse = sampling.inverse_temperature_B
+    if sampling.greedy != "none":
+        inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    inverse = inverse[:, None, None]
+    floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
+    if k or p:
+        partial = 0 < k < vocab and (sampling.all_top_k or not p)
+        count = min(k, vocab) if partial else vocab
+        values = logits.topk(count, -1).values  # descending
+        if k:
+            on = sampling.top_k_B > 0
+            last = (sampling.top_k_B.clamp(1, count) - 1)[:, None, None]
+            kth = values.gather(2, last.expand(-1, values.shape[1], 1))[..., 0]
+            floor = torch.where(on[:, None], kth, floor)
+        if p:
+            scaled = (values * inverse).masked_fill(values < floor[..., None], -torch.inf)
+            probs = scaled.softmax(-1)
+            before = probs.cumsum(-1) - probs
+            limit = sampling.top_p_B[:, None, None]
+            inside = (before < limit) | (limit >= 1)
+            inside[..., 0] = True
+            nucleus = torch.where(inside, values, torch.inf).amin(-1)
+            floor = torch.where(limit[..., 0] < 1, torch.maximum(floor, nucleus), floor)
+    if sampling.any_min_p:
+        top = logits.amax(-1)
+        floor = torch.maximum(floor, top + sampling.min_p_B.log()[:, None] / inverse[..., 0])
+    return floor

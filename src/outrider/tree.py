@@ -1,0 +1,105 @@
+"""Tree shapes: from a branching vector or parents to the tables that models and rules read."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigurationError
+from outrider.types import Tree
+
+
+def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> Tree:
+    """A topology shared by all rows, from the parent of each node (-1 for node 0).
+
+    Nodes must be in BFS order: parents before children and depths non-decreasing.
+
+    >>> from_parents([-1, 0, 0, 1]).levels
+    (0, 1, 3, 4)
+    """
+    if not parents or parents[0] != -1:
+        raise ConfigurationError(
+            f"a tree starts with node 0 whose parent is -1; got parents {list(parents)!r}; "
+            "list the pending token first"
+        )
+    depth = [0]
+    for node, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < node or depth[parent] + 1 < depth[-1]:
+            raise ConfigurationError(
+                f"parents must be in BFS order; node {node} has parent {parent} "
+                f"in {list(parents)!r}; sort the nodes by depth"
+            )
+        depth.append(depth[parent] + 1)
+    fan = [parents.count(node) for node in range(len(parents))]
+    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        ancestors[node] |= ancestors[parent]
+    levels = [0] + [depth.count(d) for d in range(depth[-1] + 1)]
+    for d in range(1, len(levels)):
+        levels[d] += levels[d - 1]
+    return Tree(
+        torch.tensor([parents], device=device),
+        torch.tensor([depth], device=device),
+        ancestors[None].to(device),
+        max_depth=depth[-1],
+        max_draws=max(fan),
+        levels=tuple(levels),
+        is_chain=all(f <= 1 for f in fan),
+    )
+
+
+@lru_cache(maxsize=256)
+def branching(counts: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
+    """Every node of level l has `counts[l]` children. `()` is the root alone, `(1, 1, 1)` a chain.
+
+    >>> branching((3, 2)).nodes
+    10
+    """
+    if any(c < 1 for c in counts):
+        raise ConfigurationError(
+            f"branching factors must be at least 1; got {counts}; shorten the tuple instead"
+        )
+    parents, level = [-1], [0]
+    for count in counts:
+        start = len(parents)
+        for node in level:
+            parents += [node] * count
+        level = list(range(start, len(parents)))
+    return from_parents(parents, device)
+
+
+def chain(length: int, device: torch.device | str = "cpu") -> Tree:
+    """A chain of `length` drafted tokens below the pending one."""
+    return branching((1,) * length, device)
+
+
+@lru_cache(maxsize=256)
+def _children(counts: tuple[int, ...], device: torch.device | str) -> Tensor:
+    tree = branching(counts, device)
+    table = torch.full((1, tree.nodes, max(tree.max_draws, 1)), -1, dtype=torch.int64)
+    filled = [0] * tree.nodes
+    for node, parent in enumerate(tree.parent_BN[0].tolist()):
+        if parent >= 0:
+            table[0, parent, filled[parent]] = node
+            filled[parent] += 1
+    return table.to(device)
+
+
+def children(tree_counts: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Draw table [1, N, K] of a branching tree: the k-th child of each node, -1 padded."""
+    return _children(tree_counts, device)
+
+
+def visible(ancestors: Tensor, first_B: Tensor, start: int, stop: int, width: int) -> Tensor:
+    """Which cache slots the nodes start..stop of a tree rooted at slot `first_B` may see.
+
+    Committed slots (below `first_B`) are visible to all; inside the tree a node sees itself and
+    its ancestors. `ancestors` is [B or 1, N, N]; the result is bool [B, stop - start, width].
+    """
+    offset = torch.arange(width, device=first_B.device) - first_B[:, None]  # [B, W]
+    inside = (offset >= 0) & (offset < stop)
+    rows = ancestors[:, start:stop, :stop]
+    index = offset.clamp(0, stop - 1)[:, None, :].expand(-1, stop - start, -1)
+    seen = rows.expand(first_B.shape[0], -1, -1).gather(2, index)
+    return (offset < 0)[:, None, :] | (seen & inside[:, None, :])

@@ -1,0 +1,254 @@
+"""The nouns and protocols of outrider: data and interfaces, no computation.
+
+Dimensions, used as name suffixes everywhere:
+
+    B rows of the batch      N nodes of a draft tree, node 0 is the pending token
+    D depth of the tree      K most draws at one node
+    R law rows of a draft    V vocabulary       Q queries in one model call
+    L token buffer length    W visible width of a cache
+
+A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1: 1 means that all
+rows share it and it broadcasts.
+"""
+
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Kind(IntEnum):
+    """How a child came to be in the draft: what its law is given its earlier siblings."""
+
+    FIXED = 0  #: placed, not drawn: a point mass (argmax, lookup, top-k, hub siblings)
+    WITHOUT = 1  #: drawn without replacement from the node's law row, in draw order
+    WITH = 2  #: drawn independently from its law row (repeats allowed)
+    COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
+
+
+Greedy = Literal["none", "some", "all"]
+
+
+class Laws(NamedTuple):
+    """Next-token laws at R prefixes, not yet normalised, so that a kernel may read them in place.
+
+    The law of row r is softmax(logits * inverse_temperature) over the tokens whose logit is at
+    least the floor. An inverse temperature of +inf is the one-hot law at the argmax (lowest id on
+    a tie). Penalties, biases and processors are already in the logits.
+    """
+
+    logits_BRV: Tensor
+    inverse_temperature_B: Tensor
+    floor_BR: Tensor | None = None
+    lse_BR: Tensor | None = None  #: log-sum-exp of the scaled, filtered logits, if it was kept
+    greedy: Greedy = "some"  #: host constant: which rows have inverse temperature +inf
+
+
+class Tree(NamedTuple):
+    """Topology of a draft. Parents precede children; levels are contiguous (BFS order)."""
+
+    parent_BN: Tensor  #: int64, -1 for node 0
+    depth_BN: Tensor  #: int64
+    ancestors_BNN: Tensor  #: bool, node n sees itself and its ancestors
+    max_depth: int
+    max_draws: int
+    levels: tuple[
+        int, ...
+    ]  #: levels[d]:levels[d+1] are the nodes of depth d (upper bound over rows)
+    is_chain: bool
+
+    @property
+    def nodes(self) -> int:
+        """N, the number of nodes including the pending token."""
+        return self.levels[-1]
+
+
+class Draft(NamedTuple):
+    """What is proposed below the pending token, with the laws it was drawn from.
+
+    `draws_BNK[b, n, k]` is the child node of the k-th draw at node n (repeats allowed: merged
+    i.i.d. paths keep their multiplicity), -1 pads. `row_BNK` is the law row of each draw (-1: a
+    point mass). Draws of kind WITHOUT at one node share one law row and stand in draw order.
+    """
+
+    tokens_BN: Tensor
+    tree: Tree
+    draws_BNK: Tensor
+    kind_BNK: Tensor
+    row_BNK: Tensor
+    laws: Laws | None
+    kinds: frozenset[Kind]  #: host constant: every kind that occurs
+
+
+class Scores(NamedTuple):
+    """The target's laws at the N nodes of a draft, from one call."""
+
+    laws: Laws
+    hidden_BNE: Tensor | None = None
+
+
+class Draws(NamedTuple):
+    """All randomness of one verification: keys, or injected values for tests.
+
+    Streams are keyed by (seed, start, purpose): `start_B` is the position of the pending token when
+    the step began. It grows with every step, so ACCEPT and RESIDUAL noise is fresh in each step.
+    TARGET noise is keyed by (seed, absolute position) alone.
+    """
+
+    seed_B: Tensor
+    start_B: Tensor
+    uniform_BNK: Tensor | None = None  #: accept test of draw k at node n, in [0, 1)
+    race_BV: Tensor | None = None  #: Exp(1) noise of the residual or bonus draw
+    target_race_BDV: Tensor | None = None  #: Exp(1) noise of the target at depths 0..D
+
+
+class Verdict(NamedTuple):
+    """The accepted path, its length and one more token."""
+
+    path_BD: Tensor  #: int64 accepted nodes, root left out, -1 padded
+    count_B: Tensor  #: int64, 0..D
+    next_B: Tensor  #: int64, residual token after a rejection, bonus token after a leaf
+    overlap_BD: Tensor | None = (
+        None  #: sum min(target, draft) at each examined depth, NaN elsewhere
+    )
+
+
+class Outcome(NamedTuple):
+    """Exact law of a verdict given the draft: where the walk stops and what it emits there."""
+
+    stop_BN: Tensor  #: probability of stopping at node n (accepting exactly its path)
+    next_BNV: Tensor  #: law of the next token given that
+
+
+class Verifier(Protocol):
+    """A verification rule: a pure function of draft, scores and draws."""
+
+    @property
+    def name(self) -> str:
+        """Registry key."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether it keeps the target's law."""
+        ...
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of children it can judge."""
+        ...
+
+    @property
+    def chain_only(self) -> bool:
+        """Whether it refuses trees that branch."""
+        ...
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        """Judge a draft."""
+        ...
+
+    def outcome(self, draft: Draft, scores: Scores) -> Outcome:
+        """The exact law of the verdict, in the dtype of the scores."""
+        ...
+
+
+class TreeCache(Protocol):
+    """Per-row key/value slots of one model."""
+
+    capacity: int
+
+    def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the entries of an accepted path next to the root at slot `first_B`."""
+        ...
+
+    def take(self, rows_B: Tensor) -> "TreeCache":
+        """A cache with only these rows."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """One decoder driven over trees: target and draft model alike."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits it returns, cut to the tokenizer."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Most positions it can address."""
+        ...
+
+    @property
+    def device(self) -> Any:
+        """Where its inputs must lie."""
+        ...
+
+    def open(self, rows: int, capacity: int) -> Any:
+        """An empty cache."""
+        ...
+
+    def forward(
+        self,
+        cache: Any,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible_BQW: Tensor,
+        *,
+        last: int | None = None,
+    ) -> Tensor:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        ...
+
+
+class Context(NamedTuple):
+    """What a drafter may see of the engine's state: committed tokens and their keys."""
+
+    tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
+    length_B: Tensor  #: committed tokens, pending one included
+    bound: int  #: host constant: no row is longer than this
+    seed_B: Tensor
+    sampling: Any  #: SamplingRows
+
+
+class Drafter(Protocol):
+    """Proposes trees. Its memory is its own; the engine never looks inside."""
+
+    @property
+    def name(self) -> str:
+        """Registry key."""
+        ...
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Every kind of child it may propose: rules are checked against it at set-up."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its trees never branch."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes of a draft, pending token included."""
+        ...
+
+    def open(self, context: Context, capacity: int) -> Any:
+        """Memory for these rows, with every committed token but the pending one ingested."""
+        ...
+
+    def propose(self, memory: Any, context: Context) -> Draft:
+        """A tree below each row's pending token."""
+        ...
+
+    def commit(
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Learn what was kept. `context` is the one the draft was proposed in."""
+        ...
+
+    def take(self, memory: Any, rows_B: Tensor) -> Any:
+        """Memory of only these rows."""
+        ...

@@ -1,0 +1,1 @@
+"""How the shipped pair is made: corpus, tokenizer, target, draft, evaluation, export."""

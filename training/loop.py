@@ -1,0 +1,108 @@
+"""The training loop that target and draft share: accumulate, average, step, save, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from training import parallel
+from training.model import Llama
+from training.muon import Optimiser
+from training.schedule import Schedule
+
+
+class Job(Protocol):
+    """What is trained and on what; the loop knows nothing else about it."""
+
+    model: Llama
+
+    def losses(self, step: int) -> Iterable[Tensor]:
+        """The losses of one step's pieces; each is differentiated before the next is computed."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures on held-out text."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Where a run keeps its state, and how often it saves, reports and evaluates (in steps)."""
+
+    out: Path
+    save_every: int = 25
+    report_every: int = 10
+    evaluate_every: int = 100
+
+
+def train(job: Job, optimiser: Optimiser, schedule: Schedule, pace: Pace) -> None:
+    """Run to the end of the schedule, from the last checkpoint in `pace.out` if there is one."""
+    pace.out.mkdir(parents=True, exist_ok=True)
+    last = pace.out / "last.pt"
+    first_step = resume(optimiser, last) if last.exists() else 0
+    quiet = parallel.rank() > 0 or not sys.stderr.isatty()
+    mean, since = 0.0, time.monotonic()
+    for step in tqdm(range(first_step, schedule.steps), disable=quiet, unit="step"):
+        if step == schedule.fall_from:
+            save(optimiser, job.model, step, pace.out / "before_fall.pt")
+        loss = take_step(job, optimiser, step, schedule.scale(step))
+        mean = loss if step == first_step else 0.95 * mean + 0.05 * loss
+        done = step + 1
+        if done % pace.report_every == 0 or done - first_step <= 3:
+            pause = (time.monotonic() - since) / (done - first_step)
+            report(f"step {done}/{schedule.steps} loss {mean:.4f} seconds/step {pause:.2f}")
+        if done % pace.save_every == 0 or done == schedule.steps:
+            save(optimiser, job.model, done, last)
+        if done % pace.evaluate_every == 0 or done == schedule.steps:
+            figures = " ".join(f"{k} {v:.4f}" for k, v in job.evaluate().items())
+            report(f"held out after {done}: {figures}")
+
+
+def take_step(job: Job, optimiser: Optimiser, step: int, scale: float) -> float:
+    """One optimiser step; returns this process's mean loss."""
+    gradients = {name: torch.zeros_like(w) for name, w in optimiser.weights.items()}
+    total, pieces = 0.0, 0
+    for loss in job.losses(step):
+        loss.backward()
+        total, pieces = total + loss.item(), pieces + 1
+        # Sum in float32: bf16 would lose the later, smaller contributions.
+        for name, parameter in optimiser.model.items():
+            if parameter.grad is not None:
+                gradients[name] += parameter.grad
+                parameter.grad = None
+    for gradient in gradients.values():
+        gradient /= pieces
+    parallel.average(gradients)
+    optimiser.step(gradients, scale)
+    return total / pieces
+
+
+def save(optimiser: Optimiser, model: Llama, step: int, file: Path) -> None:
+    """Write a checkpoint that appears whole or not at all."""
+    if parallel.rank() > 0:
+        return
+    partial = file.with_suffix(".partial")
+    torch.save({"step": step, "shape": model.shape, "optimiser": optimiser.state()}, partial)
+    os.replace(partial, file)
+
+
+def resume(optimiser: Optimiser, file: Path) -> int:
+    """Restore a checkpoint; the number of steps already done."""
+    saved = torch.load(file, weights_only=False, map_location="cpu")
+    optimiser.restore(saved["optimiser"])
+    report(f"resumed {file} at step {saved['step']}")
+    return saved["step"]
+
+
+def report(line: str) -> None:
+    """One line in the log, from the first process only."""
+    if parallel.rank() == 0:
+        tqdm.write(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stdout)
+        sys.stdout.flush()

@@ -1,0 +1,93 @@
+"""Turn documents into one long array of token numbers, and cut batches from it.
+
+    python -m training.tokens --corpus corpus --tokenizer tokenizer.json
+
+Every document begins with `<|endoftext|>`; the arrays are `uint16` files beside the corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def read_documents(file: Path) -> list[dict[str, str]]:
+    """The rows of a JSON-lines file."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def encode(texts: list[str], tokenizer_file: Path) -> np.ndarray:
+    """All documents in a row, each after an end-of-text token."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    start = tokenizer.token_to_id("<|endoftext|>")
+    rows = (np.array([start, *e.ids], dtype=np.uint16) for e in tokenizer.encode_batch(texts))
+    return np.concatenate(list(rows))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Fixed windows of the training array in a shuffled order that depends on the seed alone.
+
+    Window `n` of a run is the same whatever the number of processes or restarts, so a run that
+    is stopped and resumed sees what an uninterrupted one sees. A new epoch is shuffled anew
+    and cut at another offset, so that no boundary is always the same.
+    """
+
+    tokens: np.ndarray
+    length: int
+    seed: int
+
+    @property
+    def per_epoch(self) -> int:
+        # One window is given up to leave room for the offset.
+        return (len(self.tokens) - 1) // self.length - 1
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        epoch, place = divmod(number, self.per_epoch)
+        start = self._starts(epoch)[place]
+        return self.tokens[start : start + self.length + 1]
+
+    def _starts(self, epoch: int) -> np.ndarray:
+        cached = getattr(self, "_cache", (None, None))
+        if cached[0] != epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            offset = rng.integers(self.length)
+            cached = (epoch, rng.permutation(self.per_epoch) * self.length + offset)
+            object.__setattr__(self, "_cache", cached)
+        return cached[1]
+
+    def batch(self, numbers: range) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each `[len(numbers), length]`."""
+        rows = torch.from_numpy(np.stack([self[n] for n in numbers]).astype(np.int64))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def read_tokens(file: Path) -> np.ndarray:
+    """The array of a token file, mapped, not loaded."""
+    return np.memmap(file, dtype=np.uint16, mode="r")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+    args = parser.parse_args()
+    for name in ("train", "heldout"):
+        texts = [row["text"] for row in read_documents(args.corpus / f"{name}.jsonl")]
+        tokens = encode(texts, args.tokenizer)
+        tokens.tofile(args.corpus / f"{name}.bin")
+        size = sum(len(text.encode()) for text in texts)
+        print(f"{name}: {len(tokens):,} tokens, {size / len(tokens):.3f} bytes per token")
+
+
+if __name__ == "__main__":
+    main()

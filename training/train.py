@@ -1,0 +1,148 @@
+"""Train the target on the corpus, from scratch or from a checkpoint.
+
+    python -m training.train --data corpus --out runs/target --tokens 60e6
+    torchrun --nproc-per-node 2 -m training.train ...          # one process per core
+
+A run is planned in tokens, not in time, so pausing it changes nothing. Started again with the
+same arguments it continues from `<out>/last.pt`. The same seed and number of processes give the
+same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from training import loop, parallel
+from training.heldout_loss import mean_loss
+from training.model import Llama, Shape, load
+from training.muon import Optimiser, Rates
+from training.rollout import continue_text, prompts_from
+from training.schedule import Schedule
+from training.tokens import Windows, read_tokens
+from training.unloop import loop_marks, loops, unlikelihood
+
+PROMPT, CONTINUATION = 96, 160  # tokens of a greedy text that is searched for loops
+
+
+class TargetJob:
+    """Next-token loss on the corpus and, late in the run, unlikelihood of greedy loops."""
+
+    def __init__(self, model: Llama, data: Path, args: argparse.Namespace, schedule: Schedule):
+        self.model, self.args, self.schedule = model, args, schedule
+        self.device = next(model.parameters()).device
+        self.train = Windows(read_tokens(data / "train.bin"), model.shape.context, args.seed)
+        self.heldout = read_tokens(data / "heldout.bin")
+        self.loops_found = 0.0
+        self._texts: list[tuple[Tensor, Tensor]] = []
+        self._loss = torch.compile(next_token_loss, dynamic=False)
+        for layer in model.model.layers:
+            # One layer compiled serves all of them: seconds to compile, not minutes.
+            layer.compile(dynamic=False)
+
+    def losses(self, step: int) -> Iterable[Tensor]:
+        for numbers in my_share(step, self.args.batch, self.args.rows):
+            inputs, targets = self.train.batch(numbers)
+            hidden = self.model.body(inputs.to(self.device))
+            embedding = self.model.model.embed_tokens.weight
+            yield self._loss(hidden, embedding, targets.to(self.device))
+        if self.args.unloop > 0 and step >= self.schedule.fall_from:
+            yield from self._unloop_losses(step)
+
+    def _unloop_losses(self, step: int) -> Iterator[Tensor]:
+        """A few looping texts a step, from a pool written afresh once it is used up."""
+        if not self._texts:
+            self._texts = self._find_loops(seed=step * parallel.count() + parallel.rank())
+        if self._texts:
+            texts, marks = self._texts.pop()
+            penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
+            # The loop divides by the number of pieces; this piece is an addition, not a share.
+            yield self.args.unloop * penalty
+
+    def _find_loops(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
+        texts = continue_text(self.model, prompts, CONTINUATION, temperature=0)
+        looping = torch.tensor([loops(row[PROMPT:].tolist()) for row in texts])
+        self.loops_found = looping.float().mean().item()
+        loop.report(f"greedy texts that loop: {self.loops_found:.2f} of {len(texts)}")
+        # The pool lasts the same number of steps whatever it holds, so that writing stays cheap.
+        pieces = texts.chunk(self.args.pool // self.args.unloop_rows)
+        return [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
+
+    def evaluate(self) -> dict[str, float]:
+        context = self.model.shape.context
+        rows, every = self.args.rows, self.args.evaluate_share
+        loss = mean_loss(self.model, self.heldout, context, rows, every, self.device)
+        return {"loss": loss, "loop share": self.loops_found}
+
+
+def next_token_loss(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy from the last hidden states, compiled as one piece."""
+    logits = F.linear(hidden, embedding).flatten(0, 1).float()
+    return F.cross_entropy(logits, targets.flatten())
+
+
+def my_share(step: int, batch: int, rows: int) -> Iterator[range]:
+    """This process's window numbers in a step, `rows` at a time."""
+    each = batch // parallel.count()
+    first = step * batch + parallel.rank() * each
+    for start in range(first, first + each, rows):
+        yield range(start, min(start + rows, first + each))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with *.bin")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--start", type=Path, help="transformers checkpoint to continue from")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--inner", type=int, default=704)
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--tokens", type=float, required=True, help="length of the run")
+    parser.add_argument("--batch", type=int, default=16, help="windows in a step, all processes")
+    parser.add_argument("--rows", type=int, default=8, help="windows computed at once")
+    parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--adam-rate", type=float, default=4e-3)
+    parser.add_argument("--warmup", type=int, default=30, help="steps")
+    parser.add_argument("--flat", type=float, default=0.7, help="share of the run before the fall")
+    parser.add_argument("--unloop", type=float, default=0.0, help="weight of the loop penalty")
+    parser.add_argument("--pool", type=int, default=48, help="greedy texts written at a time")
+    parser.add_argument("--unloop-rows", type=int, default=3, help="texts penalised in a step")
+    parser.add_argument("--save-every", type=int, default=25, help="steps")
+    parser.add_argument("--evaluate-every", type=int, default=100, help="steps")
+    parser.add_argument("--evaluate-share", type=int, default=8, help="use each n-th window")
+    parser.add_argument("--float32", action="store_true", help="compute in float32, not bf16")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    device = parallel.start()
+    torch.manual_seed(args.seed)
+    sizes = {name: getattr(args, name) for name in Shape.__dataclass_fields__}
+    model = load(args.start, args.context) if args.start else Llama(Shape(**sizes))
+    model = model.to(device)
+    optimiser = Optimiser(model, Rates(args.muon_rate, args.adam_rate))
+    model.to(torch.float32 if args.float32 else torch.bfloat16)
+    optimiser.model = dict(model.named_parameters())
+    steps = int(args.tokens / (args.batch * model.shape.context))
+    schedule = Schedule(steps, args.warmup, args.flat)
+    job = TargetJob(model, args.data, args, schedule)
+    pace = loop.Pace(args.out, args.save_every, 10, args.evaluate_every)
+    loop.report(f"{steps} steps, {np.sum([p.numel() for p in model.parameters()]):,} parameters")
+    loop.train(job, optimiser, schedule, pace)
+    parallel.stop()
+
+
+if __name__ == "__main__":
+    main()
