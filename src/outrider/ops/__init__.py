@@ -1,5 +1,28 @@
 """Numerical operations behind one set of names; the PyTorch reference is the specification."""
 
-from outrider.ops.reference import draw, follow, log_probs, probs, residual, scaled, select
+from outrider.ops.backend import NAMES, chosen, fused, use
+from outrider.ops.reference import (
+    draw,
+    follow,
+    log_probs,
+    probs,
+    residual,
+    sample,
+    scaled,
+    select,
+)
 
-__all__ = ["draw", "follow", "log_probs", "probs", "residual", "scaled", "select"]
+__all__ = [
+    "NAMES",
+    "chosen",
+    "draw",
+    "follow",
+    "fused",
+    "log_probs",
+    "probs",
+    "residual",
+    "sample",
+    "scaled",
+    "select",
+    "use",
+]

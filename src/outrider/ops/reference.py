@@ -6,6 +6,8 @@ Computed in float32 whatever the model's dtype, in float64 when the logits are f
 import torch
 from torch import Tensor
 
+from outrider.noise import exponentials
+from outrider.ops.backend import sampler
 from outrider.types import Draft, Laws
 
 EMPTY = 1e-7  #: a residual with less mass than this is a rounding accident; fall back to the target
@@ -88,6 +90,21 @@ def residual(law_BV: Tensor, guess_BV: Tensor) -> Tensor:
 def draw(law_V: Tensor, race_V: Tensor) -> Tensor:
     """One index per leading dimension in proportion to `law`, by an exponential race."""
     return (law_V / race_V.to(law_V.dtype)).argmax(-1)
+
+
+def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each law [B, R] and its log-sum-exp, kept for the verification.
+
+    `keys_BR` names the streams of `outrider.noise` that the draws come from. The backend in charge
+    may draw by another algorithm from the same law.
+    """
+    fast = sampler(laws.logits_BRV.device)
+    if fast is not None:
+        return fast(laws, keys_BR)
+    tokens = draw(probs(laws), exponentials(keys_BR, laws.logits_BRV.shape[-1]))
+    sums = scaled(laws).logsumexp(-1)
+    hot = torch.isinf(laws.inverse_temperature_B)[:, None]
+    return tokens, torch.where(hot, torch.zeros_like(sums), sums)
 
 
 def follow(draft: Draft, chosen_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,129 @@
+"""Which implementation judges drafts: PyTorch reference, fast CPU code or Triton kernels.
+
+Chosen once per device type: CUDA takes triton, a CPU takes cpu, anything else the reference. The
+environment variable OUTRIDER_OPS or `use` overrides it. An explicit choice is never replaced: if it
+cannot run here, or cannot judge a draft, `BackendUnavailable` says why. The automatic choice may
+leave a draft to the rule's own PyTorch code, which is the specification.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.errors import BackendUnavailable, UnknownName
+from outrider.types import Draft, Draws, Laws, Scores, Verdict
+
+Op = Literal["chain", "block", "match", "tree"]
+Judge = Callable[[Draft, Scores, Draws], Verdict]
+Sampler = Callable[[Laws, Tensor], tuple[Tensor, Tensor]]
+
+
+class Backend(NamedTuple):
+    """One implementation of the fused operations."""
+
+    name: str
+    judges: Mapping[str, Judge]
+    sample: Sampler
+    unfit: Callable[[torch.device], str | None]  #: why it cannot run on a device
+    declines: Callable[[str, Draft, Scores], str | None]  #: why it cannot judge a draft
+
+
+_MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
+NAMES = ("reference", *_MODULES)
+_ENVIRONMENT = os.environ.get("OUTRIDER_OPS") or None
+_override: ContextVar[str | None] = ContextVar("outrider_ops", default=None)
+
+
+@cache
+def load(name: str) -> Backend:
+    """The backend of that name; `BackendUnavailable` if it cannot be imported here."""
+    if name not in NAMES:
+        raise UnknownName("ops backend", name, NAMES)
+    try:
+        found: Backend = import_module(_MODULES[name]).BACKEND
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"ops backend {name!r} cannot be imported: {error}; install triton, or choose "
+            "OUTRIDER_OPS=cpu or OUTRIDER_OPS=reference"
+        ) from error
+    return found
+
+
+def explicit() -> str | None:
+    """The backend that was asked for by name, if any."""
+    name = _override.get() or _ENVIRONMENT
+    if name is not None and name not in NAMES:
+        raise UnknownName("ops backend", name, NAMES)
+    return name
+
+
+@contextmanager
+def use(name: str | None) -> Iterator[None]:
+    """Ask for a backend inside a block; None goes back to the automatic choice.
+
+    >>> with use("reference"):
+    ...     chosen(torch.device("cpu"))
+    'reference'
+    """
+    if name is not None and name not in NAMES:
+        raise UnknownName("ops backend", name, NAMES)
+    token = _override.set(name)
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+@cache
+def _automatic(kind: str) -> str:
+    name = {"cuda": "triton", "cpu": "cpu"}.get(kind, "reference")
+    if name == "triton":
+        try:
+            load(name)
+        except BackendUnavailable:
+            return "reference"
+    return name
+
+
+def chosen(device: torch.device) -> str:
+    """Name of the backend that runs on a device."""
+    return explicit() or _automatic(device.type)
+
+
+def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
+    """The backend's verdict, or None where the rule's own PyTorch code is to run."""
+    device = scores.laws.logits_BRV.device
+    name = chosen(device)
+    if name == "reference":
+        return None
+    backend = load(name)
+    reason = backend.unfit(device) or backend.declines(op, draft, scores)
+    if reason is None:
+        return backend.judges[op](draft, scores, draws)
+    if explicit() is not None:
+        raise BackendUnavailable(
+            f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
+            "OUTRIDER_OPS unset"
+        )
+    return None
+
+
+def sampler(device: torch.device) -> Sampler | None:
+    """The backend's draft-step sampler, or None for the reference."""
+    name = chosen(device)
+    if name == "reference":
+        return None
+    backend = load(name)
+    reason = backend.unfit(device)
+    if reason is None:
+        return backend.sample
+    if explicit() is not None:
+        raise BackendUnavailable(f"ops backend {name!r} cannot sample: {reason}")
+    return None

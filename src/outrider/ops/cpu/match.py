@@ -1,0 +1,71 @@
+"""Sample-and-match on a CPU: the target's own token at each node that is reached, and no other.
+
+    y = argmax(z / T - log E),  E the Exp(1) race of (seed, absolute position);  argmax z when greedy
+
+The race is the reference's, word for word, so a text depends on its seed alone. Only tokens above
+the floor are hashed.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.noise import Purpose
+from outrider.ops.cpu import keys
+from outrider.types import Draft, Draws, Laws, Scores, Verdict
+
+
+def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    """Path, count and next token; needs no draft law."""
+    laws = scores.laws
+    batch = laws.logits_BRV.shape[0]
+    depth = draft.tree.max_depth
+    tokens = draft.tokens_BN.tolist()
+    kids = draft.draws_BNK.tolist()
+    inverse = laws.inverse_temperature_B.tolist()
+    seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
+    injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
+    found = []
+    for b in range(batch):
+        table = kids[b if len(kids) > 1 else 0]
+        path: list[int] = []
+        node, going = 0, True
+        while going:
+            race = None if injected is None else injected[b, len(path)]
+            key = 0
+            if race is None and not math.isinf(inverse[b]):
+                key = keys.stream(seeds[b], starts[b] + len(path) + 1, Purpose.TARGET)
+            token = _chosen(laws, b, node, inverse[b], key, race)
+            going = False
+            for kid in table[node] if len(path) < depth else ():
+                if kid >= 0 and tokens[b][kid] == token:
+                    path.append(kid)
+                    node, going = kid, True
+                    break
+        found.append((path, token))
+    return Verdict(
+        torch.tensor([path + [-1] * (depth - len(path)) for path, _ in found]).view(batch, depth),
+        torch.tensor([len(path) for path, _ in found]),
+        torch.tensor([token for _, token in found]),
+    )
+
+
+def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) -> int:
+    row = laws.logits_BRV[b, node].detach()
+    logits = (row if row.dtype in (torch.float32, torch.float64) else row.float()).numpy()
+    if math.isinf(inverse):
+        return int(logits.argmax())
+    index = None
+    if laws.floor_BR is not None:
+        index = np.flatnonzero(logits >= float(laws.floor_BR[b, node]))
+        logits = logits[index]
+    if race is None:
+        noise = keys.log_race(key, row.shape[0], index)
+    else:
+        noise = np.log(race if index is None else race[index])
+    merit = logits * logits.dtype.type(inverse)
+    merit -= noise
+    best = int(merit.argmax())
+    return best if index is None else int(index[best])

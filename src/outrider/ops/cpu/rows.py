@@ -1,0 +1,137 @@
+"""Rows of laws on a CPU: weights into one scratch row, their sum, and a draw from them.
+
+The weights of a row are exp(z) without subtracting its maximum when the sum shows that nothing over-
+or underflowed (it nearly always does), which saves two passes; otherwise exp(z - max).
+"""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.types import Laws
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_SMALLEST, _LARGEST = 1e-10, 1e30  #: sums outside are computed again with the maximum taken off
+_BLOCK = 128
+_ONE_LEVEL = 2048
+
+
+@lru_cache(maxsize=8)
+def scratch(vocab: int, dtype: str, which: int) -> tuple[Array, Tensor]:
+    """A reusable row as NumPy array and tensor. `which` tells rows in use at once apart."""
+    row = torch.empty(vocab, dtype=getattr(torch, dtype))
+    return row.numpy(), row
+
+
+def total(row: Array, tensor: Tensor) -> float:
+    """Sum of a scratch row: pairwise in NumPy when short, PyTorch's faster cascade when long."""
+    return float(row.sum() if row.size < 8192 else tensor.sum())
+
+
+class Rows:
+    """The rows of `laws`, read in place one at a time. `which` names their scratch row."""
+
+    def __init__(self, laws: Laws, which: int, vocab: int | None = None) -> None:
+        logits = laws.logits_BRV.detach()
+        self.logits = logits
+        self.width = logits.shape[-1]
+        self.vocab = vocab or self.width
+        self.native = logits.dtype in (torch.float32, torch.float64)
+        self.array: Array | None = logits.numpy() if self.native else None
+        self.double = logits.dtype is torch.float64
+        self.dtype = "float64" if self.double else "float32"
+        self.row, self.tensor = scratch(self.vocab, self.dtype, which)
+        self.head, self.head_tensor = self.row[: self.width], self.tensor[: self.width]
+        self.inverse: list[float] = laws.inverse_temperature_B.tolist()
+        floor = laws.floor_BR
+        self.floor: Array | None = None if floor is None else floor.detach().double().numpy()
+        self.lse: list[list[float]] | None = None
+        if laws.lse_BR is not None:
+            self.lse = laws.lse_BR.tolist()
+
+    def source(self, b: int, r: int) -> Array:
+        """The logits of a row, unscaled and unfiltered."""
+        if self.array is not None:
+            view: Array = self.array[b, r]
+            return view
+        wide: Array = self.logits[b, r].float().numpy()
+        return wide
+
+    def fill(self, b: int, r: int) -> float:
+        """Write the weights of row (b, r) to the scratch row and return their sum."""
+        inverse, head = self.inverse[b], self.head
+        source = self.source(b, r)
+        if self.vocab > self.width:
+            self.row[self.width :] = 0
+        if math.isinf(inverse):
+            head[:] = 0
+            head[int(source.argmax())] = 1
+            self.shift = 0.0
+            return 1.0
+        scaled = source if inverse == 1.0 else np.multiply(source, inverse, out=head)
+        np.exp(scaled, out=head)
+        if self.floor is not None:
+            np.multiply(head, source >= self.floor[b, r], out=head)
+        mass = total(head, self.head_tensor)
+        self.shift = 0.0
+        if not _SMALLEST < mass < _LARGEST:
+            mass = self._with_maximum(source, inverse, b, r)
+        return mass
+
+    def _with_maximum(self, source: Array, inverse: float, b: int, r: int) -> float:
+        self.shift = float(source.max()) * inverse
+        if not math.isfinite(self.shift):
+            return 0.0  # NaN or every token masked: the caller falls back, the engine reports it
+        head = self.head
+        np.multiply(source, inverse, out=head)
+        np.subtract(head, self.shift, out=head)
+        np.exp(head, out=head)
+        if self.floor is not None:
+            np.multiply(head, source >= self.floor[b, r], out=head)
+        return total(head, self.head_tensor)
+
+    def kept(self, b: int, r: int, token: int) -> float | None:
+        """Probability of one token from a kept log-sum-exp, without reading the row."""
+        if self.lse is None or math.isinf(self.inverse[b]):
+            return None
+        if token >= self.width:
+            return 0.0
+        z = float(self.logits[b, r, token] if self.array is None else self.array[b, r, token])
+        if self.floor is not None and z < self.floor[b, r]:
+            return 0.0
+        return math.exp(z * self.inverse[b] - self.lse[b][r])
+
+
+@lru_cache(maxsize=16)
+def _edges(vocab: int) -> Array:
+    return np.arange(0, vocab, _BLOCK)
+
+
+def pick(weights: Array, uniform: float) -> tuple[int, float]:
+    """An index in proportion to `weights` by inverse transform in float64, and their sum.
+
+    Two levels, blocks of 128 and elements, once a row is long enough for it to pay.
+    """
+    start, part = 0, weights
+    if weights.size > _ONE_LEVEL:
+        blocks = np.cumsum(np.add.reduceat(weights, _edges(weights.size)), dtype=np.float64)
+        mass = float(blocks[-1])
+        mark = uniform * mass
+        at = min(int(blocks.searchsorted(mark, "right")), blocks.size - 1)
+        start = at * _BLOCK
+        part = weights[start : start + _BLOCK]
+        inside = np.cumsum(part, dtype=np.float64)
+        mark -= float(blocks[at - 1]) if at else 0.0
+    else:
+        inside = np.cumsum(part, dtype=np.float64)
+        mass = float(inside[-1])
+        mark = uniform * mass
+    index = int(inside.searchsorted(mark, "right"))
+    if index >= part.size:  # rounding at a block's end: the last token with weight
+        index = int(inside.searchsorted(inside[-1], "left"))
+    return start + index, mass

@@ -1,0 +1,183 @@
+"""The state of a rejection walk on a CPU: the node's target law, the draft's law, what is left.
+
+Three scratch rows serve a whole verification, however many nodes are visited:
+
+    left    what the target still owes at this node: its weights, then residuals of them
+    drawn   the weights of the law that the current child was drawn from
+    spare   for products of the two
+"""
+
+import numpy as np
+import torch
+
+from outrider.noise import Purpose
+from outrider.ops.cpu import keys
+from outrider.ops.cpu.rows import Rows, pick, scratch, total
+from outrider.ops.reference import EMPTY
+from outrider.types import Draft, Draws, Kind, Scores, Verdict
+
+
+class Walk:
+    """One verification call. Rows are judged one after another; positions lazily."""
+
+    def __init__(self, draft: Draft, scores: Scores, draws: Draws) -> None:
+        laws = scores.laws
+        self.target = Rows(laws, 0)
+        vocab = self.target.vocab
+        self.drafted = None if draft.laws is None else Rows(draft.laws, 1, vocab)
+        self.spare, self.spare_tensor = scratch(vocab, self.target.dtype, 2)
+        self.batch = laws.logits_BRV.shape[0]
+        self.depth = draft.tree.max_depth
+        self.most = draft.draws_BNK.shape[2]
+        self.tokens: list[list[int]] = draft.tokens_BN.tolist()
+        self.kids = _shared(draft.draws_BNK, self.batch)
+        self.kinds = _shared(draft.kind_BNK, self.batch)
+        self.rows = _shared(draft.row_BNK, self.batch)
+        self.empty = 0.0 if self.target.double else EMPTY
+        self.seeds: list[int] = draws.seed_B.tolist()
+        self.starts: list[int] = draws.start_B.tolist()
+        self.injected = None if draws.uniform_BNK is None else draws.uniform_BNK.tolist()
+        self.race = None if draws.race_BV is None else draws.race_BV.numpy()
+        self.accept: list[int | None] = [None] * self.batch
+        self.vocab = vocab
+        self.mass = self.entered = self.drawn_mass = 1.0
+        self.loaded: int | None = None
+        self.shared = self.pending = False
+        self.refused: list[int] = []
+        self.kind, self.token = Kind.FIXED, 0
+
+    def kid(self, b: int, node: int, k: int) -> int:
+        """Child of draw k at a node, -1 if there is none."""
+        return self.kids[b][node][k] if self.most else -1
+
+    def uniform(self, b: int, node: int, k: int) -> float:
+        """The accept test's uniform of draw k at a node."""
+        if self.injected is not None:
+            return float(self.injected[b][node][k])
+        key = self.accept[b]
+        if key is None:
+            key = keys.stream(self.seeds[b], self.starts[b], Purpose.ACCEPT)
+            self.accept[b] = key
+        return keys.uniform(key, node * self.most + k)
+
+    def enter(self, b: int, node: int) -> None:
+        """Stand at a node: its target law in `left`, nothing refused."""
+        self.entered = self.mass = self.target.fill(b, node)
+        self.loaded, self.shared, self.pending = None, False, False
+        self.refused = []
+
+    def owed(self, b: int, kid: int) -> float:
+        """What the target still owes to a child's token, as a probability."""
+        if self.mass <= 0:
+            return 0.0
+        return float(self.target.row[self.tokens[b][kid]]) / self.mass
+
+    def kept(self, b: int, node: int, kid: int) -> float | None:
+        """The draft's probability of a first child from its kept log-sum-exp."""
+        if self.drafted is None or self.kinds[b][node][0] == Kind.FIXED:
+            return None
+        return self.drafted.kept(b, self.rows[b][node][0], self.tokens[b][kid])
+
+    def guess(self, b: int, node: int, k: int) -> float:
+        """Load the law that draw k came from; its probability of the child's token."""
+        self.kind = Kind(self.kinds[b][node][k])
+        self.token = self.tokens[b][self.kids[b][node][k]]
+        self.shared = False
+        if self.drafted is None or self.kind == Kind.FIXED:
+            self.kind = Kind.FIXED
+            return 1.0
+        row = self.rows[b][node][k]
+        if self.loaded != row:
+            self.drawn_mass = self.drafted.fill(b, row)
+            self.loaded = row
+            if self.kind == Kind.WITHOUT:
+                self._without(self.refused)
+        if self.drawn_mass <= 0:
+            return 0.0
+        return float(self.drafted.row[self.token]) / self.drawn_mass
+
+    def overlap(self) -> float:
+        """Sum of min(owed, drawn)."""
+        if self.kind == Kind.FIXED or self.drafted is None:
+            return float(self.target.row[self.token]) / self.mass
+        np.multiply(self.drafted.row, self.mass / self.drawn_mass, out=self.spare)
+        np.minimum(self.target.row, self.spare, out=self.spare)
+        self.shared = True
+        return total(self.spare, self.spare_tensor) / self.mass
+
+    def refuse(self, scale: float = 1.0, *, last: bool = True) -> None:
+        """Take away what the draft could have drawn: left becomes (scale left - drawn)+.
+
+        With `last` the sum is left to the draw that follows.
+        """
+        left = self.target.row
+        if self.kind == Kind.FIXED or self.drafted is None:
+            left[self.token] = 0
+        else:
+            if self.shared and scale == 1.0:  # spare holds min(left, drawn)
+                np.subtract(left, self.spare, out=left)
+            else:
+                factor = self.mass / (self.drawn_mass * scale)
+                np.multiply(self.drafted.row, factor, out=self.spare)
+                np.subtract(left, self.spare, out=left)
+                np.maximum(left, 0, out=left)
+            if self.kind == Kind.WITHOUT and not last:
+                self.refused.append(self.token)
+                self._without([self.token])
+        self.shared = False
+        self.pending = last
+        if not last:
+            self.mass = total(left, self.target.tensor)
+
+    def exceeds(self, scale: float) -> float:
+        """Sum of (scale owed - drawn)+, leaving both rows as they are."""
+        assert self.drafted is not None
+        if scale <= 0:
+            return 0.0
+        np.multiply(self.drafted.row, self.mass / (self.drawn_mass * scale), out=self.spare)
+        np.subtract(self.target.row, self.spare, out=self.spare)
+        np.maximum(self.spare, 0, out=self.spare)
+        return total(self.spare, self.spare_tensor) * scale / self.mass
+
+    def draw(self, b: int, node: int) -> int:
+        """The next token from what is left, or from the target's law if that is nothing."""
+        for _ in range(2):
+            if self.race is not None:
+                mass = total(self.target.row, self.target.tensor)
+                token = int((self.target.row / self.race[b]).argmax())
+            else:
+                key = keys.stream(self.seeds[b], self.starts[b], Purpose.RESIDUAL)
+                token, mass = pick(self.target.row, keys.fine_uniform(key, 0))
+            if mass > self.empty * self.entered:
+                break
+            self.enter(b, node)
+        return min(token, self.vocab - 1)
+
+    def verdict(
+        self, found: list[tuple[list[int], int, list[float]]], overlap: bool = True
+    ) -> Verdict:
+        """Tensors from one (path, next token, overlaps) per row."""
+        path, shares, depth = [], [], self.depth
+        for accepted, _, shared in found:
+            path.append(accepted + [-1] * (depth - len(accepted)))
+            shares.append(shared + [float("nan")] * (depth - len(shared)))
+        told = overlap and self.drafted is not None and depth > 0
+        return Verdict(
+            torch.tensor(path, dtype=torch.int64).view(self.batch, depth),
+            torch.tensor([len(accepted) for accepted, _, _ in found]),
+            torch.tensor([token for _, token, _ in found]),
+            torch.tensor(shares, dtype=getattr(torch, self.target.dtype)) if told else None,
+        )
+
+    def _without(self, tokens: list[int]) -> None:
+        assert self.drafted is not None
+        for token in tokens:
+            self.drawn_mass -= float(self.drafted.row[token])
+            self.drafted.row[token] = 0
+        if tokens and self.drawn_mass < 0.01:
+            self.drawn_mass = total(self.drafted.row, self.drafted.tensor)
+
+
+def _shared(table: torch.Tensor, batch: int) -> list[list[list[int]]]:
+    lists: list[list[list[int]]] = table.tolist()
+    return lists * batch if len(lists) == 1 else lists
