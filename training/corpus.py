@@ -15,7 +15,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 from training.filters import is_worth_learning, tidy
@@ -54,6 +54,7 @@ class Corpus:
         self._seen: set[bytes] = set()
         self._paths: set[str] = set()
         self._first_package: str | None = None
+        self._heldout_marks: frozenset[bytes] = frozenset()
 
     def shield(self, source: Source, text: str) -> None:
         """Mark the blocks of a held-out file as seen, so that no copy elsewhere is trained on."""
@@ -117,6 +118,19 @@ def readable(sources: Iterator[Source]) -> Iterator[tuple[Source, str]]:
             yield source, text
 
 
+def capped(sources: Iterator[Source], most: int) -> Iterator[Source]:
+    """At most so many bytes of each package, files in an order that only their paths decide.
+
+    Without a cap the two largest packages would be two thirds of everything.
+    """
+    for _, group in groupby(sources, key=lambda source: source.package):
+        taken = 0
+        for source in sorted(group, key=lambda s: fingerprint(s.path)):
+            taken += source.file.stat().st_size
+            if taken <= most:
+                yield source
+
+
 def build(sources: Iterator[Source], seed: int = 0) -> Corpus:
     """Held-out files first (all versions), then the rest in the order of the sources."""
     corpus = Corpus()
@@ -140,11 +154,12 @@ def main() -> None:
         "--python", type=Path, nargs="*", help="installation roots, most important first"
     )
     parser.add_argument("--packages", action="store_true", help="add permissive installed packages")
+    parser.add_argument("--cap", type=float, default=3.0, help="most MB of any one package")
     parser.add_argument("--limit", type=int, help="read only this many files (smoke test)")
     args = parser.parse_args()
     sources: Iterator[Source] = standard_libraries(args.python or [Path(sys.base_prefix)])
     if args.packages:
-        sources = chain(sources, installed_packages())
+        sources = chain(sources, capped(installed_packages(), int(args.cap * 1e6)))
     corpus = build(islice(sources, args.limit))
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("train", "heldout", "manifest"):

@@ -6,7 +6,7 @@ between the two without renaming. `tests/training/test_model.py` compares their 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -153,11 +153,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-def load(folder: Path, context: int = 512) -> Llama:
-    """Read a transformers checkpoint (Llama, tied embeddings) in float32."""
-    from transformers import AutoConfig, LlamaForCausalLM
+def load(path: Path, context: int = 512) -> Llama:
+    """Read a checkpoint of a run (`.pt`) or a transformers folder (Llama, tied), in float32."""
+    if path.suffix == ".pt":
+        saved = torch.load(path, weights_only=False, map_location="cpu")
+        return from_state(replace(saved["shape"], context=context), saved["optimiser"]["weights"])
+    from transformers import LlamaForCausalLM
 
-    config = AutoConfig.from_pretrained(folder)
+    twin = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+    config = twin.config
     shape = Shape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -166,8 +170,7 @@ def load(folder: Path, context: int = 512) -> Llama:
         vocabulary=config.vocab_size,
         context=context,
     )
-    source = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    return from_state(shape, source)
+    return from_state(shape, twin.state_dict())
 
 
 def from_state(shape: Shape, state: dict[str, Tensor]) -> Llama:
@@ -199,8 +202,3 @@ def to_transformers(model: Llama, tokenizer_specials: dict[str, int] | None = No
     state = {k: v.detach().float() for k, v in model.state_dict().items()}
     twin.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"]})
     return twin.eval()
-
-
-def describe(model: Llama) -> dict[str, int]:
-    """Sizes for a log line or a checkpoint."""
-    return {**asdict(model.shape), "parameters": sum(p.numel() for p in model.parameters())}

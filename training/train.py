@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,13 +55,12 @@ class TargetJob:
             yield from self._unloop_losses(step)
 
     def _unloop_losses(self, step: int) -> Iterator[Tensor]:
-        """A few looping texts a step, from a pool written afresh once it is used up."""
+        """A few looping texts a step, from a pool written afresh once it has been used twice."""
         if not self._texts:
             self._texts = self._find_loops(seed=step * parallel.count() + parallel.rank())
         if self._texts:
             texts, marks = self._texts.pop()
             penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
-            # The loop divides by the number of pieces; this piece is an addition, not a share.
             yield self.args.unloop * penalty
 
     def _find_loops(self, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -73,7 +71,7 @@ class TargetJob:
         loop.report(f"greedy texts that loop: {self.loops_found:.2f} of {len(texts)}")
         # The pool lasts the same number of steps whatever it holds, so that writing stays cheap.
         pieces = texts.chunk(self.args.pool // self.args.unloop_rows)
-        return [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
+        return 2 * [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
 
     def evaluate(self) -> dict[str, float]:
         context = self.model.shape.context
@@ -115,7 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=30, help="steps")
     parser.add_argument("--flat", type=float, default=0.7, help="share of the run before the fall")
     parser.add_argument("--unloop", type=float, default=0.0, help="weight of the loop penalty")
-    parser.add_argument("--pool", type=int, default=48, help="greedy texts written at a time")
+    parser.add_argument("--pool", type=int, default=24, help="greedy texts written at a time")
     parser.add_argument("--unloop-rows", type=int, default=3, help="texts penalised in a step")
     parser.add_argument("--save-every", type=int, default=25, help="steps")
     parser.add_argument("--evaluate-every", type=int, default=100, help="steps")
@@ -134,12 +132,11 @@ def main() -> None:
     model = model.to(device)
     optimiser = Optimiser(model, Rates(args.muon_rate, args.adam_rate))
     model.to(torch.float32 if args.float32 else torch.bfloat16)
-    optimiser.model = dict(model.named_parameters())
     steps = int(args.tokens / (args.batch * model.shape.context))
     schedule = Schedule(steps, args.warmup, args.flat)
     job = TargetJob(model, args.data, args, schedule)
     pace = loop.Pace(args.out, args.save_every, 10, args.evaluate_every)
-    loop.report(f"{steps} steps, {np.sum([p.numel() for p in model.parameters()]):,} parameters")
+    loop.report(f"{steps} steps, {sum(p.numel() for p in model.parameters()):,} parameters")
     loop.train(job, optimiser, schedule, pace)
     parallel.stop()
 

@@ -1,0 +1,159 @@
+"""Model, optimiser, rollout, losses and the loop that resumes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from training.distill import from_layers
+from training.evaluate import tokens_per_step
+from training.model import Llama, Shape, load, to_transformers
+from training.muon import Optimiser, Rates, orthogonal
+from training.overlap import forward_kl, overlap, overlap_loss
+from training.rollout import continue_text
+from training.schedule import Schedule
+from training.unloop import distinct_share, loop_marks, repeats, unlikelihood
+
+from training import loop
+
+SHAPE = Shape(layers=2, width=32, heads=2, inner=48, vocabulary=61, context=300)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = Llama(SHAPE)
+    for weight in model.parameters():
+        # Far from the small start, so that attention and norms matter to the result.
+        weight.data.add_(0.2 * torch.randn_like(weight))
+    return model.eval()
+
+
+def test_logits_are_those_of_transformers(model, tmp_path):
+    tokens = torch.randint(0, 61, (2, 290))
+    twin = to_transformers(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), twin(tokens).logits, atol=2e-4, rtol=1e-4)
+    twin.save_pretrained(tmp_path)
+    again = load(tmp_path, context=300)
+    assert again.shape == SHAPE
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens), model(tokens))
+
+
+def test_rollout_is_greedy_decoding(model):
+    texts = continue_text(model, torch.randint(0, 61, (3, 20)), 12, temperature=0)
+    with torch.no_grad():
+        for place in range(20, 32):
+            assert (model(texts[:, :place])[:, -1].argmax(-1) == texts[:, place]).all()
+
+
+def test_rollout_repeats_with_its_seed(model):
+    prompts = torch.randint(0, 61, (4, 8))
+    first, same, other = (continue_text(model, prompts, 10, 1.0, seed) for seed in (1, 1, 2))
+    assert (first == same).all()
+    assert (first != other).any()
+
+
+def test_orthogonal_brings_singular_values_near_one():
+    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 20, 50)))
+    assert ((values > 0.6) & (values < 1.3)).all()
+
+
+def test_schedule_rises_stays_and_falls():
+    schedule = Schedule(steps=100, warmup=10, flat=0.6)
+    scales = [schedule.scale(step) for step in range(100)]
+    assert scales[0] == pytest.approx(0.1)
+    assert set(scales[10:60]) == {1.0}
+    assert scales[99] == pytest.approx(1 / 40)
+    assert sorted(scales[60:], reverse=True) == scales[60:]
+
+
+def test_loop_measures():
+    line = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert distinct_share(list(range(50))) == 1
+    assert repeats(line + line, 8).index(True) == len(line) + 7
+    texts = torch.tensor([[1, 2, *line * 6], [1, 2, *range(3, 3 + 9 * 6)]])
+    marks = loop_marks(texts, start=2)
+    assert marks[0].any()
+    assert not marks[1].any()
+    assert not marks[0, : 2 + len(line)].any()
+
+
+def test_unlikelihood_pushes_marked_tokens_down():
+    logits = torch.zeros(1, 3, 5, requires_grad=True)
+    texts = torch.tensor([[0, 1, 2, 3]])
+    marks = torch.tensor([[False, False, True, False]])
+    unlikelihood(logits, texts, marks).backward()
+    slope = logits.grad[0]
+    assert slope[1, 2] > 0
+    assert slope[[0, 2]].abs().sum() == 0
+    assert unlikelihood(logits, texts, torch.zeros_like(marks)).item() == 0
+
+
+def test_overlap_is_the_sum_of_minima():
+    target = torch.tensor([[0.5, 0.5, 1e-9]]).log()
+    draft = torch.tensor([[0.2, 0.3, 0.5]]).log()
+    assert overlap(target, draft, 1.0).item() == pytest.approx(0.5)
+    assert overlap(target, draft, 0).item() == 0
+    loss = overlap_loss(target, draft, [1.0])
+    assert loss.item() == pytest.approx(-torch.tensor(0.5).log().item())
+    entropy = -(target.exp() * target).sum().item()
+    assert forward_kl(target, target).item() == pytest.approx(entropy, abs=1e-6)
+
+
+def test_tokens_per_step_of_constant_agreement():
+    alphas = torch.full((2, 30), 0.8)
+    assert tokens_per_step(alphas, 4) == pytest.approx(sum(0.8**k for k in range(5)))
+
+
+def test_draft_from_layers_copies_them(model):
+    draft = from_layers(model, [1])
+    assert draft.shape == replace(SHAPE, layers=1)
+    mine = draft.model.layers[0].mlp.up_proj.weight
+    assert (mine == model.model.layers[1].mlp.up_proj.weight).all()
+
+
+class Copying:
+    """A job small enough for a test: say the token before."""
+
+    def __init__(self, seed=0):
+        torch.manual_seed(seed)
+        self.model = Llama(replace(SHAPE, context=16))
+
+    def losses(self, step):
+        for piece in range(2):
+            rng = torch.Generator().manual_seed(100 * step + piece)
+            tokens = torch.randint(0, 61, (8, 17), generator=rng)
+            logits = self.model(tokens[:, 1:]).flatten(0, 1)
+            yield F.cross_entropy(logits, tokens[:, :-1].flatten())
+
+    def evaluate(self):
+        return {}
+
+
+def run(out, stop_at=None):
+    job = Copying()
+    optimiser = Optimiser(job.model, Rates())
+    schedule = Schedule(steps=30, warmup=3)
+    pace = loop.Pace(out, save_every=5)
+    if stop_at is not None:
+        # As if killed after a save: the schedule is the long one, the work ends early.
+        for step in range(stop_at):
+            loop.take_step(job, optimiser, step, schedule.scale(step))
+        out.mkdir()
+        loop.save(optimiser, job.model, stop_at, out / "last.pt")
+        return None
+    first = sum(x.item() for x in job.losses(99)) / 2
+    loop.train(job, optimiser, schedule, pace)
+    last = sum(x.item() for x in job.losses(99)) / 2
+    return first, last, optimiser.weights
+
+
+def test_training_learns_and_resumes_exactly(tmp_path):
+    first, last, weights = run(tmp_path / "whole")
+    assert last < first - 0.2
+    run(tmp_path / "cut", stop_at=10)
+    _, _, resumed = run(tmp_path / "cut")
+    assert all((weights[name] == resumed[name]).all() for name in weights)
+    assert (tmp_path / "whole" / "before_fall.pt").exists()

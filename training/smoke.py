@@ -1,0 +1,64 @@
+"""Rehearse the whole recipe on a slice: `python -m training.smoke`, under five minutes.
+
+Corpus, tokenizer, tokens, target with the loop penalty, draft, n-gram table, export and
+evaluation, each by the command that the full recipe uses. The models are too small to be of
+use; what is shown is that every step runs and feeds the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TINY = "--layers 2 --width 64 --heads 2 --inner 192 --vocabulary 1024 --context 256"
+
+
+def commands(folder: Path) -> list[str]:
+    """The recipe in order, on a slice of the running interpreter's library."""
+    data, runs, export = folder / "corpus", folder / "runs", folder / "export"
+    tokenizer = folder / "tokenizer.json"
+    often = "--save-every 20 --evaluate-every 40"
+    last = {part: runs / part / "last.pt" for part in ("target", "draft")}
+    exports = [
+        f"export --checkpoint {last[part]} --tokenizer {tokenizer} --out {export / part}"
+        for part in last
+    ]
+    return [
+        f"corpus --out {data} --limit 400",
+        f"tokenizer --corpus {data} --out {tokenizer} --vocabulary 1024",
+        f"tokens --corpus {data} --tokenizer {tokenizer}",
+        f"train --data {data} --out {runs / 'target'} {TINY} --tokens 160e3 --batch 8 --warmup 4 "
+        f"--unloop 0.25 --pool 4 --unloop-rows 2 {often}",
+        f"distill --data {data} --target {last['target']} --layers 0 --out {runs / 'draft'} "
+        f"--tokens 80e3 --context 256 --batch 8 --warmup 4 --pool 4 {often}",
+        f"ngram --data {data} --out {folder / 'ngram.safetensors'} --vocabulary 1024",
+        *exports,
+        f"evaluate --data {data} --target {export / 'target'} --draft {export / 'draft'} "
+        f"--ngram {folder / 'ngram.safetensors'} --tokenizer {tokenizer} --prompts 4 --every 8",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--keep", type=Path, help="work here and keep the files")
+    args = parser.parse_args()
+    # Compiling would take longer than these models take to train.
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with tempfile.TemporaryDirectory() as temporary:
+        started = time.monotonic()
+        for command in commands(args.keep or Path(temporary)):
+            print(f"\n--- python -m training.{command}", flush=True)
+            module, *rest = command.split()
+            subprocess.run(
+                [sys.executable, "-m", f"training.{module}", *rest], env=environment, check=True
+            )
+        print(f"\nthe whole recipe ran in {time.monotonic() - started:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()
