@@ -2,10 +2,37 @@
 
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Kind, Verifier
+from outrider.verifiers.block import Block
+from outrider.verifiers.coupled import Coupled
+from outrider.verifiers.hub import Hub
+from outrider.verifiers.kseq import KSeq
+from outrider.verifiers.lenience import Lenience, LenienceArgmax
 from outrider.verifiers.match import Match
+from outrider.verifiers.multi_round import MultiRound
+from outrider.verifiers.non_iterative import NonIterative
 from outrider.verifiers.rejection import Rejection
+from outrider.verifiers.sigmoid import Sigmoid
+from outrider.verifiers.traversal import Traversal
+from outrider.verifiers.typical import Typical
 
-VERIFIERS: dict[str, Verifier] = {rule.name: rule for rule in (Match(), Rejection())}
+VERIFIERS: dict[str, Verifier] = {
+    rule.name: rule
+    for rule in (
+        Match(),
+        Coupled(),
+        Rejection(),
+        NonIterative(),
+        Block(),
+        Traversal(),
+        Hub(),
+        MultiRound(),
+        KSeq(),
+        Lenience(),
+        LenienceArgmax(),
+        Typical(),
+        Sigmoid(),
+    )
+}
 
 
 def get(name: str) -> Verifier:
@@ -16,7 +43,12 @@ def get(name: str) -> Verifier:
 
 
 def judges(rule: Verifier, kinds: frozenset[Kind], is_chain: bool) -> bool:
-    """Whether a rule can judge drafts with these kinds of children."""
+    """Whether a rule can judge drafts with these kinds of children.
+
+    On a chain there is one draw at a node: with and without replacement are the same.
+    """
+    if is_chain and rule.kinds & {Kind.WITHOUT, Kind.WITH}:
+        kinds = kinds - {Kind.WITHOUT, Kind.WITH}
     return kinds <= rule.kinds and (is_chain or not rule.chain_only)
 
 
@@ -33,7 +65,15 @@ def check(rule: Verifier, kinds: frozenset[Kind], is_chain: bool, drafter: str) 
     )
 
 
-def default(kinds: frozenset[Kind]) -> Verifier:
-    """Point masses, coupled drafts and the bare root: match. Drawn children: rejection."""
+def default(kinds: frozenset[Kind], is_chain: bool = True) -> Verifier:
+    """The rule of a drafter that names none. Always exact, and always able to judge its drafts.
+
+    Point masses, coupled drafts and the bare root: match. A sampled chain: block verification.
+    Independent children in a tree: K-SEQ. Any other sampled tree: traversal.
+    """
     drawn = kinds & {Kind.WITHOUT, Kind.WITH}
-    return VERIFIERS["rejection"] if drawn else VERIFIERS["match"]
+    if not drawn or Kind.COUPLED in kinds:
+        return VERIFIERS["match"]
+    if is_chain:
+        return VERIFIERS["block"]
+    return VERIFIERS["kseq" if drawn == {Kind.WITH} else "traversal"]

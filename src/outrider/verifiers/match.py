@@ -1,18 +1,21 @@
 """Sample-and-match: draw from the target, keep the draft while it agrees.
 
 At node n draw y ~ target law; follow the child that carries y, else emit y and stop. Lossless for
-any draft that does not depend on the target's noise, and optimal for point-mass children (handbook
-A5, B6). With coupled drafts it is coupled sampling (Daliri, Musco and Suresh 2025): the emitted text
-is the target's own Gumbel-max text for the seed, whatever was drafted, because the noise is keyed by
+any draft that does not depend on the target's noise, and optimal for point-mass children. With
+coupled drafts it is coupled sampling (Daliri, Musco and Suresh 2025): the emitted text is the
+target's own Gumbel-max text for the seed, whatever was drafted, because the noise is keyed by
 absolute position. At temperature 0 it is greedy matching.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from outrider import noise, ops
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.verifiers import topdown
+from outrider.verifiers.siblings import Level
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,18 @@ class Match:
         return Verdict(path, count, chosen_BN.gather(1, node[:, None])[:, 0])
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
-        """Averaged over the target's noise: each placed child is taken with its target probability."""
-        law = ops.probs(scores.laws)
-        batch = law.shape[0]
-        table = draft.draws_BNK.expand(batch, -1, -1)
-        reach = torch.zeros_like(law[..., 0])
-        reach[:, 0] = 1
-        rest = law.clone()
-        for node in range(table.shape[1]):
-            for k in range(table.shape[2]):
-                kid = table[:, node, k]
-                for row in torch.nonzero(kid >= 0)[:, 0].tolist():
-                    token = draft.tokens_BN[row, kid[row]]
-                    reach[row, kid[row]] = reach[row, node] * rest[row, node, token]
-                    rest[row, node, token] = 0
-        left = rest.sum(-1)
-        safe = torch.where(left > 0, left, torch.ones_like(left))
-        return Outcome(reach * left, rest / safe[..., None])
+        """Averaged over the target's noise: each child is taken with its target probability."""
+        return topdown.walked(_judge, draft, scores)
+
+
+def _judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
+    """Look the target's token up among the children: the first child that carries it is taken."""
+    here, favour, against = law_BnV, [], []
+    for k in range(level.most):
+        token, there = level.token_BnK[..., k, None], level.there_BnK[..., k, None]
+        mass = here.gather(-1, token)
+        favour.append(mass[..., 0])
+        against.append(here.sum(-1))
+        here = here.scatter(-1, token, torch.where(there, 0.0, mass))
+    total = here.sum(-1, keepdim=True)
+    return topdown.judgement(favour, against, here / torch.where(total > 0, total, 1.0))

@@ -1,0 +1,74 @@
+"""Block verification (Sun et al., ICLR 2025): judge a chain as a whole. Never worse than rejection.
+
+    r_0 = 1,  r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i))
+    S_i = sum_v (r_i p_{i+1}(v) - q_{i+1}(v))+,  h_i = S_i / (S_i + 1 - r_i) for i < D,  h_D = r_D
+    count = the largest i with u_i < h_i (0 if none)
+    y ~ p_{D+1} if count = D, else y ~ norm((r_i p_{i+1} - q_{i+1})+) at i = count
+
+Not a scan that stops at the first failure: a later position may pass after an earlier one failed.
+A row ends where its draft ends: there S_i covers all of r_i p, so h_i = r_i and y ~ p. The test of
+position i reads the uniform of node i. On placed children it is as good as `match`, not better.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.verifiers import chain, topdown
+
+
+def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
+    """r [B, D + 1], h [B, D + 1] and the guesses [B, D + 1, V], zero where no token follows."""
+    favour, against = line.favour_BD, line.against_BD
+    most = torch.finfo(favour.dtype).max
+    ratio = (favour / torch.where(against > 0, against, 1.0)).clamp(max=most)
+    ratio = torch.where(against > 0, ratio, (favour > 0).to(ratio.dtype) * most)
+    ratio = torch.where(line.there_BD, ratio, 0.0)
+    r = [torch.ones_like(favour[:, 0])]
+    for i in range(favour.shape[1]):
+        r.append((r[-1] * ratio[:, i]).clamp(max=1))
+    weight = torch.stack(r, 1)
+    guess = torch.where(line.there_BD[..., None], line.guess_BDV, 0.0)
+    guess = torch.cat([guess, torch.zeros_like(guess[:, :1])], 1)
+    surplus = (weight[..., None] * line.law_BNV - guess).clamp_(min=0).sum(-1)
+    whole = surplus + (1 - weight)
+    passing = torch.where(whole > 0, surplus / torch.where(whole > 0, whole, 1.0), 1.0)
+    passing[:, 0] = 1  # the root never fails
+    return weight, passing, guess
+
+
+@dataclass(frozen=True)
+class Block:
+    """Exact on chains; the most accepted tokens of any rule for one path."""
+
+    name: str = "block"
+    exact: bool = True
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: bool = True
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        """Path, count, next token and overlap."""
+        if draft.tree.max_depth == 0:
+            return topdown.root(scores, draws)
+        line = chain.read(draft, scores)
+        weight, passing, guess = _weights(line)
+        uniform = noise.accept_uniforms(draws, draft.tree.nodes, 1)[..., 0]
+        node = torch.arange(passing.shape[1], device=passing.device)
+        count = torch.where(uniform < passing, node, 0).amax(1)
+        law = chain.at(line.law_BNV, count) * weight.gather(1, count[:, None])
+        left = ops.residual(law, chain.at(guess, count))
+        return chain.conclude(line, count, left, draws)
+
+    def outcome(self, draft: Draft, scores: Scores) -> Outcome:
+        """Stopping at i: i passes and every later position fails."""
+        if draft.tree.max_depth == 0:
+            return topdown.rooted(scores)
+        line = chain.read(draft, scores)
+        weight, passing, guess = _weights(line)
+        fails = torch.cat([1 - passing[:, 1:], torch.ones_like(passing[:, :1])], 1)
+        later = fails.flip(1).cumprod(1).flip(1)
+        left = ops.residual(line.law_BNV * weight[..., None], guess)
+        return Outcome(passing * later, left)

@@ -1,0 +1,35 @@
+"""Hub nodes, from the root down: sampled children first, then the placed ones.
+
+SpecHub (Sun, Zhou et al. 2024) for two children; Hu et al. 2025 for any number. Draft: T = the top
+tokens of q, placed; X ~ m = norm(q without T), drawn. Accept X iff u m(X) < p(X); else y ~
+norm((p - m)+): if y is in T follow that child, otherwise emit y. Accepts p(T) + sum min(p, m)
+outside T, the most any rule can for this draft.
+
+Drawing y and looking it up among T is played as one test for each placed child t in turn, with
+probability y(t) / (1 - what the earlier ones took): the same law, without a draw over the
+vocabulary at every node. Placed children are judged last wherever they stand in the draft.
+"""
+
+from dataclasses import dataclass
+
+from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.verifiers import topdown
+from outrider.verifiers.rejection import judge
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Rejection with the placed children last. Exact for any mixture of kinds but coupled."""
+
+    name: str = "hub"
+    exact: bool = True
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: bool = False
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        """Path, count, next token and overlap of the first drawn child."""
+        return topdown.walk(judge, draft, scores, draws, drawn_first=True)
+
+    def outcome(self, draft: Draft, scores: Scores) -> Outcome:
+        """The walk with every accept test replaced by its probability."""
+        return topdown.walked(judge, draft, scores, drawn_first=True)

@@ -1,0 +1,86 @@
+"""K-SEQ (SpecTr, Sun, Suresh et al. 2023): K i.i.d. children, each accepted at a reduced rate.
+
+    beta(g) = sum min(q, p / g);   accept each X_k in turn iff u g q(X_k) < p(X_k)
+    all refused:  y ~ norm(p - min(q, p / g) (1 - (1 - beta)^K) / beta)
+
+The division factor g must satisfy g beta(g) >= 1 - (1 - beta(g))^K, else the residual is negative.
+The gap is non-decreasing in g, <= 0 at 1 and >= 0 at K, so g is found by bisection; the upper end
+is kept, which errs on the exact side. Accepts 1 - (1 - beta)^K at a node. K is the number of draws
+at the node (merged paths keep their multiplicity), known before its tokens are looked at.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider import ops
+from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.verifiers import topdown
+from outrider.verifiers.siblings import Level, pick
+
+
+def division_factor(law_BnV: Tensor, guess_BnV: Tensor, count_Bn: Tensor) -> Tensor:
+    """[B, n]: the smallest valid g in [1, K], rounded up by the last bisection step."""
+
+    def enough(factor_Bn: Tensor) -> Tensor:
+        beta = _beta(law_BnV, guess_BnV, factor_Bn)
+        return factor_Bn * beta >= 1 - (1 - beta).clamp(min=0) ** count_Bn
+
+    low = torch.ones_like(law_BnV[..., 0])
+    high = torch.where(enough(low), low, count_Bn)
+    for _ in range(50 if law_BnV.dtype is torch.float64 else 25):
+        middle = (low + high) / 2
+        valid = enough(middle)
+        low, high = torch.where(valid, low, middle), torch.where(valid, middle, high)
+    return high
+
+
+def _beta(law_BnV: Tensor, guess_BnV: Tensor, factor_Bn: Tensor) -> Tensor:
+    return torch.minimum(guess_BnV, law_BnV / factor_Bn[..., None]).sum(-1)
+
+
+def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
+    """Independent draws at rate 1 / g, then placed children against what they leave."""
+    placed = level.kind_BnK == Kind.FIXED
+    drawn = level.there_BnK & ~placed
+    count = drawn.sum(-1).clamp(min=1).to(law_BnV.dtype)
+    guess = torch.where(drawn[..., :1], level.guess(0, law_BnV), 0.0)
+    factor = division_factor(law_BnV, guess, count)
+    beta = _beta(law_BnV, guess, factor)
+    taken = -torch.expm1(count * torch.log1p(-beta.clamp(max=1)))
+    share = taken / torch.where(beta > 0, beta, 1.0)
+    kept = torch.minimum(guess, law_BnV / factor[..., None]) * share[..., None]
+    here = ops.residual(law_BnV, kept)
+    favour, against = [], []
+    for k in range(level.most):
+        token = level.token_BnK[..., k]
+        rate, whole = factor * pick(guess, token), torch.ones_like(factor)
+        if Kind.FIXED in level.kinds:
+            last = placed[..., k]
+            favour.append(torch.where(last, pick(here, token), pick(law_BnV, token)))
+            against.append(torch.where(last, whole, rate))
+            one_hot = torch.where(last[..., None], level.guess(k, law_BnV), 0.0)
+            here = ops.residual(here, one_hot)
+        else:
+            favour.append(pick(law_BnV, token))
+            against.append(rate)
+    return topdown.judgement(favour, against, here)
+
+
+@dataclass(frozen=True)
+class KSeq:
+    """Exact for independent draws from one law per node; placed children are judged last."""
+
+    name: str = "kseq"
+    exact: bool = True
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})
+    chain_only: bool = False
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        """Path, count, next token and overlap."""
+        return topdown.walk(judge, draft, scores, draws, drawn_first=True)
+
+    def outcome(self, draft: Draft, scores: Scores) -> Outcome:
+        """The walk with every accept test replaced by its probability."""
+        return topdown.walked(judge, draft, scores, drawn_first=True)

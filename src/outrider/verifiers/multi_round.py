@@ -1,0 +1,21 @@
+"""Multi-round rejection (SpecInfer, Miao et al. 2024): i.i.d. children, one rejection test each.
+
+    p^1 = p;  accept X_k iff u q(X_k) < p^k(X_k);  else p^{k+1} = norm((p^k - q)+)
+
+It is `rejection` on children drawn with replacement, under the name of its paper and restricted to
+the drafts of its paper, so that benchmarks can name it. A token that was refused once has
+p^{k+1}(X_k) = 0: a repeated draw is refused for sure, so merged paths need no special case.
+"""
+
+from dataclasses import dataclass
+
+from outrider.types import Kind
+from outrider.verifiers.rejection import Rejection
+
+
+@dataclass(frozen=True)
+class MultiRound(Rejection):
+    """`rejection` for independent draws only."""
+
+    name: str = "multi_round"
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})

@@ -1,0 +1,116 @@
+"""Rules that judge a tree from the root down, one node after another.
+
+Such a rule is one function of the target's law at a node and the draws below it: `judge` gives the
+probability that each draw is kept, given that the earlier ones were refused, and the law of the
+next token once all are refused. `walk` plays it with uniforms, `walked` multiplies it out.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.types import Draft, Draws, Outcome, Scores, Verdict
+from outrider.verifiers.siblings import Level, Siblings, rows
+
+
+class Judgement(NamedTuple):
+    """Draw k is kept iff u_k * against_k < favour_k, if draws 0..k-1 were refused."""
+
+    favour_BnK: Tensor
+    against_BnK: Tensor
+    left_BnV: Tensor  #: law of the next token when every draw was refused
+
+    def chances(self, there_BnK: Tensor) -> Tensor:
+        """The probability min(1, favour / against) of each test; 0 where there is no draw."""
+        against = torch.where(self.against_BnK > 0, self.against_BnK, 1.0)
+        ratio = (self.favour_BnK / against).clamp(max=1)
+        sure = torch.where(self.against_BnK > 0, ratio, (self.favour_BnK > 0).to(ratio.dtype))
+        return torch.where(there_BnK, sure, 0.0)
+
+
+class NodeRule(Protocol):
+    """What a top-down rule does at one node."""
+
+    def __call__(self, law_BnV: Tensor, level: Level) -> Judgement:
+        """Tests of the draws in order, and what is left after the last refusal."""
+        ...
+
+
+def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> Judgement:
+    """A `Judgement` from one [B, n] entry per draw."""
+    return Judgement(torch.stack(favour, -1), torch.stack(against, -1), left_BnV)
+
+
+def root(scores: Scores, draws: Draws) -> Verdict:
+    """The verdict on an empty draft: one token of the target's law."""
+    law = ops.probs(scores.laws)[:, 0]
+    count = torch.zeros(law.shape[0], dtype=torch.int64, device=law.device)
+    following = ops.draw(law, noise.residual_race(draws, law.shape[-1]))
+    return Verdict(count.new_zeros(law.shape[0], 0), count, following)
+
+
+def rooted(scores: Scores) -> Outcome:
+    """The law of `root`."""
+    law = ops.probs(scores.laws)
+    return Outcome(torch.ones_like(law[..., 0]), law)
+
+
+def walk(
+    judge: NodeRule, draft: Draft, scores: Scores, draws: Draws, *, drawn_first: bool = False
+) -> Verdict:
+    """Play the rule: path, count, next token, and sum min(target, draft) at each examined node."""
+    if draft.tree.max_depth == 0:
+        return root(scores, draws)
+    law = ops.probs(scores.laws)
+    batch, nodes, vocab = law.shape
+    siblings = Siblings(draft, law, drawn_first=drawn_first)
+    uniform_BNK = noise.accept_uniforms(draws, nodes, siblings.most)
+    if siblings.order_BNK is not None:  # a draw keeps its uniform wherever it stands
+        uniform_BNK = uniform_BNK.expand(batch, -1, -1).gather(-1, siblings.order_BNK)
+    node = torch.zeros(batch, 1, dtype=torch.int64, device=law.device)
+    alive = torch.ones(batch, 1, dtype=torch.bool, device=law.device)
+    here, left, path, overlap = law[:, :1], law[:, :1], [], []
+    for _ in range(draft.tree.max_depth):
+        level = siblings.at(node)
+        judgement = judge(here, level)
+        test = rows(uniform_BNK, node) * judgement.against_BnK < judgement.favour_BnK
+        kept = test & level.there_BnK & alive[..., None]
+        if siblings.laws_BRV is not None:
+            shared = torch.minimum(here, level.guess(0, here)).sum(-1)
+            overlap.append(torch.where(level.there_BnK[..., 0] & alive, shared, torch.nan))
+        left = torch.where(alive[..., None], judgement.left_BnV, left)
+        first = kept.to(torch.int8).argmax(-1, keepdim=True)
+        alive = kept.any(-1)
+        there = level.kid_BnK.gather(-1, first)[..., 0]
+        path.append(torch.where(alive, there, -1))
+        node = torch.where(alive, there, node)
+        here = rows(law, node)
+    left = torch.where(alive[..., None], here, left)[:, 0]
+    following = ops.draw(left, noise.residual_race(draws, vocab))
+    path_BD = torch.cat(path, 1)
+    return Verdict(
+        path_BD, (path_BD >= 0).sum(1), following, torch.cat(overlap, 1) if overlap else None
+    )
+
+
+def walked(judge: NodeRule, draft: Draft, scores: Scores, *, drawn_first: bool = False) -> Outcome:
+    """The law of the walk: every test replaced by its probability."""
+    law = ops.probs(scores.laws)
+    siblings = Siblings(draft, law, drawn_first=drawn_first)
+    reach = torch.zeros_like(law[..., 0])
+    reach[:, 0] = 1
+    stop, following = [], []
+    for start, end in pairwise(draft.tree.levels):
+        level, here = siblings.at(slice(start, end)), law[:, start:end]
+        judgement = judge(here, level)
+        left = reach[:, start:end]
+        for k, take in enumerate(judgement.chances(level.there_BnK).unbind(-1)):
+            kid = level.kid_BnK[..., k].clamp(min=0)
+            reach = reach.scatter_add(1, kid, left * take)
+            left = left * (1 - take)
+        stop.append(left)
+        following.append(judgement.left_BnV)
+    return Outcome(torch.cat(stop, 1), torch.cat(following, 1))
