@@ -46,7 +46,9 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 def stream(seed: Tensor, position: Tensor, purpose: Purpose) -> Tensor:
     """Keys of streams, int64, with the broadcast shape of `seed` and `position`."""
-    return _mix(_mix(seed + int(purpose) * _GOLDEN) ^ position * _MIX1)
+    salt = (int(purpose) * _GOLDEN) % (1 << 64)
+    salt -= (salt >> 63) << 64  # as a signed word
+    return _mix(_mix(seed + salt) ^ position * _MIX1)
 
 
 def words(keys: Tensor, count: int) -> Tensor:

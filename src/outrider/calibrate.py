@@ -1,0 +1,140 @@
+"""A short measurement at load: which threads, dtype and packing run this model fastest on this CPU.
+
+The result is kept in the user's cache directory, keyed by model shape, torch and processor, so that
+a second load costs nothing. Every choice can be overridden at load.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+_CONTEXT = 96  #: committed tokens in the cache while timing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a model on a CPU."""
+
+    threads: int
+    dtype: str
+    packed: bool
+
+
+@dataclass
+class Calibration:
+    """What was chosen and the cost curves behind it, in milliseconds per call."""
+
+    setting: Setting
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  #: "target"/"draft" -> n -> ms
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    cached: bool = False
+
+
+def cache_dir() -> Path:
+    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
+def key(*configs: Any) -> str:
+    """Identity of model shapes, software and processor."""
+    shapes = [c.to_json_string() for c in configs if c is not None]
+    parts = [*shapes, torch.__version__, platform.processor(), _cpu_name(), str(os.cpu_count()), "3"]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line for line in lines if line.startswith("model name")), platform.machine())
+
+
+def recall(identity: str) -> Calibration | None:
+    """An earlier result, or None if there is none or it cannot be read."""
+    path = cache_dir() / f"calibration-{identity}.json"
+    try:
+        raw = json.loads(path.read_text())
+        curves = {k: {int(n): ms for n, ms in v.items()} for k, v in raw["curves"].items()}
+        return Calibration(Setting(**raw["setting"]), curves, raw["candidates"], cached=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(identity: str, calibration: Calibration) -> None:
+    """Keep a result; a read-only home is no error."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        path = cache_dir() / f"calibration-{identity}.json"
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(asdict(calibration), indent=1))
+        scratch.replace(path)
+    except OSError:
+        return
+
+
+def cost(model: Any, widths: Sequence[int] = WIDTHS, repeats: int = 5) -> dict[int, float]:
+    """Milliseconds of one forward over n nodes of a chain, median of interleaved repeats."""
+    room = _CONTEXT + max(widths) + 8
+    capacity = -(-room // 128) * 128
+    cache = model.open(1, capacity)
+    device = torch.device(model.device)
+    slots = torch.arange(capacity, device=device)
+    times: dict[int, list[float]] = {n: [] for n in widths}
+    with torch.inference_mode():
+        at = torch.arange(_CONTEXT, device=device)[None]
+        model.forward(cache, at % model.vocab_size, at, at, slots <= at[..., None], last=1)
+        for repeat in range(repeats + 1):
+            for n in widths:
+                at = _CONTEXT + torch.arange(n, device=device)[None]
+                started = time.perf_counter()
+                model.forward(cache, at % model.vocab_size, at, at, slots <= at[..., None])
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                if repeat:  # the first round warms up
+                    times[n].append((time.perf_counter() - started) * 1e3)
+    return {n: round(statistics.median(t), 4) for n, t in times.items()}
+
+
+def choose(
+    build: Callable[[Setting], tuple[Any, Any | None]],
+    *,
+    threads: Sequence[int],
+    dtypes: Sequence[str],
+    packings: Sequence[bool],
+    num_speculative_tokens: int,
+) -> Calibration:
+    """Time every combination and take the one with the lowest cost of decoding both ways.
+
+    The score is the sum of a plain step t(1) and of a speculative step t(n) + gamma t_draft: no
+    choice that slows ordinary decoding down can win by flattering the ratio.
+    """
+    before = torch.get_num_threads()
+    tried: list[tuple[float, Setting, dict[str, dict[int, float]]]] = []
+    try:
+        for dtype in dtypes:
+            for packed in packings:
+                models = build(Setting(before, dtype, packed))
+                for count in threads:
+                    torch.set_num_threads(count)
+                    n = num_speculative_tokens + 1
+                    target = cost(models[0], (1, n), repeats=3)
+                    score = target[1] + target[n]
+                    if models[1] is not None:
+                        score += num_speculative_tokens * cost(models[1], (1,), repeats=3)[1]
+                    tried.append((score, Setting(count, dtype, packed), {"target": target}))
+    finally:
+        torch.set_num_threads(before)
+    tried.sort(key=lambda entry: entry[0])
+    notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s, _ in tried]
+    return Calibration(tried[0][1], {}, notes)

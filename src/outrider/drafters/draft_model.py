@@ -1,0 +1,197 @@
+"""A draft model that draws a chain or a branching tree, level by level.
+
+Children of a node are drawn without replacement by Gumbel-top-k (Vieira 2014; Kool et al. 2019): a
+chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024). Rows at temperature 0
+place the draft's top tokens instead. In coupled mode the noise is the target's own, keyed by absolute
+position, and the children are the top tokens under it.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.errors import ConfigurationError
+from outrider.noise import Purpose
+from outrider.sampling import warp
+from outrider.step import ingest, width
+from outrider.tree import branching, children, visible
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
+
+
+class _Tables(NamedTuple):
+    """Constant tables of one shape on one device."""
+
+    tree: Tree
+    draws_BNK: Tensor
+    row_BNK: Tensor
+    kind_BNK: Tensor
+
+
+@lru_cache(maxsize=64)
+def _tables(counts: tuple[int, ...], kind: Kind, device: torch.device) -> _Tables:
+    tree, draws = branching(counts, device), children(counts, device)
+    node = torch.arange(tree.nodes, device=device)[None, :, None]
+    rows = torch.where((draws >= 0) & (kind is not Kind.FIXED), node, -1)
+    return _Tables(tree, draws, rows, torch.full_like(draws, int(kind)))
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """`counts[l]` children below every node of level l, drawn from `model` under the row's sampling.
+
+    >>> DraftModel(model, (1,) * 5)      # a chain of five tokens           # doctest: +SKIP
+    >>> DraftModel(model, (3, 2, 1))     # a tree of 15 drafted tokens      # doctest: +SKIP
+    """
+
+    model: LanguageModel
+    counts: tuple[int, ...] = (1, 1, 1, 1, 1)
+    coupled: bool = False
+    name: str = "draft_model"
+    kinds: frozenset[Kind] = field(init=False)
+    is_chain: bool = field(init=False)
+    max_nodes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            raise ConfigurationError(
+                "a draft model needs at least one drafted token; got branching (); "
+                "use drafter='root' for plain decoding"
+            )
+        drawn = Kind.COUPLED if self.coupled else Kind.WITHOUT
+        tree = branching(tuple(self.counts))
+        object.__setattr__(self, "kinds", frozenset({Kind.FIXED, drawn}))
+        object.__setattr__(self, "is_chain", tree.is_chain)
+        object.__setattr__(self, "max_nodes", tree.nodes)
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time spent inside the draft model so far."""
+        meter: Any = getattr(self.model, "meter", None)
+        return float(meter.seconds) if meter is not None else 0.0
+
+    def open(self, context: Context, capacity: int) -> Any:
+        """The draft model's cache, with all but the last two committed tokens ingested.
+
+        The last two are fed again in every step: after a full acceptance the accepted leaf was
+        never run, and feeding it needs neither a branch nor a host read.
+        """
+        cache = self.model.open(context.tokens_BL.shape[0], capacity)
+        ingest(self.model, cache, context.tokens_BL, context.bound - 1)
+        return cache
+
+    def propose(self, memory: Any, context: Context) -> Draft:
+        """Draw the tree, one draft-model call per level."""
+        sampling = context.sampling
+        device = context.length_B.device
+        greedy = sampling.greedy
+        drawn = Kind.COUPLED if self.coupled else Kind.WITHOUT
+        table = _tables(self.counts, Kind.FIXED if greedy == "all" else drawn, device)
+        tree = table.tree
+        rows = context.tokens_BL.shape[0]
+        first = context.length_B - 1
+        wide = width(context.bound, tree.nodes, memory.capacity)
+
+        tail = (first[:, None] + torch.tensor([-1, 0], device=device)).clamp(min=0)
+        slots = torch.arange(wide, device=device)
+        logits = self.model.forward(
+            memory, context.tokens_BL.gather(1, tail), tail, tail, slots <= tail[..., None], last=1
+        )[:, -1:]
+
+        levels = tree.levels
+        inner = levels[-2]  # nodes that have children are the first ones
+        vocab = logits.shape[-1]
+        race = None if greedy == "all" else self._race(context, tree, inner, vocab)
+        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        tokens, laws, present = [context.tokens_BL.gather(1, first[:, None])], [], []
+        for depth, count in enumerate(self.counts):
+            start, stop = levels[depth], levels[depth + 1]
+            if depth:
+                at = torch.arange(start, stop, device=device)
+                logits = self.model.forward(
+                    memory,
+                    tokens[-1],
+                    first[:, None] + tree.depth_BN[:, start:stop],
+                    first[:, None] + at,
+                    visible(tree.ancestors_BNN, first, start, stop, wide),
+                )
+            law = warp(logits, sampling)
+            laws.append(law)
+            if race is None:
+                merit = logits
+            else:
+                merit = ops.scaled(law) - race[:, start:stop]
+                if greedy == "some":
+                    merit = torch.where(hot, logits.to(merit.dtype), merit)
+            if count == 1:
+                best = merit.argmax(-1, keepdim=True)
+                tokens.append(best.view(rows, -1))
+                if present is not None:
+                    present.append(torch.ones_like(best, dtype=torch.bool))
+            else:
+                top = merit.topk(count, -1)
+                tokens.append(top.indices.view(rows, -1))
+                present.append(top.values > -torch.inf)
+
+        draws, kind, row = table.draws_BNK, table.kind_BNK, table.row_BNK
+        kinds = frozenset({Kind.FIXED if greedy == "all" else drawn})
+        if not self.is_chain:  # a token of zero probability never enters the tree
+            draws = torch.where(self._spread(tree, present, draws), draws, -1)
+        if greedy == "some":
+            kinds = frozenset({Kind.FIXED, drawn})
+            kind = torch.where(hot, int(Kind.FIXED), kind)
+            row = torch.where(hot, -1, row)
+        return Draft(
+            torch.cat(tokens, 1),
+            tree,
+            draws,
+            kind,
+            row,
+            None if greedy == "all" else _stack(laws),
+            kinds,
+        )
+
+    def _race(self, context: Context, tree: Tree, inner: int, vocab: int) -> Tensor:
+        """Log of the exponential noise of every inner node, [B, inner, V]."""
+        first = context.length_B - 1
+        if not self.coupled:
+            keys = noise.stream(context.seed_B, first, Purpose.DRAFT)
+            nodes = torch.arange(inner, device=first.device) * 0x632BE59BD9B4E019
+            return noise.exponentials(keys[:, None] ^ nodes, vocab).log_()
+        race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
+        return race if self.is_chain else race[:, tree.depth_BN[0, :inner]]
+
+    def _spread(self, tree: Tree, present: list[Tensor], draws: Tensor) -> Tensor:
+        """Which entries of the draw table exist, [B, N, K], from per-level [B, n, k] flags."""
+        rows, most = present[0].shape[0], draws.shape[2]
+        wide = [
+            torch.nn.functional.pad(flags, (0, most - flags.shape[2]), value=False)
+            for flags in present
+        ]
+        leaves = draws.shape[1] - tree.levels[-2]
+        wide.append(torch.zeros(rows, leaves, most, dtype=torch.bool, device=draws.device))
+        return torch.cat(wide, 1)
+
+    def commit(
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Keep the accepted path's entries; a chain's lie where they belong."""
+        if not draft.tree.is_chain:
+            memory.keep(context.length_B - 1, verdict.path_BD)
+
+    def take(self, memory: Any, rows_B: Tensor) -> Any:
+        """The cache of only these rows."""
+        return memory.take(rows_B)
+
+
+def _stack(laws: list[Laws]) -> Laws:
+    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
+    return laws[0]._replace(
+        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
+        floor_BR=torch.cat(floors, 1) if floors else None,
+    )
+
+

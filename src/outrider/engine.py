@@ -1,0 +1,371 @@
+"""The loop: propose, score, verify, commit, emit until every row has ended. Tokens only, no text.
+
+    for block in engine.run(prompts, ...):      # one HostBlock per running row and step
+        ...
+
+On CUDA the host reads blocks one step late, while the next step runs; on a CPU there is nothing to
+wait for and it reads them at once. Rows that ended leave the batch when half of it is done.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider import sampling as _sampling
+from outrider import step, verifiers
+from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
+from outrider.sampling import Sampling
+from outrider.stats import Meter, RequestStats, Stats
+from outrider.step import REASONS, ROUND, Block, State
+from outrider.types import Draft, Drafter, LanguageModel, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a row ends: a token budget and stop token ids.
+
+    `max_new_tokens=None` runs to the end of the model's context.
+    """
+
+    max_new_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigurationError(
+                f"max_new_tokens must be at least 1; got {self.max_new_tokens}; "
+                "leave it out to run to the end of the context"
+            )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was proposed in one step and what became of it, for one row."""
+
+    tokens: list[int]  #: drafted tokens, node 1 first
+    parents: list[int]  #: parent node of each, 0 is the pending token
+    accepted: list[int]  #: accepted nodes from the root down
+    next_is_bonus: bool  #: the next token follows a leaf: nothing was rejected on its way
+
+
+@dataclass(frozen=True)
+class HostBlock:
+    """The tokens that one step emitted for one row."""
+
+    row: int
+    token_ids: list[int]
+    accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
+    finish_reason: str | None
+    trace: Trace | None = None
+
+
+class Engine:
+    """A target, a drafter and a rule; no state is kept between runs.
+
+    `rule=None` takes the default for what is being judged: match at temperature 0 and for point
+    masses or coupled drafts, otherwise the best rule for drawn children.
+    """
+
+    def __init__(self, target: LanguageModel, drafter: Drafter, rule: Verifier | None = None) -> None:
+        if rule is not None:
+            verifiers.check(rule, drafter.kinds, drafter.is_chain, drafter.name)
+        self.target, self.drafter, self.rule = target, drafter, rule
+
+    def choose_rule(self, greedy: str) -> Verifier:
+        """The rule of a run whose rows are greedy: "all", "some" or "none"."""
+        if self.rule is not None:
+            return self.rule
+        return verifiers.get("match") if greedy == "all" else verifiers.default(self.drafter.kinds)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        limits: Limits | Sequence[Limits] | None = None,
+        *,
+        capacity: int | None = None,
+        trace: bool = False,
+    ) -> "Run":
+        """An iterator of HostBlocks over a batch of prompts, each decoded under its own settings.
+
+        Raises PromptError or CapacityError before any work is done.
+        """
+        settings = spread("sampling", sampling, Sampling(), len(prompts))
+        ends = spread("limits", limits, Limits(), len(prompts))
+        return Run(self, prompts, settings, ends, capacity, trace)
+
+
+class Run(Iterator[HostBlock]):
+    """One batch being decoded. Iterate it; `halt(row)` ends a row early; `stats` can be read any time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        settings: Sequence[Sampling],
+        ends: Sequence[Limits],
+        capacity: int | None,
+        trace: bool,
+    ) -> None:
+        self.engine, self.trace = engine, trace
+        limits, reasons, room = plan(engine, prompts, ends, capacity)
+        device = torch.device(engine.target.device)
+        rows = _sampling.rows(settings, device)
+        self.rule = engine.choose_rule(rows.greedy)
+        self.requests = [RequestStats(prompt_tokens=len(p)) for p in prompts]
+        self.stats = Stats(prompt_tokens=sum(map(len, prompts)))
+        self.reasons: list[str | None] = [None] * len(prompts)
+        self._verify = Meter(device)
+        self._lag = 1 if device.type == "cuda" else 0
+        self._unread: deque[_Pending] = deque()
+        self._ready: deque[HostBlock] = deque()
+        self._rows = list(range(len(prompts)))  # batch row -> request
+        self._lengths = [len(p) for p in prompts]
+
+        started = time.perf_counter()
+        self.state: State = step.begin(
+            engine.target,
+            engine.drafter,
+            prompts,
+            rows,
+            limits=limits,
+            limit_reasons=reasons,
+            stop_ids=[end.stop_ids for end in ends],
+            capacity=room,
+        )
+        self.stats.prefill_ms = (time.perf_counter() - started) * 1e3
+        self._started = time.perf_counter()
+        self._base = (_seconds(engine.target), engine.drafter.draft_seconds)
+
+    def __iter__(self) -> "Run":
+        return self
+
+    def __next__(self) -> HostBlock:
+        while not self._ready:
+            if self.done:
+                raise StopIteration
+            self._step()
+        return self._ready.popleft()
+
+    @property
+    def done(self) -> bool:
+        """Whether every row has ended."""
+        return all(reason is not None for reason in self.reasons)
+
+    def halt(self, request: int, reason: str = "stop") -> None:
+        """End a request from outside (a stop string, a closed connection)."""
+        if self.reasons[request] is None:
+            self.reasons[request] = reason
+            self.requests[request].seconds = time.perf_counter() - self._started
+            if request in self._rows:
+                self.state.reason_B[self._rows.index(request)] = step.STOP
+        self._ready = deque(b for b in self._ready if b.row != request)
+
+    def _step(self) -> None:
+        self._retire()
+        engine, state = self.engine, self.state
+        draft = step.propose(engine.drafter, state)
+        scores = step.score(engine.target, state, draft)
+        with self._verify:
+            verdict = step.verify(self.rule, state, draft, scores)
+        self.state, block = step.commit(engine.drafter, state, draft, scores, verdict)
+        self._unread.append(_Pending(block, draft, verdict, list(self._rows), self.trace))
+        while len(self._unread) > self._lag or (self._unread and self._idle()):
+            self._read(self._unread.popleft())
+        size = engine.drafter.max_nodes
+        ahead = len(self._unread) * size
+        bound = max(self._lengths[r] for r in self._rows) + ahead
+        capacity = self.state.context.tokens_BL.shape[1]
+        self.state = self.state._replace(
+            context=self.state.context._replace(bound=min(bound, capacity - size))
+        )
+        self.stats.engine_steps += 1
+        self._account()
+
+    def _idle(self) -> bool:
+        return self.done
+
+    def _read(self, pending: "_Pending") -> None:
+        pending.wait()
+        emitted, codes, accepted, drafted, overlaps = pending.counts.tolist()
+        overlap, tokens = pending.overlap.tolist(), pending.tokens.tolist()
+        now = time.perf_counter() - self._started
+        for at, request in enumerate(pending.requests):
+            if self.reasons[request] is not None:
+                continue
+            if codes[at] == step.FAULT:
+                raise NumericalError(
+                    f"the target or draft model returned NaN, or masked every token, for request "
+                    f"{request} after {self._lengths[request]} tokens; check the weights and the dtype"
+                )
+            ids = tokens[at][: emitted[at]]
+            self._lengths[request] += len(ids)
+            for record in (self.requests[request], self.stats):
+                record.steps += 1
+                record.new_tokens += len(ids)
+                record.drafted += drafted[at]
+                record.accept(accepted[at])
+                record.overlap += overlap[at]
+                record.overlaps += overlaps[at]
+            reason = REASONS[codes[at]] if codes[at] else None
+            if reason is not None:
+                self.reasons[request] = reason
+                self.requests[request].seconds = now
+            kept = min(accepted[at], len(ids))
+            self._ready.append(HostBlock(request, ids, kept, reason, pending.trace_of(at)))
+
+    def _retire(self) -> None:
+        """Drop ended rows once they are half of the batch: a coarse host decision between steps."""
+        alive = [at for at, request in enumerate(self._rows) if self.reasons[request] is None]
+        if self._unread or not alive or 2 * len(alive) > len(self._rows):
+            return
+        state, device = self.state, self.state.reason_B.device
+        with torch.inference_mode():
+            index = torch.tensor(alive, device=device)
+            context = state.context
+            self.state = State(
+                context._replace(
+                    tokens_BL=context.tokens_BL[index],
+                    length_B=context.length_B[index],
+                    seed_B=context.seed_B[index],
+                    sampling=context.sampling.take(index),
+                ),
+                state.cache.take(index),
+                self.engine.drafter.take(state.memory, index),
+                state.limit_B[index],
+                state.limit_reason_B[index],
+                state.stop_BS[index],
+                state.reason_B[index],
+            )
+        self._rows = [self._rows[at] for at in alive]
+
+    def _account(self) -> None:
+        total = time.perf_counter() - self._started
+        target = _seconds(self.engine.target) - self._base[0]
+        draft = self.engine.drafter.draft_seconds - self._base[1]
+        stats = self.stats
+        stats.seconds = total
+        stats.target_ms, stats.draft_ms = target * 1e3, draft * 1e3
+        stats.verify_ms = self._verify.seconds * 1e3 if not self._verify.cuda else 0.0
+        stats.host_ms = total * 1e3 - stats.target_ms - stats.draft_ms - stats.verify_ms
+
+
+@dataclass
+class _Pending:
+    """A block on its way to the host."""
+
+    block: Block
+    draft: Draft
+    verdict: Verdict
+    requests: list[int]
+    traced: bool
+    counts: torch.Tensor = field(init=False)
+    overlap: torch.Tensor = field(init=False)
+    tokens: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        b = self.block
+        with torch.inference_mode():
+            counts = torch.stack(
+                [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, b.overlaps_B.expand_as(b.emitted_B)]
+            )
+        self.event: Any = None
+        parts = [counts, b.overlap_B, b.tokens_BT]
+        if self.traced:
+            d, v = self.draft, self.verdict
+            parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
+        if counts.is_cuda:
+            parts = [part.to("cpu", non_blocking=True) for part in parts]
+            self.event = torch.cuda.Event()
+            self.event.record()
+        self.counts, self.overlap, self.tokens, *self._trace = parts
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+    def trace_of(self, row: int) -> Trace | None:
+        if not self.traced:
+            return None
+        tokens, parents, draws, path = self._trace
+        shared = 0 if parents.shape[0] == 1 else row
+        table = draws[0 if draws.shape[0] == 1 else row]
+        offered = {kid for kids in table.tolist() for kid in kids if kid >= 0}
+        accepted = [n for n in path[row].tolist() if n >= 0]
+        nodes = sorted(offered)
+        number = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
+        parent = parents[shared].tolist()
+        leaf = accepted[-1] if accepted else 0
+        return Trace(
+            [int(tokens[row, n]) for n in nodes],
+            [number[parent[n]] for n in nodes],
+            [number[n] for n in accepted],
+            all(parent[n] != leaf for n in nodes),
+        )
+
+
+def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
+    """One setting per row from one value, a list, or nothing."""
+    if given is None:
+        return [fallback] * rows
+    if not isinstance(given, (list, tuple)):
+        return [given] * rows
+    if len(given) != rows:
+        raise ConfigurationError(
+            f"{name} must be one value or one per prompt; got {len(given)} for {rows} prompts; "
+            "give one value to use it for all"
+        )
+    return list(given)
+
+
+def plan(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    ends: Sequence[Limits],
+    capacity: int | None,
+) -> tuple[list[int], list[int], int]:
+    """Committed lengths at which rows end, why, and the cache capacity they need."""
+    if not prompts:
+        raise PromptError("no prompt; got an empty batch; give at least one prompt")
+    context, vocab = engine.target.context, engine.target.vocab_size
+    limits, reasons = [], []
+    for number, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
+        if not len(prompt):
+            raise PromptError(
+                f"prompt {number} has no tokens; got an empty prompt; give at least one token "
+                "(the BOS token starts from nothing)"
+            )
+        worst = max(prompt)
+        if worst >= vocab or min(prompt) < 0:
+            raise PromptError(
+                f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
+                f"the vocabulary of {vocab}; encode it with the target's tokenizer"
+            )
+        if len(prompt) >= context:
+            raise PromptError(
+                f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
+                "shorten it so that at least one token fits"
+            )
+        budget = end.max_new_tokens
+        wanted = context if budget is None else len(prompt) + budget
+        if capacity is not None and wanted + engine.drafter.max_nodes > capacity:
+            raise CapacityError(
+                f"prompt {number} needs {len(prompt)} tokens + budget {wanted - len(prompt)} + "
+                f"{engine.drafter.max_nodes} tree nodes, but capacity={capacity}; "
+                "raise capacity or lower max_new_tokens"
+            )
+        limits.append(min(wanted, context))
+        reasons.append(step.LENGTH if wanted <= context else step.CONTEXT)
+        if budget is None:
+            reasons[-1] = step.CONTEXT
+    need = max(limits) + engine.drafter.max_nodes + 2
+    return limits, reasons, max(-(-need // ROUND) * ROUND, capacity or 0)
+
+
+def _seconds(model: Any) -> float:
+    meter = getattr(model, "meter", None)
+    return float(meter.seconds) if meter is not None and not meter.cuda else 0.0

@@ -1,0 +1,278 @@
+"""Names to objects: models, tokenizer, drafter and rule. The registries meet here."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import calibrate, check, verifiers
+from outrider.calibrate import Calibration, Setting
+from outrider.drafters import DRAFTERS, DraftModel, PromptLookup, Root
+from outrider.engine import Engine
+from outrider.errors import ConfigurationError, UnknownName
+from outrider.models import CausalModel, adapt
+from outrider.models.linear import can_pack
+from outrider.speculator import Speculator
+from outrider.types import Drafter, Verifier
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def shipped(part: str) -> Path:
+    """Folder of the packaged pair: part is "target" or "draft"."""
+    return Path(str(files("outrider") / "pair" / part))
+
+
+@dataclass(frozen=True)
+class Notes:
+    """How a speculator was loaded; printed by `--verbose`."""
+
+    target: str
+    draft: str | None
+    device: str
+    dtype: str
+    threads: int
+    packed: bool
+    vocab_size: int
+    tree_check: float
+    calibration: Calibration | None
+
+
+def load(
+    target: str | Path | Any | None = None,
+    draft: str | Path | Any | None = None,
+    *,
+    drafter: str | None = None,
+    num_speculative_tokens: int = 4,
+    branching: Sequence[int] | None = None,
+    coupled: bool = False,
+    rule: str | Verifier | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    threads: int | str = "auto",
+    packed: bool | str = "auto",
+    tokenizer: Any = None,
+) -> Speculator:
+    """Load a target with a drafter. With no arguments: the shipped Python-code pair.
+
+    target, draft   local paths, hub names, or loaded transformers models
+    drafter         "draft_model" (default when there is a draft), "prompt_lookup" or "root"
+    num_speculative_tokens  length of a chain (gamma)
+    branching       children per level instead of a chain, e.g. (3, 2, 1)
+    coupled         draw with shared noise: the same seed gives the same text for any drafter
+    rule            name of a verification rule; None takes the default for the drafter
+    dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
+                    "float32", "bfloat16", "float16"
+    threads, packed "auto" measures once per machine and remembers; a number and a bool override
+
+    Raises ConfigurationError and its kin before any prompt is read.
+
+    >>> import outrider
+    >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
+    """
+    pair_default = target is None
+    if pair_default:
+        target = shipped("target")
+        draft = shipped("draft") if draft is None and drafter in (None, "draft_model") else draft
+    assert target is not None
+    drafter = drafter or ("draft_model" if draft is not None else "prompt_lookup")
+    if drafter not in DRAFTERS:
+        raise UnknownName("drafter", drafter, DRAFTERS)
+    if drafter == "draft_model" and draft is None:
+        raise ConfigurationError(
+            "drafter 'draft_model' needs a draft model; got draft=None; pass draft=..., or use "
+            "drafter='prompt_lookup'"
+        )
+    if drafter != "draft_model":
+        draft = None
+    if num_speculative_tokens < 1:
+        raise ConfigurationError(
+            f"num_speculative_tokens must be at least 1; got {num_speculative_tokens}; use "
+            "drafter='root' for plain decoding"
+        )
+    verifier = verifiers.get(rule) if isinstance(rule, str) else rule
+    if coupled:
+        verifier = verifier or verifiers.get("match")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    sources = {"target": _Source(target, "target"), "draft": _Source(draft, "draft")}
+
+    tokenizer = tokenizer or sources["target"].tokenizer()
+    sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
+    vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
+
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
+        made = [
+            adapt(s.model(setting.dtype, place), packed=setting.packed, vocab_size=vocab) if s else None
+            for s in sources.values()
+        ]
+        assert made[0] is not None
+        return made[0], made[1]
+
+    setting, calibration = _settle(sources, build, place, dtype, threads, packed, num_speculative_tokens)
+    if place.type == "cpu":
+        torch.set_num_threads(setting.threads)
+    model, small = build(setting)
+    if small is not None and small.device != model.device:
+        raise ConfigurationError(
+            f"target and draft model must share a device; got {model.device} and {small.device}; "
+            "move one of them"
+        )
+    worst = check.trees(model, "target")
+    if small is not None:
+        check.trees(small, "draft")
+    made: Drafter
+    if small is not None:
+        counts = tuple(branching) if branching is not None else (1,) * num_speculative_tokens
+        made = DraftModel(small, counts, coupled)
+    elif drafter == "prompt_lookup":
+        made = PromptLookup(num_speculative_tokens)
+    else:
+        made = Root()
+    if coupled and verifier is None:
+        verifier = verifiers.get("match")
+    notes = Notes(
+        str(sources["target"]),
+        str(sources["draft"]) if sources["draft"] else None,
+        str(place),
+        setting.dtype,
+        setting.threads,
+        setting.packed,
+        vocab,
+        worst,
+        calibration,
+    )
+    eos = sources["target"].eos_ids()
+    return Speculator(Engine(model, made, verifier), tokenizer, eos, notes)
+
+
+def _settle(
+    sources: dict[str, "_Source"],
+    build: Any,
+    place: torch.device,
+    dtype: str | torch.dtype,
+    threads: int | str,
+    packed: bool | str,
+    gamma: int,
+) -> tuple[Setting, Calibration | None]:
+    """The setting asked for, with what is "auto" filled in by measurement."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in (*DTYPES, "auto"):
+        raise UnknownName("dtype", name, [*DTYPES, "auto"])
+    loaded = sources["target"].loaded_dtype()
+    if name == "auto" and loaded is not None:
+        name = loaded
+    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
+        raise ConfigurationError(f"threads must be 'auto' or at least 1; got {threads!r}; use 1")
+    if place.type != "cpu":
+        name = sources["target"].checkpoint_dtype() if name == "auto" else name
+        return Setting(torch.get_num_threads(), name, False), None
+    packings = [packed] if isinstance(packed, bool) else [True, False] if can_pack() else [False]
+    names = [name] if name != "auto" else ["bfloat16", "float32"]
+    counts = [threads] if isinstance(threads, int) else sorted({1, os.cpu_count() or 1})
+    if len(names) * len(counts) * len(packings) == 1:
+        return Setting(counts[0], names[0], packings[0]), None
+    identity = calibrate.key(*(s.config for s in sources.values() if s))
+    identity += f"-{'-'.join(names)}-{'-'.join(map(str, counts))}-{'-'.join(map(str, packings))}"
+    known = calibrate.recall(identity)
+    if known is None:
+        known = calibrate.choose(
+            build, threads=counts, dtypes=names, packings=packings, num_speculative_tokens=gamma
+        )
+        calibrate.remember(identity, known)
+    return known.setting, known
+
+
+class _Source:
+    """A model by path, hub name or object: config first, weights when they are needed."""
+
+    def __init__(self, given: Any, role: str) -> None:
+        self.given, self.role = given, role
+        self._models: dict[str, Any] = {}
+        self.config: Any = None
+        if given is None:
+            return
+        if not isinstance(given, (str, Path)):
+            self.config = given.config
+            return
+        from transformers import AutoConfig
+
+        try:
+            self.config = AutoConfig.from_pretrained(str(given))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with a "
+                f"config.json and no hub name that can be reached ({_first_line(error)}); check the "
+                "path or download the model first"
+            ) from error
+
+    def __bool__(self) -> bool:
+        return self.given is not None
+
+    def __str__(self) -> str:
+        return str(self.given) if isinstance(self.given, (str, Path)) else type(self.given).__name__
+
+    def loaded_dtype(self) -> str | None:
+        """The dtype of a model object that was passed in."""
+        if isinstance(self.given, (str, Path)) or self.given is None:
+            return None
+        return str(self.given.dtype).removeprefix("torch.")
+
+    def checkpoint_dtype(self) -> str:
+        """The dtype the checkpoint was saved in."""
+        saved = getattr(self.config, "dtype", None)
+        return str(saved).removeprefix("torch.") if saved is not None else "float32"
+
+    def model(self, dtype: str, device: torch.device) -> Any:
+        """The transformers model in this dtype."""
+        if not isinstance(self.given, (str, Path)):
+            if str(self.given.dtype).removeprefix("torch.") != dtype:
+                raise ConfigurationError(
+                    f"the {self.role} model was passed as an object in {self.given.dtype}; got "
+                    f"dtype={dtype!r}; convert it yourself or pass its path"
+                )
+            return self.given
+        if dtype not in self._models:
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
+            self._models[dtype] = AutoModelForCausalLM.from_pretrained(
+                str(self.given), dtype=DTYPES[dtype]
+            ).to(device)
+        return self._models[dtype]
+
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the weights, or None."""
+        if not isinstance(self.given, (str, Path)):
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(str(self.given))
+        except (OSError, ValueError):
+            return None
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids of the generation config."""
+        settings: Any = None
+        if isinstance(self.given, (str, Path)):
+            from transformers import GenerationConfig
+
+            try:
+                settings = GenerationConfig.from_pretrained(str(self.given))
+            except OSError:
+                settings = self.config
+        elif self.given is not None:
+            settings = getattr(self.given, "generation_config", None) or self.config
+        found = getattr(settings, "eos_token_id", None)
+        if found is None:
+            return ()
+        return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

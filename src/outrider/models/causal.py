@@ -1,0 +1,106 @@
+"""A decoder driven over trees: what is common to every way of running its layers."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.models.cache import SlotCache
+from outrider.stats import Meter
+
+
+class Runner(Protocol):
+    """Runs the layers of one decoder: writes the cache, returns logits."""
+
+    vocab_size: int
+    context: int
+    layers: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must lie."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        ...
+
+    def __call__(
+        self,
+        cache: SlotCache,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        visible_BQW: Tensor,
+        last: int | None,
+    ) -> Tensor:
+        """Logits [B, Q or last, V'] of the given nodes."""
+        ...
+
+
+class CausalModel:
+    """A `LanguageModel` over a runner: slots, padding of narrow blocks, vocabulary cut, time."""
+
+    def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
+        self.runner = runner
+        self.vocab_size = vocab_size or runner.vocab_size
+        self.context = runner.context
+        self.meter = Meter(runner.device)
+        # In half precision on a CPU attention over one to three rows rounds differently from wider
+        # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
+        half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
+        self.min_queries = 4 if half and runner.device.type == "cpu" else 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+        return self.runner.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.runner.dtype
+
+    def open(self, rows: int, capacity: int) -> SlotCache:
+        """An empty cache for `rows` rows."""
+        return SlotCache(self.runner.layers, rows, capacity)
+
+    def forward(
+        self,
+        cache: SlotCache,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible_BQW: Tensor,
+        *,
+        last: int | None = None,
+    ) -> Tensor:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        queries = tokens_BQ.shape[1]
+        wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
+        positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
+        more = self.min_queries - queries
+        if more > 0:
+            # dummies repeat the last node and write free slots behind it, overwritten by the next call
+            tokens_BQ = _repeat_last(tokens_BQ, more)
+            positions_BQ = _repeat_last(positions_BQ, more)
+            visible_BQW = _repeat_last(visible_BQW, more)
+            ahead = torch.arange(1, more + 1, device=slots_BQ.device)
+            slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
+            last = None
+        with self.meter:
+            cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
+            logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
+        if last is None:
+            logits = logits[:, wanted]
+        return logits[..., : self.vocab_size]
+
+
+def _repeat_last(x: Tensor, times: int) -> Tensor:
+    return torch.cat([x, x[:, -1:].expand(-1, times, *x.shape[2:])], 1)
+
+
+def additive(visible_BQW: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask [B, 1, Q, W] that is right for eager and sdpa attention alike: 0 or finfo.min."""
+    blocked = torch.finfo(dtype).min
+    return torch.where(visible_BQW, 0.0, blocked).to(dtype)[:, None]

@@ -1,0 +1,173 @@
+"""What users hold: a model pair with its tokenizer. Text in, text and statistics out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.engine import Engine, HostBlock, Limits, Run, spread
+from outrider.errors import ConfigurationError
+from outrider.sampling import Sampling
+from outrider.stats import RequestStats, Stats
+from outrider.text import Detokenizer, encode
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a request ends, besides the model's context.
+
+    max_new_tokens  token budget (None: to the end of the context)
+    strings         stop strings; the text ends before the first one
+    token_ids       stop tokens; None means the model's own end-of-sequence tokens
+    """
+
+    max_new_tokens: int | None = 128
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strings, str):
+            raise ConfigurationError(
+                f"strings must be a tuple of stop strings; got the string {self.strings!r}; "
+                f"write strings=({self.strings!r},)"
+            )
+        Limits(self.max_new_tokens)  # refuses a budget below 1
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished request. `token_ids` include the stop token, `text` does not."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: RequestStats
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All completions of a call, in the order of the prompts, and the totals."""
+
+    completions: list[Completion]
+    stats: Stats
+
+    @property
+    def texts(self) -> list[str]:
+        """The completions' texts."""
+        return [c.text for c in self.completions]
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """What one step emitted for one request."""
+
+    row: int
+    text: str
+    token_ids: list[int]
+    accepted: int
+    finish_reason: str | None
+    block: HostBlock  #: the tokens as they left the engine, with the trace if one was asked for
+
+
+class Speculator:
+    """A target, a drafter, a rule and a tokenizer. Made by `outrider.load`.
+
+    >>> import outrider
+    >>> speculator = outrider.load()                                        # doctest: +SKIP
+    >>> speculator.generate("def add(a, b):", stop=outrider.Stop(16)).texts  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Any = None, eos_ids: Sequence[int] = (), notes: Any = None
+    ) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.eos_ids = tuple(eos_ids)
+        self.notes = notes  #: how it was loaded: dtype, threads, packing, cost curve
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stop: Stop | Sequence[Stop] | None = None,
+        *,
+        capacity: int | None = None,
+    ) -> Generation:
+        """Complete one prompt or a batch; every row has its own sampling and stop settings."""
+        stream = self.stream(prompts, sampling, stop, capacity=capacity)
+        for _ in stream:
+            pass
+        return stream.result()
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stop: Stop | Sequence[Stop] | None = None,
+        *,
+        capacity: int | None = None,
+        trace: bool = False,
+    ) -> "Stream":
+        """An iterator of TextBlocks; `result()` gives what has been generated so far."""
+        batch = [prompts] if _is_one(prompts) else list(prompts)
+        ids = [encode(self.tokenizer, p, i) for i, p in enumerate(batch)]
+        stops = spread("stop", stop, Stop(), len(ids))
+        limits = [
+            Limits(s.max_new_tokens, self.eos_ids if s.token_ids is None else s.token_ids)
+            for s in stops
+        ]
+        if any(s.strings for s in stops) and self.tokenizer is None:
+            raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
+        run = self.engine.run(ids, sampling, limits, capacity=capacity, trace=trace)
+        return Stream(run, self.tokenizer, stops)
+
+
+class Stream(Iterator[TextBlock]):
+    """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
+
+    def __init__(self, run: Run, tokenizer: Any, stops: Sequence[Stop]) -> None:
+        self.run = run
+        self._tokens: list[list[int]] = [[] for _ in stops]
+        self._text = [Detokenizer(tokenizer, s.strings) if tokenizer else None for s in stops]
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> TextBlock:
+        block = next(self.run)
+        ids, reason, row = block.token_ids, block.finish_reason, block.row
+        text, words = "", self._text[row]
+        if words is not None:
+            had = len(words.ids)
+            text = words.push(ids)
+            if words.stopped_at is not None:
+                extra = len(ids) - (words.stopped_at - had)
+                ids, reason = ids[: words.stopped_at - had], "stop"
+                self.run.halt(row)
+                self.run.reasons[row] = "stop"
+                for record in (self.run.requests[row], self.run.stats):
+                    record.new_tokens -= extra
+            elif reason is not None:
+                text += words.finish()
+        self._tokens[row].extend(ids)
+        return TextBlock(row, text, ids, min(block.accepted, len(ids)), reason, block)
+
+    def result(self) -> Generation:
+        """Completions so far; a request that is still running has finish_reason "running"."""
+        run = self.run
+        done = [
+            Completion(
+                words.text if words is not None else "",
+                self._tokens[row],
+                run.reasons[row] or "running",
+                run.requests[row],
+            )
+            for row, words in enumerate(self._text)
+        ]
+        return Generation(done, run.stats)
+
+
+def _is_one(prompts: Any) -> bool:
+    if isinstance(prompts, str):
+        return True
+    return len(prompts) > 0 and isinstance(prompts[0], int)

@@ -1,0 +1,155 @@
+"""Statistics: what a person wants to look at, apart from what the next step needs."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class Meter:
+    """Sums the time spent in sections of work: wall time on a CPU, device events on CUDA."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.cuda = torch.device(device).type == "cuda"
+        self._seconds, self._calls = 0.0, 0
+        self._started: Any = None
+        self._events: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> "Meter":
+        if self.cuda:
+            self._started = torch.cuda.Event(enable_timing=True)
+            self._started.record()
+        else:
+            self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls += 1
+        if self.cuda:
+            end = torch.cuda.Event(enable_timing=True)
+            end.record()
+            self._events.append((self._started, end))
+        else:
+            self._seconds += time.perf_counter() - self._started
+
+    @property
+    def calls(self) -> int:
+        """How many sections were timed."""
+        return self._calls
+
+    @property
+    def seconds(self) -> float:
+        """Total time; on CUDA this waits for the device once."""
+        if self._events:
+            torch.cuda.synchronize()
+            self._seconds += sum(a.elapsed_time(b) for a, b in self._events) / 1e3
+            self._events.clear()
+        return self._seconds
+
+
+@dataclass
+class RequestStats:
+    """Counts of one request, or of many summed.
+
+    steps                    target calls while the request was running
+    new_tokens               tokens emitted, the stop token included
+    drafted, accepted        drafted children offered to the rule, and those it kept
+    accepted_per_position    how often the child at depth 1, 2, ... was accepted
+    overlap, overlaps        sum and count of sum min(target, draft) over examined positions
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    overlap: float = 0.0
+    overlaps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps: counts the residual or bonus token, as vLLM and others do."""
+        return 1 + self.accepted / self.steps if self.steps else 0.0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens emitted per target call (less than the above if a block was cut by a stop)."""
+        return self.new_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """accepted / drafted; positions behind a rejection count as drafted. This is not alpha."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def alpha(self) -> float | None:
+        """Mean of sum min(target, draft) over examined positions that had a law; None if none had."""
+        return self.overlap / self.overlaps if self.overlaps else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """new_tokens / seconds."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    def accept(self, count: int) -> None:
+        """Add one step that accepted `count` drafted tokens."""
+        self.accepted += count
+        missing = count - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * max(missing, 0))
+        for depth in range(count):
+            self.accepted_per_position[depth] += 1
+
+    def add(self, other: "RequestStats") -> None:
+        """Add another request's counts (not its seconds: requests overlap in time)."""
+        for name in ("prompt_tokens", "new_tokens", "steps", "drafted", "accepted", "overlaps"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.overlap += other.overlap
+        mine, theirs = self.accepted_per_position, other.accepted_per_position
+        mine.extend([0] * (len(theirs) - len(mine)))
+        for depth, count in enumerate(theirs):
+            mine[depth] += count
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, derived figures included."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "accepted_per_position": list(self.accepted_per_position),
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "block_efficiency": self.block_efficiency,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "alpha": self.alpha,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclass
+class Stats(RequestStats):
+    """Totals of a call, with the time of each part in milliseconds.
+
+    draft    inside the draft model       verify   inside the rule
+    target   inside the target model      host     everything else between prefill and the last token
+    prefill  prompts into the caches
+    """
+
+    engine_steps: int = 0  #: steps of the loop; rows of a batch share them
+    draft_ms: float = 0.0
+    target_ms: float = 0.0
+    verify_ms: float = 0.0
+    host_ms: float = 0.0
+    prefill_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        times = ("draft_ms", "target_ms", "verify_ms", "host_ms", "prefill_ms")
+        return super().as_dict() | {
+            "engine_steps": self.engine_steps,
+            **{name: getattr(self, name) for name in times},
+        }

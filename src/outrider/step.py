@@ -1,0 +1,206 @@
+"""One step, driven by hand or by the engine: begin, then propose, score, verify, commit.
+
+    draft   = propose(drafter, state)                # a tree of guesses below the pending token
+    scores  = score(target, state, draft)            # one call, one law per node
+    verdict = verify(rule, state, draft, scores)     # the longest path kept, and one more token
+    state, block = commit(drafter, state, draft, scores, verdict)
+
+Nothing here reads a device value: every verb runs on the meta device. `length_B` counts committed
+tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.sampling import SamplingRows, warp
+from outrider.tree import visible
+from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
+
+ROUND = 128  #: visible widths are multiples of this, so that bf16 sums run in one order (docs/log.md)
+CHUNK = 512  #: prompt tokens per prefill call, which bounds the mask's size
+
+RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)
+REASONS = ("running", "stop", "length", "context", "fault")
+
+
+class State(NamedTuple):
+    """What the next step needs."""
+
+    context: Context
+    cache: Any
+    memory: Any
+    limit_B: Tensor  #: committed length at which a row ends
+    limit_reason_B: Tensor
+    stop_BS: Tensor  #: stop token ids, -1 padded
+    reason_B: Tensor  #: RUNNING, or why the row has ended
+
+
+class Block(NamedTuple):
+    """What a step emits, still on the device: `tokens_BT[b, :emitted_B[b]]`."""
+
+    tokens_BT: Tensor
+    emitted_B: Tensor
+    reason_B: Tensor
+    accepted_B: Tensor
+    drafted_B: Tensor
+    overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
+    overlaps_B: Tensor
+    start_B: Tensor  #: committed length before the step
+
+
+def width(bound: int, nodes: int, capacity: int) -> int:
+    """Visible cache width for rows of at most `bound` tokens and a tree of `nodes`."""
+    return min(-(-(bound + nodes) // ROUND) * ROUND, capacity)
+
+
+@torch.inference_mode()
+def ingest(model: LanguageModel, cache: Any, tokens_BL: Tensor, count: int) -> None:
+    """Write the first `count` tokens of every row, right-padded rows included, in chunks.
+
+    Entries beyond a row's own length are never visible to it and are overwritten later.
+    """
+    device = tokens_BL.device
+    rows = tokens_BL.shape[0]
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        at = torch.arange(start, stop, device=device)[None].expand(rows, -1)
+        slots = torch.arange(width(stop, 0, cache.capacity), device=device)
+        model.forward(cache, tokens_BL[:, start:stop], at, at, slots <= at[..., None], last=1)
+
+
+@torch.inference_mode()
+def begin(
+    target: LanguageModel,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingRows,
+    *,
+    limits: Sequence[int],
+    limit_reasons: Sequence[int],
+    stop_ids: Sequence[Sequence[int]],
+    capacity: int,
+) -> State:
+    """Caches full but for each row's pending token."""
+    device = target.device
+    lengths = [len(prompt) for prompt in prompts]
+    tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
+    most = max((len(ids) for ids in stop_ids), default=0)
+    stops = [list(ids) + [-1] * (most - len(ids)) for ids in stop_ids]
+    length_B = torch.tensor(lengths)
+    context = Context(
+        tokens_BL.to(device), length_B.to(device), max(lengths), sampling.seed_B, sampling
+    )
+    cache = target.open(len(prompts), capacity)
+    ingest(target, cache, context.tokens_BL, max(lengths) - 1)
+    return State(
+        context,
+        cache,
+        drafter.open(context, capacity),
+        torch.tensor(limits, device=device),
+        torch.tensor(limit_reasons, device=device),
+        torch.tensor(stops, dtype=torch.int64, device=device).view(len(prompts), most),
+        torch.zeros(len(prompts), dtype=torch.int64, device=device),
+    )
+
+
+@torch.inference_mode()
+def propose(drafter: Drafter, state: State) -> Draft:
+    """A tree of guesses below each row's pending token."""
+    return drafter.propose(state.memory, state.context)
+
+
+@torch.inference_mode()
+def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
+    """The target's laws at every node, from one call. Siblings share a position, never a slot."""
+    tree, context = draft.tree, state.context
+    first = context.length_B - 1
+    nodes = tree.nodes
+    wide = width(context.bound, nodes, state.cache.capacity)
+    logits = target.forward(
+        state.cache,
+        draft.tokens_BN,
+        first[:, None] + tree.depth_BN,
+        first[:, None] + torch.arange(nodes, device=first.device),
+        visible(tree.ancestors_BNN, first, 0, nodes, wide),
+    )
+    return Scores(warp(logits, context.sampling))
+
+
+@torch.inference_mode()
+def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdict:
+    """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
+    context = state.context
+    verdict = rule(draft, scores, Draws(context.seed_B, context.length_B - 1))
+    running = state.reason_B == RUNNING
+    return verdict._replace(
+        path_BD=torch.where(running[:, None], verdict.path_BD, -1),
+        count_B=torch.where(running, verdict.count_B, 0),
+    )
+
+
+@torch.inference_mode()
+def commit(
+    drafter: Drafter, state: State, draft: Draft, scores: Scores, verdict: Verdict
+) -> tuple[State, Block]:
+    """Keep the accepted path, append its tokens and the next one, and see which rows end.
+
+    The first stop token, the row's limit or a fault cuts the block on the device.
+    """
+    context = state.context
+    length = context.length_B
+    device = length.device
+    count = verdict.count_B
+    size = verdict.path_BD.shape[1] + 1
+    at = torch.arange(size, device=device)
+
+    path_tokens = draft.tokens_BN.gather(1, verdict.path_BD.clamp(min=0))
+    following = verdict.next_B[:, None]
+    tokens = torch.cat([path_tokens, following], 1)
+    tokens = torch.where(at == count[:, None], following, tokens)
+
+    running = state.reason_B == RUNNING
+    emitted = torch.where(running, count + 1, 0)
+    reason = state.reason_B
+    if state.stop_BS.shape[1]:
+        stops = (tokens[:, :, None] == state.stop_BS[:, None, :]).any(-1)
+        stops &= at < emitted[:, None]
+        before = (~stops).long().cumprod(1).sum(1)  # tokens ahead of the first stop
+        hit = before < emitted
+        emitted = torch.where(hit, before + 1, emitted)
+        reason = torch.where(hit, STOP, reason)
+    room = state.limit_B - length
+    full = running & (emitted >= room)
+    cut = running & (emitted > room)
+    reason = torch.where(full & ((reason == RUNNING) | cut), state.limit_reason_B, reason)
+    emitted = torch.minimum(emitted, room.clamp(min=0))
+    emitted = torch.where(running, emitted, 0)
+    fault = ~torch.isfinite(scores.laws.logits_BRV.amax(-1)).all(-1)
+    if draft.laws is not None:
+        fault |= ~torch.isfinite(draft.laws.logits_BRV.amax(-1)).all(-1)
+    reason = torch.where(running & fault, FAULT, reason)
+
+    place = length[:, None] + at  # what lies past the block is rewritten by the next one
+    context.tokens_BL.scatter_(1, place, tokens)
+    if not draft.tree.is_chain:
+        state.cache.keep(length - 1, verdict.path_BD)
+    drafter.commit(state.memory, context, draft, verdict, scores)
+
+    overlap = torch.zeros((), device=device).expand(length.shape)
+    overlaps = torch.zeros((), dtype=torch.int64, device=device).expand(length.shape)
+    if verdict.overlap_BD is not None:
+        known = ~verdict.overlap_BD.isnan() & running[:, None]
+        overlap = torch.where(known, verdict.overlap_BD, 0).sum(1).float()
+        overlaps = known.sum(1)
+    drafted = (draft.draws_BNK >= 0).sum((1, 2)).expand(length.shape)
+    block = Block(
+        tokens, emitted, reason, count, torch.where(running, drafted, 0), overlap, overlaps, length
+    )
+    context = context._replace(
+        length_B=length + emitted, bound=min(context.bound + size, context.tokens_BL.shape[1])
+    )
+    return state._replace(context=context, reason_B=reason), block

@@ -1,0 +1,81 @@
+"""The tokenizer edge: encode prompts, decode incrementally, find stop strings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.errors import ConfigurationError, PromptError
+
+
+def encode(tokenizer: Any, prompt: str | Sequence[int], number: int = 0) -> list[int]:
+    """Token ids of a prompt; ids pass through."""
+    if not isinstance(prompt, str):
+        return [int(token) for token in prompt]
+    if not prompt:
+        raise PromptError(
+            f"prompt {number} is empty; got ''; give at least one character, or the ids of the BOS "
+            "token to start from nothing"
+        )
+    if tokenizer is None:
+        raise ConfigurationError(
+            "a text prompt needs a tokenizer; none was loaded; pass tokenizer=... or give token ids"
+        )
+    ids: list[int] = tokenizer(prompt)["input_ids"]
+    return ids
+
+
+class Detokenizer:
+    """Text of a growing token sequence, and the first stop string in it.
+
+    Decoding restarts at a recent token so that its cost does not grow with the text; characters
+    that are still incomplete (a multi-byte character split between tokens) are held back.
+    """
+
+    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
+        if any(not s for s in stop_strings):
+            raise ConfigurationError("a stop string is empty; got ''; remove it")
+        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self.ids: list[int] = []
+        self.text = ""
+        self.stopped_at: int | None = None  #: number of tokens that completed a stop string
+        self._prefix, self._read = 0, 0
+        self._tail = max((len(s) for s in stop_strings), default=0)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add tokens and return the new text; a stop string cuts it and what follows."""
+        start = len(self.text)
+        for token in ids if self.stop_strings else [None]:
+            self.ids.extend(ids if token is None else [token])
+            before = len(self.text)
+            self._decode()
+            if self.stop_strings and self._cut(before):
+                break
+        return self.text[start:]
+
+    def finish(self) -> str:
+        """What was held back."""
+        whole = self._text(self.ids[self._prefix :])
+        rest = whole[len(self._text(self.ids[self._prefix : self._read])) :]
+        self.text += rest if self.stopped_at is None else ""
+        return rest if self.stopped_at is None else ""
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _decode(self) -> None:
+        known = self._text(self.ids[self._prefix : self._read])
+        whole = self._text(self.ids[self._prefix :])
+        if len(whole) > len(known) and not whole.endswith("\ufffd"):
+            self.text += whole[len(known) :]
+            self._prefix, self._read = self._read, len(self.ids)
+
+    def _cut(self, before: int) -> bool:
+        found = [self.text.find(s, max(0, before - self._tail)) for s in self.stop_strings]
+        places = [at for at in found if at >= 0]
+        if not places:
+            return False
+        self.text = self.text[: min(places)]
+        self.stopped_at = len(self.ids)
+        return True
