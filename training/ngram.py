@@ -50,7 +50,7 @@ class NgramTable:
                 self.keys[n], [start << self.bits, (start + 1) << self.bits]
             )
             if first == end:
-                break  # a context never seen: no longer one was seen either, unless pruned
+                break  # a context that is not in the table, so no longer one is worth a look
             followers = self.keys[n][first:end] & ((1 << self.bits) - 1)
             counts = self.counts[n][first:end].astype(np.float64)
             total = counts.sum()
@@ -85,7 +85,7 @@ def pack(tokens: np.ndarray, bits: int) -> int:
 def count_ngrams(
     tokens: np.ndarray, vocabulary: int, order: int = 4, at_least: int = 2
 ) -> NgramTable:
-    """Count a corpus; of three tokens and more, those rarer than `at_least` are dropped."""
+    """Count a corpus; of two tokens and more, those rarer than `at_least` are dropped."""
     bits = int(vocabulary - 1).bit_length()
     if order * bits > 62:
         raise ValueError(
@@ -101,10 +101,12 @@ def count_ngrams(
     for n in range(order - 1, 0, -1):
         # Each longer n-gram counts once for its last n tokens: distinct tokens in front.
         keys[n], counts[n] = np.unique(keys[n + 1] & ((1 << bits * n) - 1), return_counts=True)
-    for n in range(3, order + 1):
+    for n in range(2, order + 1):
         often = counts[n] >= at_least
         keys[n], counts[n] = keys[n][often], counts[n][often]
-    return NgramTable(keys, {n: c.astype(np.int32) for n, c in counts.items()}, vocabulary)
+    # Two bytes are enough: beyond 65,535 only the order of the commonest tokens would change.
+    small = {n: c.clip(max=np.iinfo(np.uint16).max).astype(np.uint16) for n, c in counts.items()}
+    return NgramTable(keys, small, vocabulary)
 
 
 def main() -> None:
@@ -113,7 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--order", type=int, default=4, help="longest n-gram, follower included")
-    parser.add_argument("--at-least", type=int, default=4, help="prune rarer n-grams (n >= 3)")
+    parser.add_argument("--at-least", type=int, default=4, help="prune rarer n-grams (n >= 2)")
     args = parser.parse_args()
     table = count_ngrams(
         np.asarray(read_tokens(args.data / "train.bin")), args.vocabulary, args.order, args.at_least
