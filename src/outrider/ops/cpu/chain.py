@@ -1,9 +1,10 @@
 """Token-level verification of a chain on a CPU (Leviathan et al. 2023, algorithm 1).
 
-    accept x_i iff u_i q_i(x_i) < p_i(x_i);  at the first refusal y ~ norm((p_i - q_i)+), else y ~ p
+    accept x_i iff u_i q_i(x_i) < p_i(x_i)
+    at the first refusal y ~ norm((p_i - q_i)+), after the last acceptance y ~ p
 
-Laws are normalised lazily: position i is read only if all before it were accepted, and the row where
-the walk stops is already in scratch when the residual is formed.
+Laws are normalised lazily: position i is read only if all before it were accepted, and the row
+where the walk stops is already in scratch when the residual is formed.
 """
 
 from outrider.ops.cpu.walk import Walk

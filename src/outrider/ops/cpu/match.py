@@ -1,6 +1,7 @@
 """Sample-and-match on a CPU: the target's own token at each node that is reached, and no other.
 
-    y = argmax(z / T - log E),  E the Exp(1) race of (seed, absolute position);  argmax z when greedy
+    y = argmax(z / T - log E),  E the Exp(1) race of (seed, absolute position)
+    y = argmax z when greedy
 
 The race is the reference's, word for word, so a text depends on its seed alone. Only tokens above
 the floor are hashed.

@@ -1,7 +1,7 @@
 """Rows of laws on a CPU: weights into one scratch row, their sum, and a draw from them.
 
-The weights of a row are exp(z) without subtracting its maximum when the sum shows that nothing over-
-or underflowed (it nearly always does), which saves two passes; otherwise exp(z - max).
+The weights of a row are exp(z), its maximum left in, when the sum shows that nothing over- or
+underflowed (it nearly always does), which saves two passes; otherwise exp(z - max).
 """
 
 import math

@@ -1,0 +1,48 @@
+"""Launch shapes: block sizes by a rule instead of a search, and tickets that outlive a call."""
+
+import torch
+from torch import Tensor
+
+_tickets: dict[tuple[torch.device, int, str], Tensor] = {}
+_forced: list[int] = []  #: block size that tests ask for
+
+
+def next_power(value: int) -> int:
+    """The smallest power of two that is at least `value`.
+
+    >>> next_power(5), next_power(8)
+    (8, 8)
+    """
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def block_size(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int]:
+    """Elements of a slice and warps: 64 bytes in flight a thread, one or two waves if rows are few.
+
+    Wide slices when many rows fill the machine anyway.
+    """
+    if _forced:
+        return _forced[-1], 4
+    half = dtype.itemsize == 2
+    if rows >= 96 and vocab >= 50_000:
+        return (8192 if half else 4096), 8
+    size = 2048 if vocab < 100_000 or not half else 4096
+    return min(size, max(next_power(vocab), 16)), 4
+
+
+def programs(vocab: int, block: int) -> int:
+    """How many slices a row has."""
+    return -(-vocab // block)
+
+
+def workspace(device: torch.device, name: str, size: int) -> Tensor:
+    """Zeroed int32 tickets of a kernel on the current stream. Kernels leave them zeroed.
+
+    They are kept, never freed, so that a captured graph may use them.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    found = _tickets.get((device, stream, name))
+    if found is None or found.numel() < size:
+        found = torch.zeros(next_power(max(size, 1024)), dtype=torch.int32, device=device)
+        _tickets[device, stream, name] = found
+    return found

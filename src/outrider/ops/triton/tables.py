@@ -1,0 +1,95 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+"""Draft topology for kernels: tokens, draw table, kinds and law rows with their strides."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.types import Draft, Draws
+
+
+class Tables(NamedTuple):
+    """Tables [B, N] and [B, N, K]; a leading stride of 0 shares a table between rows."""
+
+    tokens: Any
+    token_b: Any
+    draws: Any
+    draw_b: Any
+    kinds: Any
+    kind_b: Any
+    rows: Any
+    row_b: Any
+    most: Any  #: K, the stride of a node
+
+
+class Keys(NamedTuple):
+    """Seeds and start positions, and injected noise for tests."""
+
+    seed: Any
+    start: Any
+    uniform: Any
+    uniform_b: Any
+    race: Any
+    race_b: Any
+
+
+@triton.jit
+def kid_of(tables, b, node, k):
+    """Child of draw k at a node, -1 if there is none."""
+    return tl.load(tables.draws + b * tables.draw_b + node * tables.most + k)
+
+
+@triton.jit
+def kind_of(tables, b, node, k):
+    """Kind of draw k at a node."""
+    return tl.load(tables.kinds + b * tables.kind_b + node * tables.most + k)
+
+
+@triton.jit
+def row_of(tables, b, node, k):
+    """Law row of draw k at a node, 0 for a point mass."""
+    return tl.maximum(tl.load(tables.rows + b * tables.row_b + node * tables.most + k), 0)
+
+
+@triton.jit
+def token_of(tables, b, kid):
+    """Token of a node."""
+    return tl.load(tables.tokens + b * tables.token_b + tl.maximum(kid, 0))
+
+
+def _wide(table: Tensor, batch: int) -> tuple[Tensor, int]:
+    table = table.contiguous()
+    return table, table.stride(0) if table.shape[0] == batch and batch > 1 else 0
+
+
+def tables_of(draft: Draft) -> Tables:
+    """Pointers to a draft's topology."""
+    batch = draft.tokens_BN.shape[0]
+    tokens = draft.tokens_BN.contiguous()
+    draws, draw_b = _wide(draft.draws_BNK, batch)
+    kinds, kind_b = _wide(draft.kind_BNK, batch)
+    rows, row_b = _wide(draft.row_BNK, batch)
+    return Tables(
+        tokens, tokens.stride(0), draws, draw_b, kinds, kind_b, rows, row_b,
+        draft.draws_BNK.shape[2],
+    )  # fmt: skip
+
+
+def keys_of(draws: Draws, race: Tensor | None = None) -> tuple[Keys, bool, bool]:
+    """Pointers to the keys, and whether uniforms and a race are injected."""
+    device = draws.seed_B.device
+    none = torch.empty(1, device=device)
+    uniform = none if draws.uniform_BNK is None else draws.uniform_BNK.float().contiguous()
+    noise = none if race is None else race.float().contiguous()
+    keys = Keys(
+        draws.seed_B.contiguous(),
+        draws.start_B.contiguous(),
+        uniform,
+        uniform.stride(0) if uniform.dim() > 1 else 0,
+        noise,
+        noise.stride(0) if noise.dim() > 1 else 0,
+    )
+    return keys, draws.uniform_BNK is not None, race is not None

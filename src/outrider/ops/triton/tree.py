@@ -1,0 +1,181 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+"""Recursive rejection over trees (Jeon et al. 2024, algorithm 6) as a one-parameter family.
+
+What the target owes after refusals is (p - a q)+ / A with a scalar a, so a refused child costs one
+reduction over the row and no stored residual:
+
+    accept c iff u q(c) / (1 - Q) < (p(c) - a q(c))+ / A
+    on refusal  a += A / (1 - Q),  A = sum (p - a q)+,  Q += q(c)      (Q = 0 with replacement)
+
+A placed child is judged with a one-hot law and drops out by its id. The drawn children of one node
+share one law row. One program walks a request; the statistics pass before it is fully parallel.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from outrider.ops.triton import noise
+from outrider.ops.triton.chain import draft_sums
+from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT
+from outrider.ops.triton.launch import block_size, next_power, programs
+from outrider.ops.triton.side import law, row_stats, side_of, slices_of
+from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
+from outrider.types import Draft, Draws, Scores, Verdict
+
+
+@triton.jit
+def _left(
+    target, drafted, tables, b, node, row, a, refused, offs, TARGET_FLOOR: tl.constexpr,
+    DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr,
+):  # fmt: skip
+    """(p - a q)+ on a slice, without the tokens of the first `refused` draws."""
+    left = law(target, b, node, offs, TARGET_FLOOR)
+    if HAS_DRAFT:
+        if a > 0:
+            left = tl.maximum(left - a * law(drafted, b, row, offs, DRAFT_FLOOR), 0.0)
+    j = refused * 0
+    while j < refused:
+        kid = kid_of(tables, b, node, j)
+        gone = (kid >= 0) & (offs == token_of(tables, b, kid))
+        left = tl.where(gone, 0.0, left)
+        j += 1
+    return left
+
+
+@triton.jit
+def tree_walk(
+    target, drafted, tables, keys, path, count, next_token, depth, MOST,
+    CHUNK: tl.constexpr, TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, UNIFORMS: tl.constexpr, RACE: tl.constexpr,
+):  # fmt: skip
+    """Walk and draw. Grid (batch,)."""
+    b = tl.program_id(0).to(tl.int64)
+    seed = tl.load(keys.seed + b)
+    start = tl.load(keys.start + b)
+    accept_key = noise.stream(seed, start, noise.ACCEPT)
+    race_key = noise.stream(seed, start, noise.RESIDUAL)
+    vocab = target.vocab
+    node = b * 0
+    row = b * 0
+    n = tl.program_id(0) * 0
+    k = n
+    a = 0.0
+    owed = 1.0
+    going = n == 0
+    while going:
+        a = 0.0
+        owed = 1.0
+        gone = 0.0
+        row = b * 0
+        k = n * 0
+        taken = b * 0 - 1
+        most = tl.where(n < depth, MOST, 0)
+        while (k < most) & (taken < 0):
+            kid = kid_of(tables, b, node, k)
+            if kid >= 0:
+                token = token_of(tables, b, kid)
+                kind = kind_of(tables, b, node, k)
+                left = law(target, b, node, token, TARGET_FLOOR)
+                q = 1.0
+                if HAS_DRAFT:
+                    if kind != FIXED:
+                        row = row_of(tables, b, node, k)
+                        q = law(drafted, b, row, token, DRAFT_FLOOR)
+                    if a > 0:
+                        left = tl.maximum(left - a * law(drafted, b, row, token, DRAFT_FLOOR), 0.0)
+                j = k * 0
+                while j < k:
+                    other = kid_of(tables, b, node, j)
+                    same = (other >= 0) & (token_of(tables, b, other) == token)
+                    left = tl.where(same, 0.0, left)
+                    j += 1
+                guess = tl.where(kind == WITHOUT, q / tl.maximum(1.0 - gone, 1e-30), q)
+                at = node * MOST + k
+                if UNIFORMS:
+                    u = tl.load(keys.uniform + b * keys.uniform_b + at)
+                else:
+                    u = noise.uniform(accept_key, at)
+                if u * guess * owed < left:
+                    taken = kid
+                else:
+                    if kind != FIXED:
+                        a += owed / tl.maximum(1.0 - tl.where(kind == WITHOUT, gone, 0.0), 1e-30)
+                        gone += tl.where(kind == WITHOUT, q, 0.0)
+                    owed = 0.0
+                    c = k * 0
+                    while c < vocab:
+                        offs = c + tl.arange(0, CHUNK)
+                        owed += tl.sum(
+                            _left(
+                                target, drafted, tables, b, node, row, a, k + 1, offs,
+                                TARGET_FLOOR, DRAFT_FLOOR, HAS_DRAFT,
+                            ),
+                            axis=0,
+                        )  # fmt: skip
+                        c += CHUNK
+            k += 1
+        going = taken >= 0
+        if going:
+            tl.store(path + b * depth + n, taken)
+            node = taken
+            n += 1
+    # k draws were refused at the last node: race over what is left there
+    best = -1.0
+    plain_best = -1.0
+    token = b * 0
+    spare = b * 0
+    mass = 0.0
+    c = k * 0
+    while c < vocab:
+        offs = c + tl.arange(0, CHUNK)
+        inside = offs < vocab
+        plain = law(target, b, node, offs, TARGET_FLOOR)
+        left = _left(
+            target, drafted, tables, b, node, row, a, k, offs, TARGET_FLOOR, DRAFT_FLOOR,
+            HAS_DRAFT,
+        )  # fmt: skip
+        if RACE:
+            noise_E = tl.load(keys.race + b * keys.race_b + offs, mask=inside, other=1.0)
+        else:
+            noise_E = noise.exponential(race_key, offs)
+        value, at = tl.max(tl.where(inside, left / noise_E, -1.0), axis=0, return_indices=True)
+        other, there = tl.max(tl.where(inside, plain / noise_E, -1.0), axis=0, return_indices=True)
+        token = tl.where(value > best, (c + at).to(tl.int64), token)
+        best = tl.maximum(best, value)
+        spare = tl.where(other > plain_best, (c + there).to(tl.int64), spare)
+        plain_best = tl.maximum(plain_best, other)
+        mass += tl.sum(left, axis=0)
+        c += CHUNK
+    tl.store(next_token + b, tl.where(mass > EMPTY, token, spare))
+    tl.store(count + b, n.to(tl.int64))
+
+
+def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    """Path, count and next token, equal to the reference's for the same keys."""
+    laws = scores.laws
+    batch, rows, vocab = laws.logits_BRV.shape
+    device = laws.logits_BRV.device
+    depth = draft.tree.max_depth
+    target, target_floor = side_of(laws._replace(lse_BR=None))
+    has_draft = draft.laws is not None
+    drafted, draft_floor = (target, False) if draft.laws is None else side_of(draft.laws, vocab)
+    keys, uniforms, race = keys_of(draws, draws.race_BV)
+    block, warps = block_size(vocab, laws.logits_BRV.dtype, batch * rows)
+    programs_ = programs(vocab, block)
+    row_stats[programs_, rows, batch](
+        target, slices_of(device, batch * rows, programs_, "tree rows"), programs_, BLOCK=block,
+        NPROG_P2=next_power(programs_), HAS_FLOOR=target_floor, num_warps=warps,
+    )  # fmt: skip
+    if draft.laws is not None:
+        draft_sums(draft.laws, drafted, block, warps, draft_floor)
+    path = torch.full((batch, depth), -1, dtype=torch.int64, device=device)
+    count = torch.empty(batch, dtype=torch.int64, device=device)
+    next_token = torch.empty(batch, dtype=torch.int64, device=device)
+    tree_walk[batch,](
+        target, drafted, tables_of(draft), keys, path, count, next_token, depth,
+        draft.draws_BNK.shape[2], CHUNK=block, TARGET_FLOOR=target_floor,
+        DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft, UNIFORMS=uniforms, RACE=race,
+        num_warps=8,
+    )  # fmt: skip
+    return Verdict(path, count, next_token)
