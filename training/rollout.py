@@ -30,6 +30,11 @@ def continue_text(
     device = model.cos.device
     rng = torch.Generator(device).manual_seed(seed)
     rows, length = prompts.shape
+    if length + count > model.shape.context:
+        raise ValueError(
+            f"{length} + {count} tokens exceed the context of {model.shape.context}; "
+            "shorten the text or train with a longer --context"
+        )
     texts = torch.zeros(rows, length + count, dtype=torch.int64, device=device)
     texts[:, :length] = prompts
     memory = Memory(model, rows, length + count)
