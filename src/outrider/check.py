@@ -19,8 +19,8 @@ def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int
     if target_tokenizer is None:
         if len(set(sizes.values())) > 1:
             raise VocabularyMismatch(
-                f"output sizes differ: {sizes}; without a tokenizer it is unknown which ids are real; "
-                "pass tokenizer=..."
+                f"output sizes differ: {sizes}; without a tokenizer it is unknown which ids are "
+                "real; pass tokenizer=..."
             )
         return next(iter(sizes.values()))
     known = target_tokenizer.get_vocab()
@@ -28,7 +28,7 @@ def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int
         other = draft_tokenizer.get_vocab()
         if other != known:
             raise VocabularyMismatch(_difference(known, other))
-    real = max(known.values()) + 1
+    real: int = max(known.values()) + 1
     for name, size in sizes.items():
         if name != "target" and size < real:
             raise VocabularyMismatch(
@@ -58,7 +58,7 @@ def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
 
 @torch.inference_mode()
 def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
-    """Compare a small tree's scores with one forward per path; raise UnsupportedModel if they differ.
+    """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
 
     Catches models that ignore the mask or the positions without any error. Returns the largest
     difference relative to the largest logit.

@@ -70,7 +70,9 @@ class Engine:
     masses or coupled drafts, otherwise the best rule for drawn children.
     """
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, rule: Verifier | None = None) -> None:
+    def __init__(
+        self, target: LanguageModel, drafter: Drafter, rule: Verifier | None = None
+    ) -> None:
         if rule is not None:
             verifiers.check(rule, drafter.kinds, drafter.is_chain, drafter.name)
         self.target, self.drafter, self.rule = target, drafter, rule
@@ -100,7 +102,7 @@ class Engine:
 
 
 class Run(Iterator[HostBlock]):
-    """One batch being decoded. Iterate it; `halt(row)` ends a row early; `stats` can be read any time."""
+    """One batch being decoded: iterate it; `halt` ends a row early; `stats` is always readable."""
 
     def __init__(
         self,
@@ -199,8 +201,8 @@ class Run(Iterator[HostBlock]):
                 continue
             if codes[at] == step.FAULT:
                 raise NumericalError(
-                    f"the target or draft model returned NaN, or masked every token, for request "
-                    f"{request} after {self._lengths[request]} tokens; check the weights and the dtype"
+                    "the target or draft model returned NaN, or masked every token, for request "
+                    f"{request} after {self._lengths[request]} tokens; check weights and dtype"
                 )
             ids = tokens[at][: emitted[at]]
             self._lengths[request] += len(ids)
@@ -271,7 +273,13 @@ class _Pending:
         b = self.block
         with torch.inference_mode():
             counts = torch.stack(
-                [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, b.overlaps_B.expand_as(b.emitted_B)]
+                [
+                    b.emitted_B,
+                    b.reason_B,
+                    b.accepted_B,
+                    b.drafted_B,
+                    b.overlaps_B.expand_as(b.emitted_B),
+                ]
             )
         self.event: Any = None
         parts = [counts, b.overlap_B, b.tokens_BT]
@@ -280,7 +288,7 @@ class _Pending:
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
         if counts.is_cuda:
             parts = [part.to("cpu", non_blocking=True) for part in parts]
-            self.event = torch.cuda.Event()
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
         self.counts, self.overlap, self.tokens, *self._trace = parts
 

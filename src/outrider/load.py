@@ -106,13 +106,17 @@ def load(
 
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
         made = [
-            adapt(s.model(setting.dtype, place), packed=setting.packed, vocab_size=vocab) if s else None
+            adapt(s.model(setting.dtype, place), packed=setting.packed, vocab_size=vocab)
+            if s
+            else None
             for s in sources.values()
         ]
         assert made[0] is not None
         return made[0], made[1]
 
-    setting, calibration = _settle(sources, build, place, dtype, threads, packed, num_speculative_tokens)
+    setting, calibration = _settle(
+        sources, build, place, dtype, threads, packed, num_speculative_tokens
+    )
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     model, small = build(setting)
@@ -204,9 +208,9 @@ class _Source:
             self.config = AutoConfig.from_pretrained(str(given))
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with a "
-                f"config.json and no hub name that can be reached ({_first_line(error)}); check the "
-                "path or download the model first"
+                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with "
+                f"a config.json and no hub name that can be reached ({_first_line(error)}); check "
+                "the path or download the model first"
             ) from error
 
     def __bool__(self) -> bool:

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider import verifiers
+from outrider.drafters import Root
 from outrider.engine import Engine, HostBlock, Limits, Run, spread
 from outrider.errors import ConfigurationError
 from outrider.sampling import Sampling
 from outrider.stats import RequestStats, Stats
 from outrider.text import Detokenizer, encode
+from outrider.types import Drafter, Verifier
 
 Prompt = str | Sequence[int]
 
@@ -85,6 +88,15 @@ class Speculator:
         self.eos_ids = tuple(eos_ids)
         self.notes = notes  #: how it was loaded: dtype, threads, packing, cost curve
 
+    def using(self, drafter: Drafter, rule: Verifier | None = None) -> "Speculator":
+        """The same target and tokenizer with another drafter and rule: nothing is loaded again."""
+        engine = Engine(self.engine.target, drafter, rule)
+        return Speculator(engine, self.tokenizer, self.eos_ids, self.notes)
+
+    def plain(self, coupled: bool = False) -> "Speculator":
+        """Ordinary decoding with the same target; `coupled` uses the noise of coupled mode."""
+        return self.using(Root(), verifiers.get("match") if coupled else None)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -109,7 +121,7 @@ class Speculator:
         trace: bool = False,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
-        batch = [prompts] if _is_one(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
         ids = [encode(self.tokenizer, p, i) for i, p in enumerate(batch)]
         stops = spread("stop", stop, Stop(), len(ids))
         limits = [

@@ -7,6 +7,10 @@ from typing import Any
 import torch
 
 
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 class Meter:
     """Sums the time spent in sections of work: wall time on a CPU, device events on CUDA."""
 
@@ -18,7 +22,7 @@ class Meter:
 
     def __enter__(self) -> "Meter":
         if self.cuda:
-            self._started = torch.cuda.Event(enable_timing=True)
+            self._started = _event()
             self._started.record()
         else:
             self._started = time.perf_counter()
@@ -27,7 +31,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self._calls += 1
         if self.cuda:
-            end = torch.cuda.Event(enable_timing=True)
+            end = _event()
             end.record()
             self._events.append((self._started, end))
         else:
@@ -86,7 +90,7 @@ class RequestStats:
 
     @property
     def alpha(self) -> float | None:
-        """Mean of sum min(target, draft) over examined positions that had a law; None if none had."""
+        """Mean of sum min(target, draft) over examined positions that had a law, else None."""
         return self.overlap / self.overlaps if self.overlaps else None
 
     @property
@@ -135,7 +139,7 @@ class Stats(RequestStats):
     """Totals of a call, with the time of each part in milliseconds.
 
     draft    inside the draft model       verify   inside the rule
-    target   inside the target model      host     everything else between prefill and the last token
+    target   inside the target model      host     everything else after prefill
     prefill  prompts into the caches
     """
 

@@ -235,6 +235,11 @@ class Drafter(Protocol):
         """Most nodes of a draft, pending token included."""
         ...
 
+    @property
+    def draft_seconds(self) -> float:
+        """Time spent inside its model so far; 0 without one."""
+        ...
+
     def open(self, context: Context, capacity: int) -> Any:
         """Memory for these rows, with every committed token but the pending one ingested."""
         ...

@@ -1,9 +1,9 @@
 """A draft model that draws a chain or a branching tree, level by level.
 
 Children of a node are drawn without replacement by Gumbel-top-k (Vieira 2014; Kool et al. 2019): a
-chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024). Rows at temperature 0
-place the draft's top tokens instead. In coupled mode the noise is the target's own, keyed by absolute
-position, and the children are the top tokens under it.
+chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024). Rows at temperature
+0 place the draft's top tokens instead. In coupled mode the noise is the target's own, keyed by
+absolute position, and the children are the top tokens under it.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def _tables(counts: tuple[int, ...], kind: Kind, device: torch.device) -> _Table
 
 @dataclass(frozen=True)
 class DraftModel:
-    """`counts[l]` children below every node of level l, drawn from `model` under the row's sampling.
+    """`counts[l]` children below every node of level l, drawn under the row's sampling.
 
     >>> DraftModel(model, (1,) * 5)      # a chain of five tokens           # doctest: +SKIP
     >>> DraftModel(model, (3, 2, 1))     # a tree of 15 drafted tokens      # doctest: +SKIP
@@ -106,7 +106,9 @@ class DraftModel:
         vocab = logits.shape[-1]
         race = None if greedy == "all" else self._race(context, tree, inner, vocab)
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
-        tokens, laws, present = [context.tokens_BL.gather(1, first[:, None])], [], []
+        tokens = [context.tokens_BL.gather(1, first[:, None])]
+        laws: list[Laws] = []
+        present: list[Tensor] = []
         for depth, count in enumerate(self.counts):
             start, stop = levels[depth], levels[depth + 1]
             if depth:
@@ -129,8 +131,7 @@ class DraftModel:
             if count == 1:
                 best = merit.argmax(-1, keepdim=True)
                 tokens.append(best.view(rows, -1))
-                if present is not None:
-                    present.append(torch.ones_like(best, dtype=torch.bool))
+                present.append(torch.ones_like(best, dtype=torch.bool))
             else:
                 top = merit.topk(count, -1)
                 tokens.append(top.indices.view(rows, -1))
@@ -193,5 +194,3 @@ def _stack(laws: list[Laws]) -> Laws:
         logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
         floor_BR=torch.cat(floors, 1) if floors else None,
     )
-
-

@@ -11,7 +11,7 @@ from outrider.types import Context, Draft, Kind, Scores, Verdict
 
 @dataclass(frozen=True)
 class Root:
-    """Proposes nothing: every step emits one token of the target. The baseline of every benchmark."""
+    """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
     name: str = "root"
     kinds: frozenset[Kind] = frozenset()
@@ -41,7 +41,13 @@ def bare(context: Context) -> Draft:
     table = children((), device)
     none = torch.full_like(table, -1)
     return Draft(
-        pending(context), branching((), device), none, torch.zeros_like(none), none, None, frozenset()
+        pending(context),
+        branching((), device),
+        none,
+        torch.zeros_like(none),
+        none,
+        None,
+        frozenset(),
     )
 
 

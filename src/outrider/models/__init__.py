@@ -22,8 +22,8 @@ def adapt(model: Any, *, packed: bool = False, vocab_size: int | None = None) ->
     kind = getattr(model.config, "model_type", type(model).__name__)
     if kind not in SUPPORTED:
         raise UnsupportedModel(
-            f"architecture {kind!r} is not supported: its masks and positions have not been checked "
-            f"over trees; got {type(model).__name__}; supported: {', '.join(sorted(SUPPORTED))}"
+            f"architecture {kind!r} is not supported: its masks and positions have not been "
+            f"checked over trees; got {type(model).__name__}; supported: {', '.join(sorted(SUPPORTED))}"
         )
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and llama.fits(model):

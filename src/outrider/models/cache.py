@@ -138,7 +138,9 @@ class SlotCache(Cache):  # type: ignore[misc]
                 continue
             for name, index in (("keys", 2 * mine.index), ("values", 2 * mine.index + 1)):
                 buffer = getattr(mine, name)
-                shared = self.stack is not None and buffer.data_ptr() == self.stack[index].data_ptr()
+                shared = (
+                    self.stack is not None and buffer.data_ptr() == self.stack[index].data_ptr()
+                )
                 if shared:
                     assert stack is not None
                     setattr(theirs, name, stack[index])

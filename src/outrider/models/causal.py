@@ -81,7 +81,7 @@ class CausalModel:
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
         more = self.min_queries - queries
         if more > 0:
-            # dummies repeat the last node and write free slots behind it, overwritten by the next call
+            # dummies repeat the last node in free slots behind it, overwritten by the next call
             tokens_BQ = _repeat_last(tokens_BQ, more)
             positions_BQ = _repeat_last(positions_BQ, more)
             visible_BQW = _repeat_last(visible_BQW, more)

@@ -17,7 +17,8 @@ _HINT = 16  #: rows the packed layout is tuned for; one packing serves every wid
 def can_pack() -> bool:
     """Whether this torch has the packed operators and a CPU they run on."""
     ops = torch.ops.mkldnn
-    return torch.backends.mkldnn.is_available() and all(
+    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return available and all(
         hasattr(ops, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
     )
 

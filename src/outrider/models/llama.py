@@ -21,7 +21,7 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 def fits(model: Any) -> bool:
-    """Whether the lean runner computes this model: a Llama with position-independent rotary tables."""
+    """Whether the lean runner computes this model: a Llama with fixed rotary tables."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
     return (
@@ -88,7 +88,7 @@ class LlamaRunner:
         self.kv_heads: int = config.num_key_value_heads
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self._eps: float = config.rms_norm_eps
-        self._embedding = model.model.embed_tokens.weight.detach()
+        self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer, packed) for layer in model.model.layers]
         self._norm = mirrored(model.model.norm.weight)
         self._head = _fused([model.lm_head], packed)

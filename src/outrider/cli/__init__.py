@@ -1,0 +1,40 @@
+"""The command line. Thin: every command calls public functions and prints."""
+
+import sys
+
+import typer
+
+from outrider.cli import demo, generate
+from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
+from outrider.errors import OutriderError
+
+app = typer.Typer(
+    name="outrider",
+    help="Speculative decoding that is exact, fast and a pleasure to use.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("generate")(generate.generate)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 bad usage, 3 not judged, 130 interrupted."""
+    try:
+        app(standalone_mode=False)
+    except OutriderError as error:
+        fail(str(error))
+        sys.exit(EXIT_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of the option parser
+            fail(error.format_message())
+            sys.exit(EXIT_ERROR)
+        raise
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,134 @@
+"""`outrider demo`: watch the shipped pair complete Python, then see what it was worth."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.panel import Panel
+from rich.table import Table
+
+from outrider import measure, verifiers
+from outrider.cli import paint
+from outrider.cli.console import out, progress
+from outrider.drafters import DraftModel
+from outrider.load import load, shipped
+from outrider.sampling import Sampling
+from outrider.speculator import Speculator, Stop
+
+PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on
+
+
+def held_out() -> list[dict[str, str]]:
+    """The packaged held-out prompts with their references."""
+    path = shipped("heldout_prompts.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def demo(
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 96,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Drafted tokens per step.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of each arm.")] = 3,
+) -> None:
+    """Complete three held-out Python prompts, then compare with plain decoding."""
+    out.print(
+        "Loading the shipped pair (the first run measures this machine for a few seconds) ..."
+    )
+    pair = load(num_speculative_tokens=num_speculative_tokens)
+    notes = pair.notes
+    out.print(
+        f"target 20 M parameters, draft 2.7 M; {notes.dtype}, {notes.threads} thread(s), "
+        f"packed weights: {'yes' if notes.packed else 'no'}\n"
+    )
+    prompts = pick()
+    _show(pair, prompts, max_new_tokens)
+    _compare(pair, prompts, max_new_tokens, repeats)
+
+
+def pick() -> list[str]:
+    """One prompt of each demo module, or the first ones if a module has none."""
+    every = held_out()
+    chosen: list[dict[str, str]] = []
+    for module in PROMPTS:
+        found = [p for p in every if p["id"].startswith(module)]
+        chosen.append(found[0] if found else every[len(chosen)])
+    return [p["prompt"].rstrip() for p in chosen]
+
+
+def _show(pair: Speculator, prompts: list[str], budget: int) -> None:
+    colour = out.is_terminal and not out.no_color
+
+    def decode(token: int) -> str:
+        text: str = pair.tokenizer.decode([token], skip_special_tokens=True)
+        return text
+
+    out.print(paint.legend(colour))
+    for prompt in prompts:
+        tail = "\n".join(prompt.splitlines()[-6:])
+        out.print(Panel(tail, title="prompt (last lines)", border_style="dim"), markup=False)
+        stream = pair.stream(prompt, Sampling(0), Stop(budget), trace=True)
+        for block in stream:
+            out.print(paint.step(block.block, decode, colour), end="")
+        stats = stream.result().stats
+        out.print(
+            f"\n[dim]{stats.new_tokens} tokens in {stats.engine_steps} target calls, "
+            f"{stats.block_efficiency:.2f} per call[/dim]\n"
+        )
+
+
+def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) -> None:
+    plain = pair.plain()
+    arms = {"plain": plain, "speculative": pair}
+    stop = Stop(budget)
+    table = Table(title="plain against speculative decoding: interleaved, same weights and dtype")
+    for name in ("temperature", "plain", "speculative", "speed-up", "tokens per call", "texts"):
+        table.add_column(name, justify="right")
+    temperatures = (0.0, 0.6, 1.0)
+    with progress(len(temperatures) * repeats * len(prompts) * 2, "timing") as bar:
+        for temperature in temperatures:
+            trials = measure.interleave(
+                arms,
+                prompts,
+                lambda number, t=temperature: Sampling(t, seed=number),  # type: ignore[misc]
+                stop,
+                repeats,
+                lambda: bar.advance(bar.task_ids[0]),
+            )
+            rate = {
+                arm: sum(t.tokens for t in trials if t.arm == arm)
+                / sum(t.seconds for t in trials if t.arm == arm)
+                for arm in arms
+            }
+            fast = [t.result.stats for t in trials if t.arm == "speculative"]
+            efficiency = sum(s.new_tokens for s in fast) / sum(s.engine_steps for s in fast)
+            if temperature == 0:
+                same = _equal(plain, pair, prompts, Sampling(0), stop)
+                texts = f"{same} of {len(prompts)} equal"
+            else:
+                same = _coupled_equal(pair, prompts, temperature, stop)
+                texts = f"{same} of {len(prompts)} equal (coupled)"
+            table.add_row(
+                f"{temperature:g}",
+                f"{rate['plain']:.0f} tok/s",
+                f"{rate['speculative']:.0f} tok/s",
+                str(measure.ratio(trials, "speculative", "plain")),
+                f"{efficiency:.2f}",
+                texts,
+            )
+    out.print(table)
+    out.print(
+        "At temperature 0 the texts must be equal. Above it both arms draw from the same law with\n"
+        "different noise; `coupled` shares the noise, and then they must be equal as well."
+    )
+
+
+def _equal(a: Speculator, b: Speculator, prompts: list[str], how: Sampling, stop: Stop) -> int:
+    return sum(a.generate(p, how, stop).texts == b.generate(p, how, stop).texts for p in prompts)
+
+
+def _coupled_equal(pair: Speculator, prompts: list[str], temperature: float, stop: Stop) -> int:
+    drafter = pair.engine.drafter
+    assert isinstance(drafter, DraftModel)
+    shared = DraftModel(drafter.model, drafter.counts, coupled=True)
+    coupled = pair.using(shared, verifiers.get("match"))
+    how = Sampling(temperature, seed=7)
+    return _equal(pair.plain(coupled=True), coupled, prompts, how, stop)

@@ -1,0 +1,171 @@
+"""`outrider generate`: complete a prompt, a file or standard input."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli import paint
+from outrider.cli.console import EXIT_INTERRUPTED, err, out
+from outrider.errors import ConfigurationError, PromptError
+from outrider.load import load
+from outrider.sampling import Sampling
+from outrider.speculator import Generation, Speculator, Stop, Stream
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file, or standard input."""
+    if prompt is not None and file is not None:
+        raise ConfigurationError("got both a prompt and --file; give one of them")
+    if prompt is not None:
+        return prompt
+    try:
+        raw = file.read_bytes() if file is not None else sys.stdin.buffer.read()
+    except OSError as error:
+        raise PromptError(
+            f"cannot read the prompt; got {file}: {error.strerror}; check the path"
+        ) from error
+    where = str(file) if file is not None else "standard input"
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{where} is not valid UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "
+            "convert the file first (for example with iconv)"
+        ) from error
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; without it, standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="draft_model, prompt_lookup or root.")] = None,
+    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k")] = 4,
+    branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="Verification rule; default: the drafter's.")
+    ] = None,
+    coupled: Annotated[
+        bool, typer.Option(help="Same seed, same text, whatever the drafter.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str | None, typer.Option()] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: measured.")] = None,
+    stream: Annotated[bool, typer.Option(help="Print blocks as they are decoded.")] = False,
+    trace: Annotated[
+        bool, typer.Option(help="Show accepted, rejected and corrected tokens.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print how the models run.")
+    ] = False,
+) -> None:
+    """Complete a prompt with speculative decoding; the text goes to standard output."""
+    if as_json and (stream or trace):
+        raise ConfigurationError(
+            "--json prints one document; got --stream or --trace too; drop one"
+        )
+    how = Sampling(temperature, top_k, top_p, min_p, seed)
+    end = Stop(max_new_tokens, tuple(stop or ()))
+    text = read_prompt(prompt, file)
+    if not text:
+        raise PromptError("the prompt is empty; got ''; give at least one character")
+    speculator = load(
+        target,
+        draft,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        branching=parse_branching(branching),
+        coupled=coupled,
+        rule=rule,
+        dtype=dtype,
+        device=device,
+        threads=threads or "auto",
+    )
+    if verbose:
+        _describe(speculator)
+    running = speculator.stream(text, how, end, trace=trace)
+    try:
+        _print(running, speculator, stream, trace)
+    except KeyboardInterrupt:
+        _finish(running.result(), as_json, printed=stream or trace)
+        err.print("interrupted; what was generated is above", style="yellow")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _finish(running.result(), as_json, printed=stream or trace)
+
+
+def parse_branching(given: str | None) -> tuple[int, ...] | None:
+    """ "3,2,1" to (3, 2, 1)."""
+    if given is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in given.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise ConfigurationError(
+            f"--branching must be positive numbers separated by commas; got {given!r}; try 3,2,1"
+        )
+    return counts
+
+
+def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
+    colour = out.is_terminal and not out.no_color
+
+    def decode(token: int) -> str:
+        text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
+        return text
+
+    for block in running:
+        if trace:
+            out.print(paint.step(block.block, decode, colour), end="")
+        elif stream:
+            sys.stdout.write(block.text)
+            sys.stdout.flush()
+
+
+def _finish(result: Generation, as_json: bool, printed: bool) -> None:
+    done = result.completions[0]
+    if as_json:
+        document: dict[str, Any] = {
+            "text": done.text,
+            "token_ids": done.token_ids,
+            "finish_reason": done.finish_reason,
+            "stats": result.stats.as_dict(),
+        }
+        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    elif printed:
+        sys.stdout.write("\n")
+    else:
+        sys.stdout.write(done.text + "\n")
+    sys.stdout.flush()
+
+
+def _describe(speculator: Speculator) -> None:
+    notes = speculator.notes
+    err.print(
+        f"target {notes.target}\ndraft {notes.draft}\ndevice {notes.device}, {notes.dtype}, "
+        f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
+        f"tree check {notes.tree_check:.2g}",
+        markup=False,
+    )
+    for candidate in notes.calibration.candidates if notes.calibration else ():
+        err.print(f"  measured {candidate}", markup=False)

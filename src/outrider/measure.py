@@ -1,0 +1,123 @@
+"""Timed comparisons: arms interleaved in one process, paired ratios with an interval."""
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.sampling import Sampling
+from outrider.speculator import Generation, Speculator, Stop
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One completion of one prompt by one arm."""
+
+    arm: str
+    prompt: int
+    repeat: int
+    seconds: float
+    tokens: int
+    result: Generation
+
+    @property
+    def ms_per_token(self) -> float:
+        """Decode time per emitted token, prefill excluded."""
+        return 1e3 * self.seconds / max(self.tokens, 1)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster an arm is: median over pairs and a 95 % bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def interleave(
+    arms: dict[str, Speculator],
+    prompts: Sequence[str],
+    sampling: Callable[[int], Sampling],
+    stop: Stop,
+    repeats: int = 1,
+    progress: Callable[[], None] | None = None,
+) -> list[Trial]:
+    """Every arm on every prompt, arms in turn, the starting arm rotating, one warm-up each.
+
+    `sampling(i)` gives prompt i's settings, the same for all arms.
+    """
+    names = list(arms)
+    for name in names:
+        arms[name].generate(prompts[0], sampling(0), Stop(8, token_ids=()))
+    trials = []
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            turn = (repeat + number) % len(names)
+            for name in names[turn:] + names[:turn]:
+                result = arms[name].generate(prompt, sampling(number), stop)
+                stats = result.stats
+                trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
+                if progress is not None:
+                    progress()
+    return trials
+
+
+def ratio(trials: Sequence[Trial], fast: str, slow: str, resamples: int = 2000) -> Ratio:
+    """Time per token of `slow` over `fast`, paired by prompt and repeat."""
+    by_arm = {
+        arm: {(t.prompt, t.repeat): t.ms_per_token for t in trials if t.arm == arm}
+        for arm in (fast, slow)
+    }
+    pairs = [by_arm[slow][key] / by_arm[fast][key] for key in by_arm[fast] if key in by_arm[slow]]
+    return bootstrap(pairs, resamples)
+
+
+def bootstrap(values: Sequence[float], resamples: int = 2000) -> Ratio:
+    """Median with a percentile interval; the resampling seed is fixed."""
+    draw = random.Random(0)
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+    )
+    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    return Ratio(statistics.median(values), low, high)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the measured costs and acceptance allow, and how much of it the engine reaches.
+
+    ceiling = tokens per step * t(1) / (t(n) + gamma t_draft), all from the run itself: t(1) is the
+    plain arm's target time per step, t(n) and gamma t_draft the speculative arm's model times.
+    """
+
+    tokens_per_step: float
+    target_one_ms: float
+    target_block_ms: float
+    draft_ms: float
+    outside_ms: float  #: speculative step time outside both models
+    ceiling: float
+    reached: float  #: measured ratio of total times over the ceiling
+    outside_share: float  #: outside_ms over the whole step
+
+
+def ceiling(trials: Sequence[Trial], fast: str, slow: str) -> Ceiling:
+    """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
+
+    def total(arm: str, name: str) -> float:
+        return float(sum(getattr(t.result.stats, name) for t in trials if t.arm == arm))
+
+    steps, plain_steps = total(fast, "engine_steps"), total(slow, "engine_steps")
+    tokens = total(fast, "new_tokens") / steps
+    one = total(slow, "target_ms") / plain_steps
+    block, draft = total(fast, "target_ms") / steps, total(fast, "draft_ms") / steps
+    whole = 1e3 * total(fast, "seconds") / steps
+    best = tokens * one / (block + draft)
+    slow_rate = total(slow, "seconds") / total(slow, "new_tokens")
+    fast_rate = total(fast, "seconds") / total(fast, "new_tokens")
+    outside = whole - block - draft
+    reached = slow_rate / fast_rate / best
+    return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
