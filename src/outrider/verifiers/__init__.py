@@ -65,11 +65,12 @@ def check(rule: Verifier, kinds: frozenset[Kind], is_chain: bool, drafter: str) 
     )
 
 
-def default(kinds: frozenset[Kind], is_chain: bool = True) -> Verifier:
+def default(kinds: frozenset[Kind], is_chain: bool = False) -> Verifier:
     """The rule of a drafter that names none. Always exact, and always able to judge its drafts.
 
     Point masses, coupled drafts and the bare root: match. A sampled chain: block verification.
-    Independent children in a tree: K-SEQ. Any other sampled tree: traversal.
+    Independent children in a tree: K-SEQ. Any other sampled tree: traversal, which on a chain is
+    block verification; so a caller who does not know the shape need not say it.
     """
     drawn = kinds & {Kind.WITHOUT, Kind.WITH}
     if not drawn or Kind.COUPLED in kinds:

@@ -6,8 +6,8 @@
     y ~ p_{D+1} if count = D, else y ~ norm((r_i p_{i+1} - q_{i+1})+) at i = count
 
 Not a scan that stops at the first failure: a later position may pass after an earlier one failed.
-A row ends where its draft ends: there S_i covers all of r_i p, so h_i = r_i and y ~ p. The test of
-position i reads the uniform of node i. On placed children it is as good as `match`, not better.
+A row ends where its draft ends: there S_i covers all of r_i p, so h_i = r_i and y ~ p. Position i
+reads the uniform of the draw that proposed x_i. On placed tokens it is as good as `match`.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import ops
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
 from outrider.verifiers import chain, topdown
 
@@ -53,11 +53,14 @@ class Block:
         """Path, count, next token and overlap."""
         if draft.tree.max_depth == 0:
             return topdown.root(scores, draws)
+        fused = ops.fused("block", draft, scores, draws)
+        if fused is not None:
+            return fused
         line = chain.read(draft, scores)
         weight, passing, guess = _weights(line)
-        uniform = noise.accept_uniforms(draws, draft.tree.nodes, 1)[..., 0]
-        node = torch.arange(passing.shape[1], device=passing.device)
-        count = torch.where(uniform < passing, node, 0).amax(1)
+        position = torch.arange(1, passing.shape[1], device=passing.device)
+        passed = chain.uniforms(draft, draws) < passing[:, 1:]
+        count = torch.where(passed, position, 0).amax(1)
         law = chain.at(line.law_BNV, count) * weight.gather(1, count[:, None])
         left = ops.residual(law, chain.at(guess, count))
         return chain.conclude(line, count, left, draws)

@@ -13,8 +13,8 @@ vocabulary at every node. Placed children are judged last wherever they stand in
 from dataclasses import dataclass
 
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
-from outrider.verifiers import topdown
-from outrider.verifiers.rejection import judge
+from outrider.verifiers.rejection import Rejection
+from outrider.verifiers.siblings import drawn_first
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Hub:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap of the first drawn child."""
-        return topdown.walk(judge, draft, scores, draws, drawn_first=True)
+        return Rejection()(drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
-        return topdown.walked(judge, draft, scores, drawn_first=True)
+        return Rejection().outcome(drawn_first(draft), scores)

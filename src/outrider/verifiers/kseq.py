@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
 from outrider.verifiers import topdown
-from outrider.verifiers.siblings import Level, pick
+from outrider.verifiers.siblings import Level, drawn_first, pick
 
 
 def division_factor(law_BnV: Tensor, guess_BnV: Tensor, count_Bn: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ class KSeq:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
-        return topdown.walk(judge, draft, scores, draws, drawn_first=True)
+        return topdown.walk(judge, drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
-        return topdown.walked(judge, draft, scores, drawn_first=True)
+        return topdown.walked(judge, drawn_first(draft), scores)

@@ -29,6 +29,9 @@ class Match:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count and next token; needs no draft law."""
+        fused = ops.fused("match", draft, scores, draws)
+        if fused is not None:
+            return fused
         laws = scores.laws
         if laws.greedy == "all":
             chosen_BN = laws.logits_BRV.argmax(-1)

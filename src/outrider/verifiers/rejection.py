@@ -41,7 +41,11 @@ class Rejection:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and the overlap sum min(p, q) at each depth that was examined."""
-        if not chain.is_plain(draft):
+        plain = chain.is_plain(draft)
+        fused = ops.fused("chain" if plain else "tree", draft, scores, draws)
+        if fused is not None:
+            return fused
+        if not plain:
             return topdown.walk(judge, draft, scores, draws)
         line = chain.read(draft, scores)
         uniform = chain.uniforms(draft, draws)

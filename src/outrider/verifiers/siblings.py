@@ -40,28 +40,33 @@ def pick(law_BnV: Tensor, token_Bn: Tensor) -> Tensor:
     return law_BnV.gather(-1, token_Bn[..., None])[..., 0]
 
 
-class Siblings:
-    """All draws of a draft. `law_BNV` gives batch, dtype and vocabulary.
+def drawn_first(draft: Draft) -> Draft:
+    """The same draft with its placed children behind the drawn ones at every node.
 
-    With `drawn_first`, placed children stand behind drawn ones at every node. That is allowed
-    because a placed child does not depend on any draw; drawn ones keep their order.
+    Allowed because a placed child depends on no draw; drawn ones keep their order.
     """
+    if Kind.FIXED not in draft.kinds or len(draft.kinds) == 1:
+        return draft
+    batch = max(draft.draws_BNK.shape[0], draft.kind_BNK.shape[0], draft.row_BNK.shape[0])
+    last = (draft.kind_BNK == Kind.FIXED).to(torch.int8).expand(batch, -1, -1)
+    order = last.argsort(dim=-1, stable=True)
+    return draft._replace(
+        draws_BNK=draft.draws_BNK.expand(batch, -1, -1).gather(-1, order),
+        kind_BNK=draft.kind_BNK.expand(batch, -1, -1).gather(-1, order),
+        row_BNK=draft.row_BNK.expand(batch, -1, -1).gather(-1, order),
+    )
 
-    def __init__(self, draft: Draft, law_BNV: Tensor, *, drawn_first: bool = False) -> None:
+
+class Siblings:
+    """All draws of a draft. `law_BNV` gives batch, dtype and vocabulary."""
+
+    def __init__(self, draft: Draft, law_BNV: Tensor) -> None:
         batch = law_BNV.shape[0]
         self.kinds = draft.kinds
         self.most = draft.draws_BNK.shape[2]
         self.kid_BNK = draft.draws_BNK.expand(batch, -1, -1)
         self.kind_BNK = draft.kind_BNK.expand(batch, -1, -1)
         self.row_BNK = draft.row_BNK.expand(batch, -1, -1)
-        self.order_BNK: Tensor | None = None
-        if drawn_first and Kind.FIXED in self.kinds and len(self.kinds) > 1:
-            self.order_BNK = (
-                (self.kind_BNK == Kind.FIXED).to(torch.int8).argsort(dim=-1, stable=True)
-            )
-            self.kid_BNK = self.kid_BNK.gather(-1, self.order_BNK)
-            self.kind_BNK = self.kind_BNK.gather(-1, self.order_BNK)
-            self.row_BNK = self.row_BNK.gather(-1, self.order_BNK)
         tokens = draft.tokens_BN.expand(batch, -1)
         flat = self.kid_BNK.clamp(min=0).flatten(1)
         self.token_BNK = tokens.gather(1, flat).view(self.kid_BNK.shape)

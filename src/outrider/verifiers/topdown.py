@@ -58,18 +58,14 @@ def rooted(scores: Scores) -> Outcome:
     return Outcome(torch.ones_like(law[..., 0]), law)
 
 
-def walk(
-    judge: NodeRule, draft: Draft, scores: Scores, draws: Draws, *, drawn_first: bool = False
-) -> Verdict:
+def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Play the rule: path, count, next token, and sum min(target, draft) at each examined node."""
     if draft.tree.max_depth == 0:
         return root(scores, draws)
     law = ops.probs(scores.laws)
     batch, nodes, vocab = law.shape
-    siblings = Siblings(draft, law, drawn_first=drawn_first)
+    siblings = Siblings(draft, law)
     uniform_BNK = noise.accept_uniforms(draws, nodes, siblings.most)
-    if siblings.order_BNK is not None:  # a draw keeps its uniform wherever it stands
-        uniform_BNK = uniform_BNK.expand(batch, -1, -1).gather(-1, siblings.order_BNK)
     node = torch.zeros(batch, 1, dtype=torch.int64, device=law.device)
     alive = torch.ones(batch, 1, dtype=torch.bool, device=law.device)
     here, left, path, overlap = law[:, :1], law[:, :1], [], []
@@ -96,10 +92,10 @@ def walk(
     )
 
 
-def walked(judge: NodeRule, draft: Draft, scores: Scores, *, drawn_first: bool = False) -> Outcome:
+def walked(judge: NodeRule, draft: Draft, scores: Scores) -> Outcome:
     """The law of the walk: every test replaced by its probability."""
     law = ops.probs(scores.laws)
-    siblings = Siblings(draft, law, drawn_first=drawn_first)
+    siblings = Siblings(draft, law)
     reach = torch.zeros_like(law[..., 0])
     reach[:, 0] = 1
     stop, following = [], []
