@@ -15,7 +15,7 @@ import triton.language as tl
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.following import following, race_of, stand_of
-from outrider.ops.triton.launch import block_size, next_power, programs, workspace
+from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import law, row_done, side_of, slices_of
 from outrider.ops.triton.tables import keys_of, kid_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
@@ -146,8 +146,10 @@ def block(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         stand, path, count, depth, slices, BLOCK=size, NPROG_P2=wide,
         DEPTH_P2=next_power(max(depth, 1)), INJECTED=uniforms, num_warps=warps, **floors,
     )  # fmt: skip
+    small = race_size(size)
+    slices = programs(vocab, small)
     following[slices, batch](
         target, drafted, tables, keys, stand, race_of(device, batch, slices), next_token, slices,
-        BLOCK=size, NPROG_P2=wide, HAS_DRAFT=True, INJECTED=race, num_warps=warps, **floors,
+        BLOCK=small, NPROG_P2=next_power(slices), HAS_DRAFT=True, INJECTED=race, num_warps=warps, **floors,
     )  # fmt: skip
     return Verdict(path, count, next_token)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.following import FIXED, following, race_of, stand_of
-from outrider.ops.triton.launch import block_size, next_power, programs, workspace
+from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import law, row_done, row_stats, side_of, slices_of
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
@@ -86,9 +86,11 @@ def chain(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         TARGET_FLOOR=target_floor, DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft,
         INJECTED=uniform, num_warps=warps,
     )  # fmt: skip
-    following[count_p, batch](
-        target, drafted, tables, keys, stand, race_of(device, batch, count_p), following_B,
-        count_p, BLOCK=block, NPROG_P2=next_power(count_p), TARGET_FLOOR=target_floor,
+    size = race_size(block)
+    slices = programs(vocab, size)
+    following[slices, batch](
+        target, drafted, tables, keys, stand, race_of(device, batch, slices), following_B,
+        slices, BLOCK=size, NPROG_P2=next_power(slices), TARGET_FLOOR=target_floor,
         DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft, INJECTED=race_given, num_warps=warps,
     )  # fmt: skip
     return Verdict(path, count, following_B)

@@ -30,6 +30,11 @@ def block_size(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int]:
     return min(size, max(next_power(vocab), 16)), 4
 
 
+def race_size(block: int) -> int:
+    """Elements of a slice in kernels that also hash: fewer, to spare registers."""
+    return min(block, 2048)
+
+
 def programs(vocab: int, block: int) -> int:
     """How many slices a row has."""
     return -(-vocab // block)
@@ -46,3 +51,10 @@ def workspace(device: torch.device, name: str, size: int) -> Tensor:
         found = torch.zeros(next_power(max(size, 1024)), dtype=torch.int32, device=device)
         _tickets[device, stream, name] = found
     return found
+
+
+def one_shape(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int]:
+    """Sub-blocks of a slice, elements of a sub-block and warps of the one-launch kernel."""
+    size, warps = block_size(vocab, dtype, rows)
+    part = min(256 if size >= 8192 else 128, max(size // 4, 1))
+    return size // part, part, warps

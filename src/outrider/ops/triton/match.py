@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.launch import block_size, next_power, programs
+from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.side import scaled, side_of
 from outrider.ops.triton.tables import keys_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
@@ -101,6 +101,7 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     tables = tables_of(draft)
     keys, _, injected = keys_of(draws._replace(uniform_BNK=None), draws.target_race_BDV)
     block, warps = block_size(vocab, laws.logits_BRV.dtype, batch * nodes)
+    block = race_size(block)
     count_p = programs(vocab, block)
     depths = draft.tree.depth_BN
     winners = Winners(

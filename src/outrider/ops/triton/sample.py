@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.launch import block_size, next_power, programs
+from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.side import row_done, scaled, side_of, slices_of
 from outrider.types import Laws
 
@@ -57,6 +57,7 @@ def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Tensor]:
     device = laws.logits_BRV.device
     side, floor = side_of(laws._replace(lse_BR=None))
     block, warps = block_size(vocab, laws.logits_BRV.dtype, batch * rows)
+    block = race_size(block)
     count = programs(vocab, block)
     value = torch.empty(batch * rows * count, dtype=torch.float32, device=device)
     index = torch.empty(batch * rows * count, dtype=torch.int32, device=device)

@@ -172,9 +172,10 @@ def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     path = torch.full((batch, depth), -1, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     next_token = torch.empty(batch, dtype=torch.int64, device=device)
+    chunk = race_size(block)
     tree_walk[batch,](
         target, drafted, tables_of(draft), keys, path, count, next_token, depth,
-        draft.draws_BNK.shape[2], CHUNK=block, TARGET_FLOOR=target_floor,
+        draft.draws_BNK.shape[2], CHUNK=chunk, TARGET_FLOOR=target_floor,
         DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft, UNIFORMS=uniforms, RACE=race,
         num_warps=8,
     )  # fmt: skip
