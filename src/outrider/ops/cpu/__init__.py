@@ -26,8 +26,6 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
         return "coupled children are judged by a matching rule"
     if op in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"
-    if op == "block" and Kind.FIXED in draft.kinds:
-        return "block verification judges drawn children"
     return None
 
 

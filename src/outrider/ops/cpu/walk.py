@@ -131,9 +131,10 @@ class Walk:
 
     def exceeds(self, scale: float) -> float:
         """Sum of (scale owed - drawn)+, leaving both rows as they are."""
-        assert self.drafted is not None
         if scale <= 0:
             return 0.0
+        if self.kind == Kind.FIXED or self.drafted is None:
+            return scale * (1 - float(self.target.row[self.token]) / self.mass)
         np.multiply(self.drafted.row, self.mass / (self.drawn_mass * scale), out=self.spare)
         np.subtract(self.target.row, self.spare, out=self.spare)
         np.maximum(self.spare, 0, out=self.spare)

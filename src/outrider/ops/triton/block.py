@@ -14,10 +14,10 @@ import triton.language as tl
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
-from outrider.ops.triton.following import following, race_of, stand_of
+from outrider.ops.triton.following import drawn_from, following, race_of, stand_of
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import law, row_done, side_of, slices_of
-from outrider.ops.triton.tables import keys_of, kid_of, row_of, tables_of, token_of
+from outrider.ops.triton.tables import keys_of, kid_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
@@ -25,7 +25,7 @@ from outrider.types import Draft, Draws, Scores, Verdict
 def block_reach(
     target, drafted, tables, slices, ticket, reach, depth, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, TARGET_FLOOR: tl.constexpr,
-    DRAFT_FLOOR: tl.constexpr,
+    DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr,
 ):  # fmt: skip
     """Statistics of the target's rows, then r_0..r_depth (0 past the drafted ones)."""
     r = tl.program_id(1).to(tl.int64)
@@ -43,7 +43,7 @@ def block_reach(
                 kid = kid_of(tables, b, i, 0)
                 token = token_of(tables, b, kid)
                 owed = law(target, b, i, token, TARGET_FLOOR)
-                drawn = law(drafted, b, row_of(tables, b, i, 0), token, DRAFT_FLOOR)
+                drawn = drawn_from(drafted, tables, b, i, 0, token, HAS_DRAFT, DRAFT_FLOOR)
                 ratio = owed / tl.where(drawn > 0, drawn, 1.0)
                 ratio = tl.where(drawn > 0, ratio, (owed > 0).to(tl.float32))
                 here = tl.where(kid >= 0, tl.minimum(here * ratio, 1.0), 0.0)
@@ -55,7 +55,8 @@ def block_reach(
 def block_sums(
     target, drafted, tables, keys, reach, partial, ticket, stand, path, count, depth, NPROG,
     BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, DEPTH_P2: tl.constexpr,
-    TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr, INJECTED: tl.constexpr,
+    TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    INJECTED: tl.constexpr,
 ):  # fmt: skip
     """S_1..S_{depth-1} slice by slice, then tau. Grid (slices, batch)."""
     pid = tl.program_id(0)
@@ -67,7 +68,7 @@ def block_sums(
         excess = 0.0
         if (here > 0) & (kid_of(tables, b, i, 0) >= 0):
             plain = law(target, b, i, offs, TARGET_FLOOR)
-            guess = law(drafted, b, row_of(tables, b, i, 0), offs, DRAFT_FLOOR)
+            guess = drawn_from(drafted, tables, b, i, 0, offs, HAS_DRAFT, DRAFT_FLOOR)
             excess = tl.sum(tl.maximum(here * plain - guess, 0.0), axis=0)
         tl.store(partial + (b * depth + i) * NPROG + pid, excess)
         i += 1
@@ -117,39 +118,43 @@ def block_sums(
 def block(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     laws = scores.laws
-    assert draft.laws is not None
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device
     depth = draft.tree.max_depth
     target, target_floor = side_of(laws)
-    drafted, draft_floor = side_of(draft.laws, vocab)
+    drafted, draft_floor = (target, False) if draft.laws is None else side_of(draft.laws, vocab)
     tables = tables_of(draft)
     keys, uniforms, race = keys_of(draws, draws.race_BV)
     size, warps = block_size(vocab, laws.logits_BRV.dtype, batch * rows)
     slices = programs(vocab, size)
     wide = next_power(slices)
-    draft_sums(draft.laws, drafted, size, warps, draft_floor)
+    if draft.laws is not None:
+        draft_sums(draft.laws, drafted, size, warps, draft_floor)
     reach = torch.empty(batch, depth + 1, dtype=torch.float32, device=device)
     partial = torch.empty(batch, max(depth, 1), slices, dtype=torch.float32, device=device)
     path = torch.empty(batch, depth, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     next_token = torch.empty(batch, dtype=torch.int64, device=device)
     stand = stand_of(device, batch)
-    floors = {"TARGET_FLOOR": target_floor, "DRAFT_FLOOR": draft_floor}
+    flags = {
+        "TARGET_FLOOR": target_floor,
+        "DRAFT_FLOOR": draft_floor,
+        "HAS_DRAFT": draft.laws is not None,
+    }
     block_reach[slices, rows, batch](
         target, drafted, tables, slices_of(device, batch * rows, slices, "block rows"),
         workspace(device, "block reach", batch), reach, depth, slices, BLOCK=size, NPROG_P2=wide,
-        num_warps=warps, **floors,
+        num_warps=warps, **flags,
     )  # fmt: skip
     block_sums[slices, batch](
         target, drafted, tables, keys, reach, partial, workspace(device, "block sums", batch),
         stand, path, count, depth, slices, BLOCK=size, NPROG_P2=wide,
-        DEPTH_P2=next_power(max(depth, 1)), INJECTED=uniforms, num_warps=warps, **floors,
+        DEPTH_P2=next_power(max(depth, 1)), INJECTED=uniforms, num_warps=warps, **flags,
     )  # fmt: skip
     small = race_size(size)
     slices = programs(vocab, small)
     following[slices, batch](
         target, drafted, tables, keys, stand, race_of(device, batch, slices), next_token, slices,
-        BLOCK=small, NPROG_P2=next_power(slices), HAS_DRAFT=True, INJECTED=race, num_warps=warps, **floors,
+        BLOCK=small, NPROG_P2=next_power(slices), INJECTED=race, num_warps=warps, **flags,
     )  # fmt: skip
     return Verdict(path, count, next_token)

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 from outrider.ops.triton import noise
-from outrider.ops.triton.chain import draft_sums
+from outrider.ops.triton.chain import chain, draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT
-from outrider.ops.triton.launch import block_size, next_power, programs
+from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.side import law, row_stats, side_of, slices_of
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
@@ -153,6 +153,8 @@ def tree_walk(
 
 def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
+    if draft.tree.is_chain:  # the bare root too: its row is raced by many programs
+        return chain(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device

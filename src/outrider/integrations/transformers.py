@@ -1,0 +1,232 @@
+"""Exact, fast verification inside transformers' assisted generation, with one line.
+
+    from outrider.integrations import transformers as fast
+
+    with fast.patched() as calls:
+        model.generate(**inputs, assistant_model=assistant, do_sample=True)
+    print(calls.count)
+
+Assisted generation looks up the module-level function `_speculative_sampling` whenever it samples;
+it is replaced by one with the same signature and return value. The law of the text is unchanged.
+On a CPU nothing is copied and positions behind a rejection are never read; on CUDA the kernels read
+the logits in place and one host read remains, because the caller needs a tensor of n + 1 tokens.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers.generation import utils as _utils
+
+from outrider.errors import BackendUnavailable
+from outrider.ops import backend
+from outrider.ops.cpu import keys
+from outrider.ops.cpu.rows import Array, Rows, pick
+from outrider.ops.reference import EMPTY
+from outrider.tree import chain, children
+from outrider.types import Draft, Draws, Kind, Laws, Scores
+
+NAME = "_speculative_sampling"
+PARAMETERS = (
+    "candidate_input_ids",
+    "candidate_logits",
+    "candidate_length",
+    "new_logits",
+    "assistant_ensemble_weight",
+)
+REQUIRED = 4  #: later parameters may be missing in older versions
+
+Sampler = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Calls:
+    """How often the replacement ran, and what it accepted."""
+
+    count: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+_original: Sampler | None = None
+_calls = Calls()
+
+
+def patch() -> Calls:
+    """Replace transformers' function until `unpatch`. Returns live counts of the calls."""
+    global _original, _calls
+    if _original is None:
+        _original = checked()
+        _calls = Calls()
+        setattr(_utils, NAME, speculative_sampling)
+    return _calls
+
+
+def unpatch() -> None:
+    """Put transformers' own function back."""
+    global _original
+    if _original is not None:
+        setattr(_utils, NAME, _original)
+        _original = None
+
+
+@contextmanager
+def patched() -> Iterator[Calls]:
+    """Replace transformers' function inside a block."""
+    outer = _original is not None
+    calls = patch()
+    try:
+        yield calls
+    finally:
+        if not outer:
+            unpatch()
+
+
+def checked() -> Sampler:
+    """transformers' function, if it is one that we know how to replace."""
+    found = getattr(_utils, NAME, None)
+    version = transformers.__version__
+    if found is None:
+        raise BackendUnavailable(
+            f"transformers {version} has no {NAME} to replace; use a version from 5.17 up to 5.x, "
+            "or outrider's own engine"
+        )
+    names = tuple(inspect.signature(found).parameters)
+    if names[:REQUIRED] != PARAMETERS[:REQUIRED] or not set(names) <= set(PARAMETERS):
+        raise BackendUnavailable(
+            f"transformers {version} defines {NAME}({', '.join(names)}), not the function that "
+            f"this replacement stands for, ({', '.join(PARAMETERS)}); use outrider's own engine "
+            "or a version of transformers from 5.17"
+        )
+    function: Sampler = found
+    return function
+
+
+def speculative_sampling(
+    candidate_input_ids: Tensor,
+    candidate_logits: Tensor,
+    candidate_length: int,
+    new_logits: Tensor,
+    assistant_ensemble_weight: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accepted tokens and one more, [1, n + 1], and n. Logits are processed and filtered already.
+
+    The accept tests use the uniforms that transformers would draw (`torch.rand`, one per drafted
+    token), so the same seed accepts the same prefix. An ensemble weight w judges by the law
+    w target + (1 - w) draft, as transformers does: the same tests and the same residual.
+    """
+    gamma = int(candidate_logits.shape[1])
+    if candidate_input_ids.shape[0] != 1:
+        raise ValueError(
+            "assisted generation verifies one sequence at a time; got a batch of "
+            f"{candidate_input_ids.shape[0]}; use outrider's own engine for batches"
+        )
+    if candidate_logits.is_cuda:
+        valid, n = _on_device(
+            candidate_input_ids, candidate_logits, new_logits, gamma, assistant_ensemble_weight
+        )
+    else:
+        valid, n = _on_cpu(
+            candidate_input_ids[0, -candidate_length:],
+            candidate_logits,
+            new_logits,
+            assistant_ensemble_weight,
+        )
+    _calls.count += 1
+    _calls.drafted += gamma
+    _calls.accepted += valid.shape[1] - 1
+    return valid, n
+
+
+def _on_cpu(
+    ids: Tensor, candidate_logits: Tensor, new_logits: Tensor, weight: float | None
+) -> tuple[Tensor, Tensor]:
+    gamma = candidate_logits.shape[1]
+    uniform: list[float] = torch.rand(gamma).tolist()
+    last = keys.fine_uniform(int(torch.randint(2**62, ()).item()), 0)
+    plain = torch.ones(1)
+    target = Rows(Laws(new_logits, plain, greedy="none"), 0)
+    drafted = Rows(Laws(candidate_logits, plain, greedy="none"), 1, target.vocab)
+    tokens: list[int] = ids.tolist()
+    n, refused, mass, drawn_mass = 0, False, 1.0, 1.0
+    while n < gamma:
+        mass = max(target.fill(0, n), 1e-300)
+        drawn_mass = max(drafted.fill(0, n), 1e-300)
+        owed = float(target.row[tokens[n]]) / mass
+        drawn = float(drafted.row[tokens[n]]) / drawn_mass
+        if weight is not None:
+            owed = (1.0 - weight) * drawn + weight * owed
+        if not uniform[n] * drawn < owed:
+            refused = True
+            break
+        n += 1
+    if refused:
+        token = _residual(target, drafted, n, mass, drawn_mass, last)
+    else:
+        target.fill(0, n)
+        token, _ = pick(target.row, last)
+    chosen = [*tokens[:n], min(token, target.vocab - 1)]
+    return torch.tensor([chosen]), torch.tensor(n)
+
+
+def _residual(
+    target: Rows, drafted: Rows, n: int, mass: float, drawn_mass: float, uniform: float
+) -> int:
+    """A draw from norm((p - q)+): row n of both sides is in scratch already."""
+    rest: Array = drafted.row
+    np.multiply(rest, mass / drawn_mass, out=rest)
+    np.subtract(target.row, rest, out=rest)
+    np.maximum(rest, 0, out=rest)
+    token, left = pick(rest, uniform)
+    if not left > EMPTY * mass:
+        token, _ = pick(target.row, uniform)
+    return token
+
+
+def _on_device(
+    ids: Tensor, candidate_logits: Tensor, new_logits: Tensor, gamma: int, weight: float | None
+) -> tuple[Tensor, Tensor]:
+    device = new_logits.device
+    uniform = torch.rand(gamma, device=device)
+    if weight is not None:
+        if _original is None:
+            raise BackendUnavailable("an ensemble weight on CUDA needs transformers' own function")
+        return _original(ids, candidate_logits, ids[:, -gamma:].shape[1], new_logits, weight)
+    draft, scores = _as_draft(ids, candidate_logits, new_logits, gamma)
+    seed = torch.randint(-(2**62), 2**62, (1,), device=device)
+    draws = Draws(seed, torch.zeros_like(seed), uniform_BNK=_pad(uniform, gamma + 1))
+    verdict = backend.load("triton").judges["chain"](draft, scores, draws)
+    n = int(verdict.count_B)  # the one host read: the caller needs n + 1 tokens
+    drafted = ids[:, ids.shape[1] - gamma : ids.shape[1] - gamma + n]
+    return torch.cat([drafted, verdict.next_B[:, None]], 1), verdict.count_B[0]
+
+
+def _pad(uniform: Tensor, nodes: int) -> Tensor:
+    return torch.nn.functional.pad(uniform, (0, nodes - uniform.shape[0])).view(1, nodes, 1)
+
+
+def _as_draft(
+    ids: Tensor, candidate_logits: Tensor, new_logits: Tensor, gamma: int
+) -> tuple[Draft, Scores]:
+    device = new_logits.device
+    tree, draws, kinds, rows, plain = _tables(gamma, device)
+    laws = Laws(candidate_logits, plain, greedy="none")
+    tokens = ids[:, -(gamma + 1) :]
+    draft = Draft(tokens, tree, draws, kinds, rows, laws, frozenset({Kind.WITH}))
+    return draft, Scores(Laws(new_logits, plain, greedy="none"))
+
+
+@lru_cache(maxsize=64)
+def _tables(gamma: int, device: torch.device) -> Any:
+    counts = (1,) * gamma
+    tree, draws = chain(gamma, device), children(counts, device)
+    node = torch.arange(gamma + 1, device=device)[None, :, None]
+    rows = torch.where(draws >= 0, node, -1)
+    return tree, draws, torch.full_like(draws, int(Kind.WITH)), rows, torch.ones(1, device=device)

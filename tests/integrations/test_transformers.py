@@ -1,0 +1,179 @@
+"""The replacement inside assisted generation: called, exact, same prefix, refused where unknown."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    GenerationMixin,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+from transformers.generation import utils
+
+from outrider.errors import BackendUnavailable
+from outrider.integrations import transformers as fast
+
+ORIGINAL = utils._speculative_sampling
+VOCAB = 48
+
+
+def _ready(model):
+    config = model.generation_config
+    config.pad_token_id, config.eos_token_id = 0, None
+    config.top_k = 0
+    return model.eval()
+
+
+def _llama(seed):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    return _ready(LlamaForCausalLM(config))
+
+
+def _t5(seed):
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return _ready(T5ForConditionalGeneration(config))
+
+
+def _whisper(seed):
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        vocab_size=VOCAB, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
+        decoder_ffn_dim=24, max_source_positions=10, max_target_positions=64, num_mel_bins=4,
+        decoder_start_token_id=1, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config)
+    model.generation_config.decoder_start_token_id = 1
+    return _ready(model)
+
+
+PAIRS = {
+    "llama": (_llama, lambda: {"input_ids": torch.tensor([[3, 5, 7]])}),
+    "t5": (_t5, lambda: {"input_ids": torch.tensor([[3, 5, 7]])}),
+    "whisper": (_whisper, lambda: {"input_features": torch.ones(1, 4, 20)}),
+}
+
+
+def _generate(name, tokens=12, **more):
+    make, inputs = PAIRS[name]
+    target, assistant = make(0), make(1)
+    return GenerationMixin.generate(
+        target, **inputs(), assistant_model=assistant, do_sample=True, max_new_tokens=tokens, **more
+    )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_assisted_generation_calls_the_replacement(name):
+    with fast.patched() as calls:
+        torch.manual_seed(3)
+        text = _generate(name)
+    assert calls.count > 0
+    assert 0 <= calls.accepted <= calls.drafted
+    assert text.shape[1] > 10
+    assert utils._speculative_sampling is ORIGINAL
+
+
+def test_patch_and_unpatch_nest():
+    outer = fast.patch()
+    with fast.patched() as inner:
+        assert inner is outer
+        assert utils._speculative_sampling is fast.speculative_sampling
+    assert utils._speculative_sampling is fast.speculative_sampling
+    fast.unpatch()
+    fast.unpatch()
+    assert utils._speculative_sampling is ORIGINAL
+
+
+def _inputs(seed, gamma=4, vocab=VOCAB, spread=0.7, dtype=torch.float32):
+    rng = torch.Generator().manual_seed(seed)
+    target = torch.randn(1, gamma + 1, vocab, generator=rng) * 2
+    draft = target[:, :gamma] + spread * torch.randn(1, gamma, vocab, generator=rng)
+    ids = torch.multinomial(draft[0].softmax(-1), 1, generator=rng).T
+    prompt = torch.zeros(1, 3, dtype=torch.int64)
+    return torch.cat([prompt, ids], 1), draft.to(dtype), gamma, target.to(dtype)
+
+
+@pytest.mark.parametrize("weight", [None, 0.5])
+@pytest.mark.parametrize("gamma", [1, 5])
+def test_accepts_the_same_prefix_for_the_same_uniforms(gamma, weight):
+    for seed in range(60):
+        inputs = _inputs(seed, gamma)
+        torch.manual_seed(seed)
+        theirs, n = ORIGINAL(*inputs, assistant_ensemble_weight=weight)
+        torch.manual_seed(seed)
+        ours, m = fast.speculative_sampling(*inputs, assistant_ensemble_weight=weight)
+        assert int(n) == int(m)
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours[:, :n], theirs[:, :n])
+
+
+def test_masked_logits_never_come_out():
+    ids, draft, gamma, target = _inputs(1)
+    target[:, :, ::3] = -torch.inf
+    draft[:, :, 1::3] = -torch.inf
+    for seed in range(40):
+        torch.manual_seed(seed)
+        valid, _ = fast.speculative_sampling(ids, draft, gamma, target)
+        assert bool((valid % 3 != 0).all())
+
+
+def test_equal_laws_accept_everything():
+    ids, _, gamma, target = _inputs(2)
+    valid, n = fast.speculative_sampling(ids, target[:, :gamma].clone(), gamma, target)
+    assert int(n) == gamma
+    assert valid.shape == (1, gamma + 1)
+
+
+def test_first_token_follows_the_target():
+    """G-test of the first emitted token over fresh drafts."""
+    vocab, trials = 7, 6000
+    rng = torch.Generator().manual_seed(5)
+    target = torch.randn(1, 2, vocab, generator=rng)
+    draft = torch.randn(1, 1, vocab, generator=rng)
+    counts = torch.zeros(vocab)
+    torch.manual_seed(0)
+    for _ in range(trials):
+        ids = torch.multinomial(draft[0, 0].softmax(-1), 1)[None]
+        valid, _ = fast.speculative_sampling(ids, draft, 1, target)
+        counts[valid[0, 0]] += 1
+    expected = target[0, 0].softmax(-1) * trials
+    g = 2 * (counts * (counts / expected).log()).nan_to_num().sum()
+    assert float(g) < 27.9  # chi-square, 6 degrees of freedom, p = 1e-4
+
+
+def test_text_of_a_seed_differs_only_in_the_drawn_tokens():
+    torch.manual_seed(11)
+    plain = _generate("llama", tokens=1)
+    with fast.patched():
+        torch.manual_seed(11)
+        assert _generate("llama", tokens=1).shape == plain.shape
+
+
+def test_batches_are_refused():
+    ids, draft, gamma, target = _inputs(0)
+    with pytest.raises(ValueError, match="one sequence at a time"):
+        fast.speculative_sampling(ids.repeat(2, 1), draft, gamma, target)
+
+
+@pytest.mark.parametrize("function", [None, lambda input_ids, logits: None])
+def test_an_unknown_version_is_refused(monkeypatch, function):
+    fake = SimpleNamespace() if function is None else SimpleNamespace(**{fast.NAME: function})
+    monkeypatch.setattr(fast, "_utils", fake)
+    with pytest.raises(BackendUnavailable, match=transformers.__version__):
+        fast.patch()
