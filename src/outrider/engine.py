@@ -18,9 +18,10 @@ import torch
 from outrider import sampling as _sampling
 from outrider import step, verifiers
 from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
+from outrider.prefill import ROUND
 from outrider.sampling import Sampling
 from outrider.stats import Meter, RequestStats, Stats
-from outrider.step import REASONS, ROUND, Block, State
+from outrider.step import REASONS, Block, State
 from outrider.types import Draft, Drafter, LanguageModel, Verdict, Verifier
 
 

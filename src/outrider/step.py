@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
-from outrider.tree import visible
+from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
-
-ROUND = 128  #: visible widths are multiples of this, so that bf16 sums run in one order (docs/log.md)
-CHUNK = 512  #: prompt tokens per prefill call, which bounds the mask's size
 
 RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)
 REASONS = ("running", "stop", "length", "context", "fault")
@@ -49,26 +47,6 @@ class Block(NamedTuple):
     overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
     overlaps_B: Tensor
     start_B: Tensor  #: committed length before the step
-
-
-def width(bound: int, nodes: int, capacity: int) -> int:
-    """Visible cache width for rows of at most `bound` tokens and a tree of `nodes`."""
-    return min(-(-(bound + nodes) // ROUND) * ROUND, capacity)
-
-
-@torch.inference_mode()
-def ingest(model: LanguageModel, cache: Any, tokens_BL: Tensor, count: int) -> None:
-    """Write the first `count` tokens of every row, right-padded rows included, in chunks.
-
-    Entries beyond a row's own length are never visible to it and are overwritten later.
-    """
-    device = tokens_BL.device
-    rows = tokens_BL.shape[0]
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        at = torch.arange(start, stop, device=device)[None].expand(rows, -1)
-        slots = torch.arange(width(stop, 0, cache.capacity), device=device)
-        model.forward(cache, tokens_BL[:, start:stop], at, at, slots <= at[..., None], last=1)
 
 
 @torch.inference_mode()
@@ -121,13 +99,14 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     first = context.length_B - 1
     nodes = tree.nodes
     wide = width(context.bound, nodes, state.cache.capacity)
-    logits = target.forward(
-        state.cache,
-        draft.tokens_BN,
-        first[:, None] + tree.depth_BN,
-        first[:, None] + torch.arange(nodes, device=first.device),
-        visible(tree.ancestors_BNN, first, 0, nodes, wide),
-    )
+    slots = first[:, None] + numbers(nodes, first.device)
+    if tree.is_chain:  # depth is the node's number, and a node sees all that stands before it
+        positions = slots
+        seen = numbers(wide, first.device) <= slots[..., None]
+    else:
+        positions = first[:, None] + tree.depth_BN
+        seen = visible(tree.ancestors_BNN, first, 0, nodes, wide)
+    logits = target.forward(state.cache, draft.tokens_BN, positions, slots, seen)
     return Scores(warp(logits, context.sampling))
 
 
@@ -156,7 +135,7 @@ def commit(
     device = length.device
     count = verdict.count_B
     size = verdict.path_BD.shape[1] + 1
-    at = torch.arange(size, device=device)
+    at = numbers(size, device)
 
     path_tokens = draft.tokens_BN.gather(1, verdict.path_BD.clamp(min=0))
     following = verdict.next_B[:, None]
