@@ -35,7 +35,9 @@ class Calibration:
     """What was chosen and the cost curves behind it, in milliseconds per call."""
 
     setting: Setting
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)  #: "target"/"draft" -> n -> ms
+    curves: dict[str, dict[int, float]] = field(
+        default_factory=dict
+    )  #: "target"/"draft" -> n -> ms
     candidates: list[dict[str, Any]] = field(default_factory=list)
     cached: bool = False
 
@@ -48,7 +50,14 @@ def cache_dir() -> Path:
 def key(*configs: Any) -> str:
     """Identity of model shapes, software and processor."""
     shapes = [c.to_json_string() for c in configs if c is not None]
-    parts = [*shapes, torch.__version__, platform.processor(), _cpu_name(), str(os.cpu_count()), "3"]
+    parts = [
+        *shapes,
+        torch.__version__,
+        platform.processor(),
+        _cpu_name(),
+        str(os.cpu_count()),
+        "3",
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from outrider.tree import numbers
 from outrider.types import Draws
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -49,6 +50,11 @@ def stream(seed: Tensor, position: Tensor, purpose: Purpose) -> Tensor:
     salt = (int(purpose) * _GOLDEN) % (1 << 64)
     salt -= (salt >> 63) << 64  # as a signed word
     return _mix(_mix(seed + salt) ^ position * _MIX1)
+
+
+def split(keys: Tensor, count: int) -> Tensor:
+    """`count` further streams of each stream: keys [..., count]."""
+    return words(keys, count)
 
 
 def words(keys: Tensor, count: int) -> Tensor:
@@ -102,6 +108,6 @@ def target_race_at(seed_B: Tensor, start_B: Tensor, count: int, vocab: int) -> T
 
     Match and coupled rules and coupled drafters all read this one stream.
     """
-    ahead = torch.arange(1, count + 1, device=start_B.device)
+    ahead = numbers(count + 1, start_B.device)[1:]
     keys = stream(seed_B[:, None], start_B[:, None] + ahead, Purpose.TARGET)
     return exponentials(keys, vocab)

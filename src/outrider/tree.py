@@ -91,13 +91,19 @@ def children(tree_counts: tuple[int, ...], device: torch.device | str = "cpu") -
     return _children(tree_counts, device)
 
 
+@lru_cache(maxsize=512)
+def numbers(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """0, 1, ..., count - 1, made once: creating small tensors is what host time goes to."""
+    return torch.arange(count, device=device)
+
+
 def visible(ancestors: Tensor, first_B: Tensor, start: int, stop: int, width: int) -> Tensor:
     """Which cache slots the nodes start..stop of a tree rooted at slot `first_B` may see.
 
     Committed slots (below `first_B`) are visible to all; inside the tree a node sees itself and
     its ancestors. `ancestors` is [B or 1, N, N]; the result is bool [B, stop - start, width].
     """
-    offset = torch.arange(width, device=first_B.device) - first_B[:, None]  # [B, W]
+    offset = numbers(width, first_B.device) - first_B[:, None]  # [B, W]
     inside = (offset >= 0) & (offset < stop)
     rows = ancestors[:, start:stop, :stop]
     index = offset.clamp(0, stop - 1)[:, None, :].expand(-1, stop - start, -1)

@@ -16,9 +16,9 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
+from outrider.prefill import ingest, width
 from outrider.sampling import warp
-from outrider.step import ingest, width
-from outrider.tree import branching, children, visible
+from outrider.tree import branching, children, numbers, visible
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
 
 
@@ -95,8 +95,8 @@ class DraftModel:
         first = context.length_B - 1
         wide = width(context.bound, tree.nodes, memory.capacity)
 
-        tail = (first[:, None] + torch.tensor([-1, 0], device=device)).clamp(min=0)
-        slots = torch.arange(wide, device=device)
+        tail = (first[:, None] + (numbers(2, device) - 1)).clamp(min=0)
+        slots = numbers(wide, device)
         logits = self.model.forward(
             memory, context.tokens_BL.gather(1, tail), tail, tail, slots <= tail[..., None], last=1
         )[:, -1:]
@@ -112,14 +112,13 @@ class DraftModel:
         for depth, count in enumerate(self.counts):
             start, stop = levels[depth], levels[depth + 1]
             if depth:
-                at = torch.arange(start, stop, device=device)
-                logits = self.model.forward(
-                    memory,
-                    tokens[-1],
-                    first[:, None] + tree.depth_BN[:, start:stop],
-                    first[:, None] + at,
-                    visible(tree.ancestors_BNN, first, start, stop, wide),
-                )
+                where = first[:, None] + numbers(stop, device)[start:]
+                if tree.is_chain:
+                    at, seen = where, slots <= where[..., None]
+                else:
+                    at = first[:, None] + tree.depth_BN[:, start:stop]
+                    seen = visible(tree.ancestors_BNN, first, start, stop, wide)
+                logits = self.model.forward(memory, tokens[-1], at, where, seen)
             law = warp(logits, sampling)
             laws.append(law)
             if race is None:
@@ -160,8 +159,7 @@ class DraftModel:
         first = context.length_B - 1
         if not self.coupled:
             keys = noise.stream(context.seed_B, first, Purpose.DRAFT)
-            nodes = torch.arange(inner, device=first.device) * 0x632BE59BD9B4E019
-            return noise.exponentials(keys[:, None] ^ nodes, vocab).log_()
+            return noise.exponentials(noise.split(keys, inner), vocab).log_()
         race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
         return race if self.is_chain else race[:, tree.depth_BN[0, :inner]]
 

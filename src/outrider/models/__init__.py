@@ -23,7 +23,8 @@ def adapt(model: Any, *, packed: bool = False, vocab_size: int | None = None) ->
     if kind not in SUPPORTED:
         raise UnsupportedModel(
             f"architecture {kind!r} is not supported: its masks and positions have not been "
-            f"checked over trees; got {type(model).__name__}; supported: {', '.join(sorted(SUPPORTED))}"
+            f"checked over trees; got {type(model).__name__}; supported: "
+            f"{', '.join(sorted(SUPPORTED))}"
         )
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and llama.fits(model):

@@ -1,5 +1,6 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from outrider.models.cache import SlotCache
 from outrider.stats import Meter
+from outrider.tree import numbers
 
 
 class Runner(Protocol):
@@ -85,7 +87,7 @@ class CausalModel:
             tokens_BQ = _repeat_last(tokens_BQ, more)
             positions_BQ = _repeat_last(positions_BQ, more)
             visible_BQW = _repeat_last(visible_BQW, more)
-            ahead = torch.arange(1, more + 1, device=slots_BQ.device)
+            ahead = numbers(more + 1, slots_BQ.device)[1:]
             slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
             last = None
         with self.meter:
@@ -102,5 +104,14 @@ def _repeat_last(x: Tensor, times: int) -> Tensor:
 
 def additive(visible_BQW: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask [B, 1, Q, W] that is right for eager and sdpa attention alike: 0 or finfo.min."""
-    blocked = torch.finfo(dtype).min
-    return torch.where(visible_BQW, 0.0, blocked).to(dtype)[:, None]
+    seen, blocked = _levels(dtype, visible_BQW.device)
+    return torch.where(visible_BQW, seen, blocked)[:, None]
+
+
+@lru_cache(maxsize=16)
+def _levels(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    lowest = torch.finfo(dtype).min
+    return (
+        torch.zeros((), dtype=dtype, device=device),
+        torch.full((), lowest, dtype=dtype, device=device),
+    )

@@ -30,7 +30,7 @@ def product(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
     if not packed:
         return lambda x: torch.nn.functional.linear(x, weight, bias)
     laid: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _HINT)
-    run = torch.ops.mkldnn._linear_pointwise
+    run = torch.ops.mkldnn._linear_pointwise.default  # the overload itself: no look-up per call
 
     def multiply(x: Tensor) -> Tensor:
         out: Tensor = run(x, laid, bias, "none", [], "")

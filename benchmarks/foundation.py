@@ -1,0 +1,200 @@
+"""Exactness and speed of the shipped pair on held-out prompts: the figures behind the README table.
+
+    python benchmarks/foundation.py exact          greedy texts, float32 and bfloat16, every drafter
+    python benchmarks/foundation.py coupled        coupled mode, temperatures 0.7 and 1.0
+    python benchmarks/foundation.py speed          plain against speculative, with the ceiling
+    python benchmarks/foundation.py all --json out.json
+
+Arms are interleaved in one process with the same dtype, weights and packing. Run it on an idle
+machine with OMP_WAIT_POLICY=PASSIVE.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+
+import torch
+
+import outrider
+from outrider import measure, verifiers
+from outrider.cli.demo import held_out
+from outrider.drafters import DraftModel, PromptLookup
+from outrider.speculator import Speculator
+
+TREE = (3, 2, 1)
+
+
+def pair(dtype: str, gamma: int = 4) -> Speculator:
+    return outrider.load(dtype=dtype, num_speculative_tokens=gamma)
+
+
+def arms_of(base: Speculator, coupled: bool = False) -> dict[str, Speculator]:
+    drafter = base.engine.drafter
+    assert isinstance(drafter, DraftModel)
+    match = verifiers.get("match")
+
+    def arm(made: Any) -> Speculator:
+        return base.using(made, match if coupled else None)
+
+    return {
+        "chain": arm(DraftModel(drafter.model, drafter.counts, coupled)),
+        "tree 3-2-1": arm(DraftModel(drafter.model, TREE, coupled)),
+        "prompt_lookup": arm(PromptLookup(8)),
+    }
+
+
+def texts(
+    arm: Speculator, prompts: list[str], how: Any, budget: int, batch: int
+) -> tuple[Any, float]:
+    """Token ids of every prompt, decoded `batch` at a time, and the mean acceptance length."""
+    ids, steps, accepted = [], 0, 0
+    for start in range(0, len(prompts), batch):
+        result = arm.generate(prompts[start : start + batch], how, outrider.Stop(budget))
+        ids += [c.token_ids for c in result.completions]
+        steps += result.stats.steps
+        accepted += result.stats.accepted
+    return ids, 1 + accepted / steps
+
+
+def equality(
+    title: str,
+    base: Speculator,
+    prompts: list[str],
+    how: Any,
+    budget: int,
+    coupled: bool,
+    batches: tuple[int, ...],
+) -> list[dict[str, Any]]:
+    rows = []
+    plain = base.plain(coupled)
+    for batch in batches:
+        want, _ = texts(plain, prompts, how, budget, batch)
+        single = want
+        if batch != 1:
+            single, _ = texts(plain, prompts, how, budget, 1)
+        for name, arm in arms_of(base, coupled).items():
+            got, length = texts(arm, prompts, how, budget, batch)
+            same = sum(a == b for a, b in zip(got, want, strict=True))
+            alone = sum(a == b for a, b in zip(got, single, strict=True))
+            rows.append(
+                {
+                    "run": title,
+                    "drafter": name,
+                    "batch": batch,
+                    "equal": same,
+                    "equal_to_batch_1": alone,
+                    "of": len(prompts),
+                    "mean_acceptance_length": round(length, 3),
+                }
+            )
+            print(
+                f"{title:28} {name:14} batch {batch}  equal {same}/{len(prompts)}  "
+                f"(to batch 1: {alone})  mean acceptance length {length:.2f}",
+                flush=True,
+            )
+    return rows
+
+
+def exact(prompts: list[str], budget: int) -> list[dict[str, Any]]:
+    greedy = outrider.Sampling(0)
+    rows = equality("greedy float32", pair("float32"), prompts, greedy, budget, False, (1, 5))
+    return rows + equality(
+        "greedy bfloat16", pair("bfloat16"), prompts, greedy, budget, False, (1,)
+    )
+
+
+def coupled(prompts: list[str], budget: int) -> list[dict[str, Any]]:
+    rows = []
+    base = pair("float32")
+    for temperature in (0.7, 1.0):
+        how = outrider.Sampling(temperature, seed=11)
+        title = f"coupled float32 T={temperature}"
+        rows += equality(title, base, prompts, how, budget, True, (1, 5))
+    return rows
+
+
+def speed(
+    prompts: list[str], budget: int, repeats: int, dtype: str, gammas: tuple[int, ...]
+) -> Any:
+    rows = []
+    for gamma in gammas:
+        base = pair(dtype, gamma)
+        arms = {"plain": base.plain(), "speculative": base}
+        notes = base.notes
+        for temperature in (0.0, 0.6, 1.0):
+            trials = measure.interleave(
+                arms,
+                prompts,
+                lambda n, t=temperature: outrider.Sampling(t, seed=n),
+                outrider.Stop(budget, token_ids=()),
+                repeats,
+            )
+            ratio = measure.ratio(trials, "speculative", "plain")
+            top = measure.ceiling(trials, "speculative", "plain")
+            stats = [t.result.stats for t in trials if t.arm == "speculative"]
+            steps = sum(s.engine_steps for s in stats)
+            verify = sum(s.verify_ms for s in stats) / steps
+            host = sum(s.host_ms for s in stats) / steps
+            overlaps = sum(s.overlaps for s in stats)
+            alpha = sum(s.overlap for s in stats) / overlaps if overlaps else None
+            rows.append(
+                {
+                    "dtype": notes.dtype,
+                    "threads": notes.threads,
+                    "packed": notes.packed,
+                    "gamma": gamma,
+                    "temperature": temperature,
+                    "ratio": vars(ratio),
+                    "ceiling": vars(top),
+                    "verify_ms": verify,
+                    "host_ms": host,
+                    "alpha": alpha,
+                }
+            )
+            print(
+                f"{notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, ceiling "
+                f"{top.ceiling:.2f}x, reached {top.reached:.1%}; per step: target {top.target_block_ms:.2f} "
+                f"(plain {top.target_one_ms:.2f}) draft {top.draft_ms:.2f} verify {verify:.2f} "
+                f"host {host:.2f} ms, outside {top.outside_share:.1%}; "
+                f"{top.tokens_per_step:.2f} tokens per call, alpha {alpha or float('nan'):.3f}",
+                flush=True,
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("section", choices=["exact", "coupled", "speed", "all"])
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--budget", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--gamma", type=int, nargs="+", default=[4])
+    parser.add_argument("--json", dest="path")
+    given = parser.parse_args()
+    prompts = [p["prompt"].rstrip() for p in held_out()[: given.prompts]]
+    report: dict[str, Any] = {
+        "command": " ".join(sys.argv),
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+    }
+    if given.section in ("exact", "all"):
+        report["exact"] = exact(prompts, given.budget)
+    if given.section in ("coupled", "all"):
+        report["coupled"] = coupled(prompts, given.budget)
+    if given.section in ("speed", "all"):
+        report["speed"] = speed(
+            prompts, given.budget, given.repeats, given.dtype, tuple(given.gamma)
+        )
+    if given.path:
+        with open(given.path, "w", encoding="utf-8") as out:
+            json.dump(report, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
