@@ -1,0 +1,77 @@
+# `make demo` and `make test` do all the set-up: Python 3.11 or newer and make are enough.
+#
+#   PYTHON=/path/to/python3.12   which Python builds the environment (default: the first that fits)
+#   TORCH_INDEX=...              a package index to take torch from (README, "Which torch?")
+#   WORKERS=2                    test processes
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+WORKERS ?= 2
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Idle OpenMP threads that spin steal the time of the thread that works.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help venv demo test lint types format clean
+
+help:
+	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
+	@echo "make test     style, types, import layers and all tests"
+	@echo "make format   put the code into the project's style"
+	@echo "make lint, make types, make venv, make clean"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	python=""; \
+	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    python="$$candidate"; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "outrider needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || echo none)." >&2; \
+	  echo "Install one, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; \
+	fi; \
+	if [ ! -x $(BIN)/python ]; then \
+	  echo "Making $(VENV) with $$($$python --version) ..."; \
+	  "$$python" -m venv $(VENV) || { \
+	    echo "Python's venv module is missing (on Debian: apt install python3-venv)." >&2; exit 1; }; \
+	fi
+	@if [ -n "$(TORCH_INDEX)" ]; then \
+	  echo "Installing torch from TORCH_INDEX ..."; \
+	  $(PIP) install --quiet -c constraints.txt torch --index-url "$(TORCH_INDEX)"; \
+	fi
+	@echo "Installing outrider and its pinned dependencies into $(VENV) (minutes the first time) ..."
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/outrider demo
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+test: lint types
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf *.egg-info src/*.egg-info
