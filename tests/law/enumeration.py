@@ -1,12 +1,17 @@
 """Exact enumeration: every draft that can be drawn, times the exact outcome of judging it.
 
-A `World` holds context-dependent laws of target and draft over a tiny vocabulary. `joint` multiplies
-out: probability of the draft x probability of stopping at each node x law of the next token there,
-extended by the target to a common length. A lossless rule gives the target's own joint law.
+A `World` holds context-dependent laws of target and draft over a tiny vocabulary, for several cases
+at once. A `Forest` holds every draft of one drafting scheme, one per row, with its probability.
+`emitted` multiplies out: probability of the draft x probability of stopping at each node x law of
+the next token there, continued by the target to a common length. A lossless rule gives `truth`.
+
+A prefix is a number: the root is 0 and the prefix c followed by token v is V c + 1 + v.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import permutations, product
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,197 +19,460 @@ import torch
 from outrider.tree import branching, children
 from outrider.types import Draft, Kind, Laws, Scores, Tree, Verifier
 
-Prefix = tuple[int, ...]
+CASES = ("random", "zeros", "equal", "disjoint", "hot target", "hot draft")
+CHUNK = 1 << 14
+
+
+def prefixes(vocab: int, depth: int) -> int:
+    """How many prefixes have at most `depth` tokens; also the number of the first longer one."""
+    return sum(vocab**d for d in range(depth + 1))
 
 
 class World:
-    """Laws of both models at every prefix, with zeros, equal laws and disjoint supports on request."""
+    """Laws [C, prefixes, V] of both sides at every prefix of up to `depth` tokens, for C cases.
 
-    def __init__(self, vocab: int, seed: int, case: str = "random") -> None:
-        self.vocab, self.case = vocab, case
-        self.rng = np.random.default_rng(seed)
-        self.laws: dict[tuple[str, Prefix], np.ndarray] = {}
-        self.tails: dict[tuple[Prefix, int], np.ndarray] = {}
+    With `thin`, full-support cases lose one draft token, so that big trees stay few.
+    """
 
-    def _fresh(self) -> np.ndarray:
-        return self.rng.dirichlet(np.full(self.vocab, 0.7))
+    def __init__(
+        self, vocab: int, depth: int, seed: int, cases: tuple[str, ...] = CASES, thin: bool = False
+    ) -> None:
+        self.vocab, self.depth, self.cases = vocab, depth, cases
+        rng = np.random.default_rng([seed, vocab, depth])
+        count = prefixes(vocab, depth)
+        target = rng.dirichlet(np.full(vocab, 0.7), (len(cases), count))
+        draft = rng.dirichlet(np.full(vocab, 0.7), (len(cases), count))
+        eye, row = np.eye(vocab), np.arange(count)
+        for c, case in enumerate(cases):
+            if case == "zeros" or (thin and case in ("equal", "hot target")):
+                draft[c, row, rng.integers(vocab, size=count)] = 0
+            if case == "zeros":
+                target[c, row, rng.integers(vocab, size=count)] = 0
+            elif case == "equal":
+                target[c] = draft[c]
+            elif case == "disjoint":
+                target[c, :, : vocab // 2] = 0
+                draft[c, :, vocab // 2 :] = 0
+            elif case == "hot target":
+                target[c] = eye[rng.integers(vocab, size=count)]
+            elif case == "hot draft":
+                draft[c] = eye[rng.integers(vocab, size=count)]
+        self.target = target / target.sum(-1, keepdims=True)
+        self.draft = draft / draft.sum(-1, keepdims=True)
 
-    def _fill(self, prefix: Prefix) -> None:
-        p, q = self._fresh(), self._fresh()
-        if self.case == "zeros":
-            p[self.rng.integers(self.vocab)] = 0
-            q[self.rng.integers(self.vocab)] = 0
-        elif self.case == "equal":
-            q = p.copy()
-        elif self.case == "disjoint":
-            half = self.vocab // 2
-            p[:half], q[half:] = 0, 0
-        elif self.case == "hot target":
-            p = np.eye(self.vocab)[self.rng.integers(self.vocab)]
-        elif self.case == "hot draft":
-            q = np.eye(self.vocab)[self.rng.integers(self.vocab)]
-        self.laws["target", prefix] = p / p.sum()
-        self.laws["draft", prefix] = q / q.sum()
-
-    def law(self, side: str, prefix: Prefix) -> np.ndarray:
-        if (side, prefix) not in self.laws:
-            self._fill(prefix)
-        return self.laws[side, prefix]
-
-
-CASES = ("random", "zeros", "equal", "disjoint", "hot target", "hot draft")
-
-
-def orders(law: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every ordered draw without replacement, with its probability; short if the support is."""
-    support = [v for v in range(len(law)) if law[v] > 0]
-    for order in permutations(support, min(count, len(support))):
-        probability, left = 1.0, 1.0
-        for token in order:
-            probability *= law[token] / left if left > 0 else 0.0
-            left -= law[token]
-        yield order, probability
+    def level(self, depth: int) -> slice:
+        """The prefixes of exactly `depth` tokens."""
+        return slice(prefixes(self.vocab, depth - 1), prefixes(self.vocab, depth))
 
 
-def drafts_without(world: World, counts: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
-    """All trees with children drawn without replacement (RSD-C), one per batch row, and their law."""
-    tree, table = branching(counts), children(counts)
-    nodes = tree.nodes
-    kids = [[k for k in table[0, n].tolist() if k >= 0] for n in range(nodes)]
-    found: list[tuple[dict[int, int], set[int], float]] = []
+@dataclass
+class Forest:
+    """Every draft of a scheme: one per row, with its case and probability."""
 
-    def grow(node: int, tokens: dict[int, int], absent: set[int], weight: float) -> None:
-        while node < nodes and not kids[node]:
-            node += 1
-        if node == nodes:
-            found.append((dict(tokens), set(absent), weight))
-            return
-        if node in absent:
-            grow(node + 1, tokens, absent | set(kids[node]), weight)
-            return
-        law = world.law("draft", prefix_of(tree, tokens, node))
-        for order, probability in orders(law, len(kids[node])):
-            placed = dict(zip(kids[node], order, strict=False))
-            missing = set(kids[node][len(order) :])
-            grow(node + 1, tokens | placed, absent | missing, weight * probability)
+    world: World
+    tree: Tree
+    kinds: frozenset[Kind]
+    case_R: np.ndarray
+    weight_R: np.ndarray
+    token_RN: np.ndarray
+    code_RN: np.ndarray  #: prefix at each node, -1 where there is no node
+    draws_RNK: np.ndarray
+    kind_RNK: np.ndarray
+    law_RNV: np.ndarray | None = field(default=None)  #: declared law per node; default: the draft's
 
-    grow(0, {}, set(), 1.0)
-    return _pack(world, tree, table, found, Kind.WITHOUT)
+    def __post_init__(self) -> None:
+        self.kind_RNK = np.broadcast_to(self.kind_RNK, self.draws_RNK.shape)
 
+    def __len__(self) -> int:
+        return len(self.weight_R)
 
-def drafts_iid(world: World, counts: tuple[int, ...]) -> tuple[Draft, torch.Tensor]:
-    """All trees whose children are drawn independently (repeats allowed as separate nodes)."""
-    tree, table = branching(counts), children(counts)
-    parents = tree.parent_BN[0].tolist()
-    found = []
-    for values in product(range(world.vocab), repeat=tree.nodes - 1):
-        tokens = dict(enumerate(values, start=1))
-        weight = 1.0
-        for node in range(1, tree.nodes):
-            weight *= world.law("draft", prefix_of(tree, tokens, parents[node]))[tokens[node]]
-        if weight > 0:
-            found.append((tokens, set(), weight))
-    return _pack(world, tree, table, found, Kind.WITH)
-
-
-def drafts_fixed(
-    world: World,
-    counts: tuple[int, ...],
-    choose: Callable[[np.ndarray, int], list[int]] | None = None,
-) -> tuple[Draft, torch.Tensor]:
-    """The one tree of each node's most probable tokens."""
-    tree, table = branching(counts), children(counts)
-    tokens: dict[int, int] = {}
-    for node in range(tree.nodes):
-        kids = [k for k in table[0, node].tolist() if k >= 0]
-        best = np.argsort(-world.law("draft", prefix_of(tree, tokens, node)), kind="stable")
-        tokens |= dict(zip(kids, best[: len(kids)].tolist(), strict=False))
-    return _pack(world, tree, table, [(tokens, set(), 1.0)], Kind.FIXED)
-
-
-def prefix_of(tree: Tree, tokens: dict[int, int], node: int) -> Prefix:
-    parents, path = tree.parent_BN[0].tolist(), []
-    while node > 0:
-        path.append(tokens.get(node, 0))
-        node = parents[node]
-    return tuple(reversed(path))
-
-
-def _pack(
-    world: World,
-    tree: Tree,
-    table: torch.Tensor,
-    found: list[tuple[dict[int, int], set[int], float]],
-    kind: Kind,
-) -> tuple[Draft, torch.Tensor]:
-    rows, nodes = len(found), tree.nodes
-    tokens = torch.zeros(rows, nodes, dtype=torch.int64)
-    draws = table.repeat(rows, 1, 1)
-    logits = torch.full((rows, nodes, world.vocab), -torch.inf, dtype=torch.float64)
-    for row, (chosen, absent, _) in enumerate(found):
-        for node, token in chosen.items():
-            tokens[row, node] = token
-        for node in range(nodes):
-            law = world.law("draft", prefix_of(tree, chosen, node))
-            logits[row, node] = torch.from_numpy(law).log()
-        for node in absent:
-            draws[row][draws[row] == node] = -1
-    inverse = torch.ones(rows, dtype=torch.float64)
-    laws = None if kind is Kind.FIXED else Laws(logits, inverse, greedy="none")
-    row_table = torch.where(table >= 0, torch.arange(nodes)[None, :, None], -1)
-    if kind is Kind.FIXED:
-        row_table = torch.full_like(table, -1)
-    draft = Draft(
-        tokens, tree, draws, torch.full_like(table, int(kind)), row_table, laws, frozenset({kind})
-    )
-    return draft, torch.tensor([w for *_, w in found], dtype=torch.float64)
-
-
-def scores_of(world: World, draft: Draft) -> Scores:
-    rows, nodes = draft.tokens_BN.shape
-    logits = torch.full((rows, nodes, world.vocab), -torch.inf, dtype=torch.float64)
-    for row in range(rows):
-        tokens = dict(enumerate(draft.tokens_BN[row].tolist()))
-        for node in range(nodes):
-            law = world.law("target", prefix_of(draft.tree, tokens, node))
-            logits[row, node] = torch.from_numpy(law).log()
-    return Scores(Laws(logits, torch.ones(rows, dtype=torch.float64), greedy="none"))
-
-
-def joint(world: World, rule: Verifier, draft: Draft, weights: torch.Tensor) -> np.ndarray:
-    """Law of the first D + 1 emitted tokens."""
-    outcome = rule.outcome(draft, scores_of(world, draft))
-    length = draft.tree.max_depth + 1
-    law = np.zeros((world.vocab,) * length)
-    stop = (weights[:, None] * outcome.stop_BN).numpy()
-    following = outcome.next_BNV.numpy()
-    for row in range(draft.tokens_BN.shape[0]):
-        tokens = dict(enumerate(draft.tokens_BN[row].tolist()))
-        for node in range(draft.tree.nodes):
-            if stop[row, node] == 0:
-                continue
-            prefix = prefix_of(draft.tree, tokens, node)
-            for token in range(world.vocab):
-                mass = stop[row, node] * following[row, node, token]
-                if mass:
-                    emitted = (*prefix, token)
-                    law[emitted] += mass * tail(world, emitted, length - len(emitted))
-    return law
-
-
-def tail(world: World, prefix: Prefix, length: int) -> np.ndarray:
-    """The target's joint law of the next `length` tokens after `prefix`."""
-    key = (prefix, length)
-    if key not in world.tails:
-        if length == 0:
-            world.tails[key] = np.ones(())
-        else:
-            law = world.law("target", prefix)
-            world.tails[key] = np.stack(
-                [law[v] * tail(world, (*prefix, v), length - 1) for v in range(world.vocab)]
+    def __getitem__(self, part: slice) -> "Forest":
+        tree = self.tree
+        if tree.parent_BN.shape[0] > 1:
+            tree = tree._replace(
+                parent_BN=tree.parent_BN[part],
+                depth_BN=tree.depth_BN[part],
+                ancestors_BNN=tree.ancestors_BNN[part],
             )
-    return world.tails[key]
+        return Forest(
+            self.world,
+            tree,
+            self.kinds,
+            self.case_R[part],
+            self.weight_R[part],
+            self.token_RN[part],
+            self.code_RN[part],
+            self.draws_RNK[part],
+            self.kind_RNK[part],
+            None if self.law_RNV is None else self.law_RNV[part],
+        )
+
+    def draft(self) -> Draft:
+        """The drafts as a batch, in float64."""
+        draws = torch.from_numpy(self.draws_RNK)
+        kind = torch.from_numpy(self.kind_RNK.copy())
+        node = torch.arange(draws.shape[1])[None, :, None]
+        drawn = (draws >= 0) & (kind != Kind.FIXED)
+        law = self.law_RNV
+        if law is None:
+            law = self.world.draft[self.case_R[:, None], self.code_RN.clip(0)]
+        placed = self.kinds == {Kind.FIXED}
+        return Draft(
+            torch.from_numpy(self.token_RN),
+            self.tree,
+            draws,
+            kind,
+            torch.where(drawn, node, -1),
+            None if placed else _laws(law),
+            self.kinds,
+        )
+
+    def scores(self) -> Scores:
+        """The target's laws at the same nodes."""
+        return Scores(_laws(self.world.target[self.case_R[:, None], self.code_RN.clip(0)]))
 
 
-def truth(world: World, length: int) -> np.ndarray:
-    return tail(world, (), length)
+def _laws(law: np.ndarray) -> Laws:
+    logits = torch.from_numpy(np.ascontiguousarray(law)).log()
+    return Laws(logits, torch.ones(len(law), dtype=torch.float64), greedy="none")
+
+
+class Grower:
+    """Builds a forest draw by draw: each step splits every row by what may be drawn next."""
+
+    def __init__(self, world: World, tree: Tree, table: np.ndarray) -> None:
+        self.world, self.tree, self.table = world, tree, table
+        cases = len(world.cases)
+        self.case = np.arange(cases)
+        self.weight = np.ones(cases)
+        self.token = np.zeros((cases, tree.nodes), dtype=np.int64)
+        self.code = np.full((cases, tree.nodes), -1, dtype=np.int64)
+        self.code[:, 0] = 0
+        self.gone = np.zeros((cases, tree.nodes, world.vocab), dtype=bool)
+
+    def laws(self, node: int) -> np.ndarray:
+        """The draft's law [R, V] at a node, without the tokens that `exclude` removed there."""
+        law = self.world.draft[self.case, self.code[:, node].clip(0)]
+        law = np.where(self.gone[:, node], 0, law)
+        total = law.sum(-1, keepdims=True)
+        return law / np.where(total > 0, total, 1)
+
+    def exclude(self, node: int, token_R: np.ndarray) -> None:
+        """Later laws at the node leave these tokens out."""
+        self.gone[np.arange(len(token_R)), node, token_R] = True
+
+    def split(self, node: int, kid: int, law: np.ndarray) -> np.ndarray:
+        """Give `kid` every token of positive probability; no node where nothing can be drawn."""
+        absent = (self.code[:, node] < 0) | (law.sum(-1) == 0)
+        law = np.where(absent[:, None], 0, law)
+        row, token = np.nonzero(np.concatenate([law, absent[:, None]], 1))
+        drawn = token < self.world.vocab
+        share = np.concatenate([law, absent[:, None]], 1)[row, token]
+        self.case, self.weight = self.case[row], self.weight[row] * share
+        self.token, self.code, self.gone = self.token[row], self.code[row], self.gone[row]
+        token = np.where(drawn, token, 0)
+        self.token[:, kid] = token
+        self.code[:, kid] = np.where(drawn, self.world.vocab * self.code[:, node] + 1 + token, -1)
+        return token
+
+    def forest(self, kind: Kind | np.ndarray, law_RNV: np.ndarray | None = None) -> Forest:
+        """What has grown. Children that could not be drawn leave the draw table."""
+        kinds = np.full(self.table.shape, int(kind)) if isinstance(kind, Kind) else kind
+        there = np.take_along_axis(
+            self.code >= 0, self.table.clip(0).reshape(1, -1).repeat(len(self.case), 0), 1
+        ).reshape(-1, *self.table.shape[1:])
+        draws = np.where((self.table >= 0) & there, self.table, -1)
+        used = frozenset(Kind(int(k)) for k in np.unique(kinds[self.table >= 0]))
+        return Forest(
+            self.world, self.tree, used, self.case, self.weight, self.token, self.code, draws,
+            kinds, law_RNV,
+        )  # fmt: skip
+
+
+def _grower(world: World, counts: tuple[int, ...]) -> tuple[Grower, list[tuple[int, list[int]]]]:
+    table = children(counts).numpy()
+    nodes = [(n, [int(k) for k in table[0, n] if k >= 0]) for n in range(table.shape[1])]
+    return Grower(world, branching(counts), table), [(n, kids) for n, kids in nodes if kids]
+
+
+def without(world: World, counts: tuple[int, ...]) -> Forest:
+    """Children drawn without replacement: RSD-C, and every sampled chain."""
+    grow, nodes = _grower(world, counts)
+    for node, kids in nodes:
+        for kid in kids:
+            grow.exclude(node, grow.split(node, kid, grow.laws(node)))
+    return grow.forest(Kind.WITHOUT)
+
+
+def separate(world: World, counts: tuple[int, ...]) -> Forest:
+    """Children drawn independently, each its own node even when tokens repeat."""
+    grow, nodes = _grower(world, counts)
+    for node, kids in nodes:
+        for kid in kids:
+            grow.split(node, kid, grow.laws(node))
+    return grow.forest(Kind.WITH)
+
+
+def placed(world: World, counts: tuple[int, ...]) -> Forest:
+    """The draft's most probable tokens: one tree per case."""
+    grow, nodes = _grower(world, counts)
+    for node, kids in nodes:
+        for kid in kids:
+            grow.exclude(node, _place(grow, node, kid))
+    return grow.forest(Kind.FIXED)
+
+
+def _place(grow: Grower, node: int, kid: int) -> np.ndarray:
+    law = grow.laws(node)
+    top = np.eye(law.shape[1])[law.argmax(-1)] * (law.sum(-1, keepdims=True) > 0)
+    return grow.split(node, kid, top)
+
+
+def hub(world: World, counts: tuple[int, ...], *, last: bool = False) -> Forest:
+    """Hub nodes: all children but one are the draft's top tokens; one is drawn from the rest.
+
+    The drawn child stands first in the draw table, or last with `last`.
+    """
+    grow, nodes = _grower(world, counts)
+    kind = np.full(grow.table.shape, int(Kind.FIXED))
+    for node, kids in nodes:
+        drawn, tops = (kids[-1], kids[:-1]) if last else (kids[0], kids[1:])
+        kind[0, node, len(kids) - 1 if last else 0] = Kind.WITHOUT
+        for kid in tops:
+            grow.exclude(node, _place(grow, node, kid))
+        grow.split(node, drawn, grow.laws(node))
+    law = np.stack([grow.laws(node) for node in range(grow.tree.nodes)], 1)
+    return grow.forest(kind, law)
+
+
+def mixed(world: World, counts: tuple[int, ...]) -> Forest:
+    """One placed child (the last token of the vocabulary), then children drawn without replacement.
+
+    The drawn ones do not exclude the placed one: a retrieval token beside a sampled draft.
+    """
+    grow, nodes = _grower(world, counts)
+    kind = np.full(grow.table.shape, int(Kind.WITHOUT))
+    for node, kids in nodes:
+        kind[0, node, 0] = Kind.FIXED
+        top = np.zeros((len(grow.case), world.vocab))
+        top[:, -1] = 1
+        grow.split(node, kids[0], top)
+        for kid in kids[1:]:
+            grow.exclude(node, grow.split(node, kid, grow.laws(node)))
+    return grow.forest(kind)
+
+
+def stopped(world: World, depth: int, threshold: float = 0.3, *, drop: bool = False) -> Forest:
+    """A chain that ends with the first token below a draft probability, that token included.
+
+    With `drop` the unlikely token itself is left out, which is biased.
+    """
+    grow, nodes = _grower(world, (1,) * depth)
+    for node, (kid,) in nodes:
+        last = grow.token[:, node], grow.code[:, node]
+        law = grow.laws(node)
+        if node and not drop:
+            before = grow.world.draft[grow.case, (last[1].clip(1) - 1) // world.vocab]
+            sure = before[np.arange(len(before)), last[0]] >= threshold
+            law = np.where(sure[:, None], law, 0)
+        token = grow.split(node, kid, law)
+        if drop:
+            before = grow.world.draft[grow.case, grow.code[:, node].clip(0)]
+            weak = before[np.arange(len(before)), token] < threshold
+            grow.code[weak, kid] = -1
+    return grow.forest(Kind.WITHOUT)
+
+
+def _per_row(tree_nodes: int, parent: np.ndarray, levels: tuple[int, ...], most: int) -> Tree:
+    """A tree with one topology per row; slots without a node hang below the root."""
+    depth = np.zeros(tree_nodes, dtype=np.int64)
+    for d, (start, end) in enumerate(pairwise(levels)):
+        depth[start:end] = d
+    rows = len(parent)
+    ancestors = np.broadcast_to(np.eye(tree_nodes, dtype=bool), (rows, *2 * (tree_nodes,))).copy()
+    for node in range(1, tree_nodes):
+        ancestors[:, node] |= ancestors[np.arange(rows), parent[:, node].clip(0)]
+    return Tree(
+        torch.from_numpy(parent),
+        torch.from_numpy(np.broadcast_to(depth, (rows, tree_nodes)).copy()),
+        torch.from_numpy(ancestors),
+        max_depth=len(levels) - 2,
+        max_draws=most,
+        levels=levels,
+        is_chain=False,
+    )
+
+
+def merged(world: World, paths: int, depth: int) -> Forest:
+    """`paths` independent chains merged into a trie; a repeated draw keeps its multiplicity."""
+    grow, _ = _grower(world, (paths, *(1,) * (depth - 1)))  # one column per path, unmerged
+    for level in range(depth):
+        for path in range(paths):
+            node = 0 if level == 0 else 1 + (level - 1) * paths + path
+            grow.split(node, 1 + level * paths + path, grow.laws(node))
+    rows, nodes = len(grow.case), grow.tree.nodes
+    draws = np.full((rows, nodes, paths), -1, dtype=np.int64)
+    parent = np.zeros((rows, nodes), dtype=np.int64)
+    parent[:, 0] = -1
+    code = np.full_like(grow.code, -1)
+    code[:, 0] = 0
+    leader = np.zeros((rows, paths), dtype=np.int64)  # the node that carries each path
+    every = np.arange(rows)
+    for level in range(depth):
+        start = 1 + level * paths
+        here = grow.code[:, start : start + paths]
+        first = (here[:, :, None] == here[:, None, :]).argmax(-1)  # first path of the same prefix
+        filled = np.zeros((rows, nodes), dtype=np.int64)
+        for path in range(paths):
+            node, kid = leader[:, path], start + first[:, path]
+            draws[every, node, filled[every, node]] = kid
+            filled[every, node] += 1
+            parent[every, kid] = node
+            code[every, kid] = here[:, path]
+        leader = start + first
+    levels = (0, 1, *(1 + (d + 1) * paths for d in range(depth)))
+    tree = _per_row(nodes, parent, levels, paths)
+    kind = np.full((1, 1, 1), int(Kind.WITH))
+    return Forest(
+        world, tree, frozenset({Kind.WITH}), grow.case, grow.weight, grow.token, code, draws, kind
+    )
+
+
+def beam(world: World, width: int, depth: int) -> Forest:
+    """RSD-S: the trees of stochastic beam search, by enumerating Plackett-Luce orders of leaves.
+
+    Perturbed leaf scores come in Plackett-Luce order and a path's score is its best leaf's, so the
+    beam of each level holds the first `width` prefixes to appear below the previous beam. Leaves
+    that can add nothing are left out of the race, which changes no order among the others.
+    """
+    found: list[tuple[int, float, tuple[tuple[int, ...], ...]]] = []
+    for case in range(len(world.cases)):
+        shapes: dict[tuple[tuple[int, ...], ...], float] = {}
+        for levels, weight in _orders(world, case, width, depth):
+            shapes[levels] = shapes.get(levels, 0) + weight
+        found += [(case, weight, levels) for levels, weight in shapes.items()]
+    rows, nodes = len(found), 1 + width * depth
+    token = np.zeros((rows, nodes), dtype=np.int64)
+    code = np.full((rows, nodes), -1, dtype=np.int64)
+    code[:, 0] = 0
+    parent = np.zeros((rows, nodes), dtype=np.int64)
+    parent[:, 0] = -1
+    draws = np.full((rows, nodes, width), -1, dtype=np.int64)
+    for row, (_, _, levels) in enumerate(found):
+        where = {0: 0}
+        for level, kept in enumerate(levels):
+            for rank, prefix in enumerate(kept):
+                node, above = 1 + level * width + rank, where[(prefix - 1) // world.vocab]
+                where[prefix] = node
+                token[row, node], code[row, node] = (prefix - 1) % world.vocab, prefix
+                parent[row, node] = above
+                draws[row, above, (draws[row, above] >= 0).sum()] = node
+    spans = (0, 1, *(1 + (d + 1) * width for d in range(depth)))
+    return Forest(
+        world,
+        _per_row(nodes, parent, spans, width),
+        frozenset({Kind.WITHOUT}),
+        np.array([case for case, _, _ in found]),
+        np.array([weight for _, weight, _ in found]),
+        token,
+        code,
+        draws,
+        np.full((1, 1, 1), int(Kind.WITHOUT)),
+    )
+
+
+def _orders(
+    world: World, case: int, width: int, depth: int
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], float]]:
+    """Beams of all levels with the probability of one way to reach them."""
+    vocab, law = world.vocab, world.draft[case]
+    leaves = []
+    for leaf in range(*world.level(depth).indices(1 << 62)):
+        path = [leaf]
+        while path[0]:
+            path.insert(0, (path[0] - 1) // vocab)
+        weight = float(np.prod([law[a, b - vocab * a - 1] for a, b in pairwise(path)]))
+        if weight > 0:
+            leaves.append((tuple(path[1:]), weight))
+
+    def useful(path: tuple[int, ...], beams: tuple[tuple[int, ...], ...]) -> bool:
+        for prefix, kept in zip(path, beams, strict=True):
+            if prefix not in kept:
+                return len(kept) < width
+        return False
+
+    def go(
+        left: list[tuple[tuple[int, ...], float]], beams: tuple[tuple[int, ...], ...], chance: float
+    ) -> Iterator[tuple[tuple[tuple[int, ...], ...], float]]:
+        left = [leaf for leaf in left if useful(leaf[0], beams)]
+        if not left:
+            yield beams, chance
+            return
+        total = sum(weight for _, weight in left)
+        for path, weight in left:
+            new, open_ = [], True
+            for prefix, kept in zip(path, beams, strict=True):
+                if open_ and prefix not in kept:
+                    open_ = len(kept) < width
+                    kept = (*kept, prefix) if open_ else kept
+                new.append(kept)
+            yield from go(left, tuple(new), chance * weight / total)
+
+    yield from go(leaves, ((),) * depth, 1.0)
+
+
+# The law of what is emitted
+
+
+def emitted(rule: Verifier, forest: Forest) -> tuple[np.ndarray, np.ndarray]:
+    """Law [C, V^(D + 1)] of the first D + 1 tokens, and mean tokens per step [C]."""
+    world, depth = forest.world, forest.tree.max_depth
+    vocab, cases = world.vocab, len(world.cases)
+    size = prefixes(vocab, depth)
+    mass = np.zeros(cases * size * vocab)
+    tokens = np.zeros(cases)
+    levels = forest.tree.levels
+    length = np.concatenate(
+        [np.full(end - start, d + 1) for d, (start, end) in enumerate(pairwise(levels))]
+    )
+    for start in range(0, len(forest), CHUNK):
+        part = forest[start : start + CHUNK]
+        outcome = rule.outcome(part.draft(), part.scores())
+        stop = part.weight_R[:, None] * outcome.stop_BN.numpy()
+        assert not stop[part.code_RN < 0].any(), "stopped where there is no node"
+        share = stop[..., None] * outcome.next_BNV.numpy()
+        cell = (part.case_R[:, None] * size + part.code_RN.clip(0))[..., None] * vocab
+        cell = cell + np.arange(vocab)
+        mass += np.bincount(cell.ravel(), share.ravel(), len(mass))
+        tokens += np.bincount(part.case_R, (stop * length).sum(1), cases)
+    return _continued(world, mass.reshape(cases, size, vocab), depth), tokens
+
+
+def truth(world: World, depth: int) -> np.ndarray:
+    """The target's own law [C, V^(D + 1)]."""
+    mass = np.zeros((len(world.cases), prefixes(world.vocab, depth), world.vocab))
+    mass[:, 0] = world.target[:, 0]
+    return _continued(world, mass, depth)
+
+
+def _continued(world: World, mass: np.ndarray, depth: int) -> np.ndarray:
+    """Continue every emitted block with the target to depth + 1 tokens."""
+    whole = mass[:, 0]
+    for d in range(1, depth + 1):
+        at = world.level(d)
+        whole = (whole[..., None] * world.target[:, at] + mass[:, at]).reshape(len(whole), -1)
+    return whole
+
+
+def errors(rule: Verifier, forest: Forest) -> np.ndarray:
+    """Largest error of the emitted law in each case [C]."""
+    law, _ = emitted(rule, forest)
+    return np.abs(law - truth(forest.world, forest.tree.max_depth)).max(-1)
+
+
+@lru_cache(maxsize=4)
+def world(
+    vocab: int, depth: int, seed: int = 0, cases: tuple[str, ...] = CASES, thin: bool = False
+) -> World:
+    """A cached world."""
+    return World(vocab, depth, seed, cases, thin)

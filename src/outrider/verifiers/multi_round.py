@@ -4,7 +4,8 @@
 
 It is `rejection` on children drawn with replacement, under the name of its paper and restricted to
 the drafts of its paper, so that benchmarks can name it. A token that was refused once has
-p^{k+1}(X_k) = 0: a repeated draw is refused for sure, so merged paths need no special case.
+p^{k+1}(X_k) = 0, so a repeated draw is refused for sure; but it must be played, because it takes
+its share from the residual: merged paths keep their multiplicity.
 """
 
 from dataclasses import dataclass
