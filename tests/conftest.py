@@ -1,10 +1,33 @@
 """Fixtures for all tests. Threads are fixed so that results do not depend on the machine's load."""
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The shipped pair in float32, nothing measured."""
+    import outrider
+
+    return outrider.load(dtype="float32", threads=1, packed=True)
+
+
+@pytest.fixture(scope="session")
+def held_out():
+    """A few held-out prompts, trailing blanks stripped."""
+    import json
+
+    from outrider.load import shipped as packaged
+
+    lines = packaged("heldout_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"].rstrip() for line in lines[::12]]

@@ -1,0 +1,83 @@
+"""Slots: entries are written where they are told, and only an accepted path moves."""
+
+import pytest
+import torch
+
+from outrider.models.cache import SlotCache
+
+CAPACITY = 12
+HEADS = {"stacked": [2, 2, 2], "loose": [2, 1, 4], "mixed": [2, 2, 1]}
+
+
+def filled(rows, heads):
+    """A cache whose entry at (layer, row, head, slot) is a number made of these."""
+    cache = SlotCache(len(heads), rows, CAPACITY)
+    cache.begin(torch.arange(CAPACITY).expand(rows, -1), CAPACITY, 0)
+    for index, (layer, count) in enumerate(zip(cache.layers, heads, strict=True)):
+        entries = torch.arange(rows * count * CAPACITY).view(rows, count, CAPACITY, 1)
+        entries = (entries + 10_000 * index).float().expand(-1, -1, -1, 3)
+        layer.update(entries.clone(), -entries.clone())
+    return cache
+
+
+def buffers(cache):
+    return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_keep_moves_the_path_next_to_its_root(rows, heads):
+    cache = filled(rows, heads)
+    assert (len(cache.loose) == 0) == (len(set(heads)) == 1)
+    before = buffers(cache)
+    first = torch.tensor([2, 0, 5])[:rows]
+    path = torch.tensor([[2, 5, 6], [1, 3, -1], [-1, -1, -1]])[:rows]
+    cache.keep(first, path)
+    for (keys, values), (old_keys, old_values) in zip(buffers(cache), before, strict=True):
+        for row in range(rows):
+            here = int(first[row])
+            for slot in range(CAPACITY):
+                depth = slot - here
+                node = int(path[row, depth - 1]) if 1 <= depth <= 3 else -1
+                source = here + node if node >= 0 else slot
+                assert torch.equal(keys[row, :, slot], old_keys[row, :, source])
+                assert torch.equal(values[row, :, slot], old_values[row, :, source])
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_take_selects_rows_and_shares_nothing(heads):
+    cache = filled(3, heads)
+    before = buffers(cache)
+    few = cache.take(torch.tensor([2, 0]))
+    for (keys, values), (old_keys, old_values) in zip(buffers(few), before, strict=True):
+        assert torch.equal(keys, old_keys[[2, 0]])
+        assert torch.equal(values, old_values[[2, 0]])
+    few.keep(torch.tensor([1, 1]), torch.tensor([[3], [2]]))
+    few.begin(torch.tensor([[4], [6]]), CAPACITY, 0)
+    for layer, count in zip(few.layers, heads, strict=True):
+        layer.update(torch.zeros(2, count, 1, 3), torch.zeros(2, count, 1, 3))
+    for (keys, values), (old_keys, old_values) in zip(buffers(cache), before, strict=True):
+        assert torch.equal(keys, old_keys)
+        assert torch.equal(values, old_values)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_write_touches_its_slots_only(rows):
+    cache = filled(rows, [2])
+    before = buffers(cache)[0][0]
+    slots = torch.tensor([[3, 4], [0, 1], [9, 10]])[:rows]
+    cache.begin(slots, 8, 0)
+    keys, _ = cache.layers[0].update(torch.full((rows, 2, 2, 3), 7.0), torch.zeros(rows, 2, 2, 3))
+    assert keys.shape == (rows, 2, 8, 3)
+    whole = cache.layers[0].keys
+    for row in range(rows):
+        for slot in range(CAPACITY):
+            written = slot in slots[row].tolist()
+            expected = torch.full((2, 3), 7.0) if written else before[row, :, slot]
+            assert torch.equal(whole[row, :, slot], expected)
+
+
+def test_an_empty_cache_can_be_kept_and_taken():
+    cache = SlotCache(2, 3, CAPACITY)
+    cache.keep(torch.zeros(3, dtype=torch.int64), torch.full((3, 2), -1))
+    assert cache.take(torch.tensor([1])).rows == 1
