@@ -82,7 +82,9 @@ class Engine:
         """The rule of a run whose rows are greedy: "all", "some" or "none"."""
         if self.rule is not None:
             return self.rule
-        return verifiers.get("match") if greedy == "all" else verifiers.default(self.drafter.kinds)
+        if greedy == "all":
+            return verifiers.get("match")
+        return verifiers.default(self.drafter.kinds, self.drafter.is_chain)
 
     def run(
         self,

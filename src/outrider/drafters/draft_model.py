@@ -104,7 +104,7 @@ class DraftModel:
         levels = tree.levels
         inner = levels[-2]  # nodes that have children are the first ones
         vocab = logits.shape[-1]
-        race = None if greedy == "all" else self._race(context, tree, inner, vocab)
+        noisy = None if greedy == "all" else _Noise(context, tree, inner, vocab, self.coupled)
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
         tokens = [context.tokens_BL.gather(1, first[:, None])]
         laws: list[Laws] = []
@@ -121,10 +121,15 @@ class DraftModel:
                 logits = self.model.forward(memory, tokens[-1], at, where, seen)
             law = warp(logits, sampling)
             laws.append(law)
-            if race is None:
-                merit = logits
-            else:
-                merit = ops.scaled(law) - race[:, start:stop]
+            if noisy is not None and noisy.single and count == 1:
+                drawn_tokens, lse = ops.sample(law, noisy.keys[:, start:stop])
+                laws[-1] = law._replace(lse_BR=lse)
+                tokens.append(drawn_tokens)
+                present.append(torch.ones_like(drawn_tokens[..., None], dtype=torch.bool))
+                continue
+            merit = logits
+            if noisy is not None:
+                merit = ops.scaled(law) - noisy.race(start, stop)
                 if greedy == "some":
                     merit = torch.where(hot, logits.to(merit.dtype), merit)
             if count == 1:
@@ -154,15 +159,6 @@ class DraftModel:
             kinds,
         )
 
-    def _race(self, context: Context, tree: Tree, inner: int, vocab: int) -> Tensor:
-        """Log of the exponential noise of every inner node, [B, inner, V]."""
-        first = context.length_B - 1
-        if not self.coupled:
-            keys = noise.stream(context.seed_B, first, Purpose.DRAFT)
-            return noise.exponentials(noise.split(keys, inner), vocab).log_()
-        race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
-        return race if self.is_chain else race[:, tree.depth_BN[0, :inner]]
-
     def _spread(self, tree: Tree, present: list[Tensor], draws: Tensor) -> Tensor:
         """Which entries of the draw table exist, [B, N, K], from per-level [B, n, k] flags."""
         rows, most = present[0].shape[0], draws.shape[2]
@@ -186,9 +182,33 @@ class DraftModel:
         return memory.take(rows_B)
 
 
+class _Noise:
+    """Noise of the inner nodes: one uniform for a single child, a race over V for several."""
+
+    def __init__(self, context: Context, tree: Tree, inner: int, vocab: int, coupled: bool) -> None:
+        first = context.length_B - 1
+        self.vocab, self.tree = vocab, tree
+        self.single = not coupled
+        self.shared: Tensor | None = None
+        if coupled:
+            race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
+            self.shared = race if tree.is_chain else race[:, tree.depth_BN[0, :inner]]
+        else:
+            keys = noise.stream(context.seed_B, first, Purpose.DRAFT)
+            self.keys = noise.split(keys, inner)
+
+    def race(self, start: int, stop: int) -> Tensor:
+        """Log of the exponential noise of nodes start..stop, [B, n, V]."""
+        if self.shared is not None:
+            return self.shared[:, start:stop]
+        return noise.exponentials(self.keys[:, start:stop], self.vocab).log_()
+
+
 def _stack(laws: list[Laws]) -> Laws:
     floors = [law.floor_BR for law in laws if law.floor_BR is not None]
+    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
     return laws[0]._replace(
         logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
         floor_BR=torch.cat(floors, 1) if floors else None,
+        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
     )
