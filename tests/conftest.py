@@ -11,6 +11,11 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Kernel tests run in Triton's interpreter, which must be chosen before anything imports Triton
+    # (transformers does). Nothing else in the tests uses Triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 torch.set_num_threads(1)
 
 

@@ -1,0 +1,137 @@
+"""Noise, the draft-step sampler and the laws of what the CPU path draws."""
+
+import numpy as np
+import pytest
+import torch
+from cases import DTYPES
+
+from outrider import noise, ops
+from outrider.noise import Purpose
+from outrider.ops.cpu import BACKEND as CPU
+from outrider.ops.cpu import keys
+from outrider.ops.cpu.rows import pick
+from outrider.tree import branching, children
+from outrider.types import Draft, Draws, Kind, Laws, Scores
+
+
+def _laws(vocab, dtype, temperature=1.0, floor=False, batch=2, rows=2, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(batch, rows, vocab, generator=rng) * 2).to(dtype)
+    limits = logits.float().topk(5, -1).values[..., -1] if floor else None
+    return Laws(logits, torch.full((batch,), 1 / temperature), limits, greedy="none")
+
+
+def test_words_are_the_references():
+    for seed, position in ((0, 0), (-5, 3), (2**62, 10**6)):
+        for purpose in Purpose:
+            theirs = noise.stream(torch.tensor(seed), torch.tensor(position), purpose)
+            key = keys.stream(seed, position, purpose)
+            assert key == int(theirs) % 2**64
+            assert [keys.uniform(key, i) for i in range(4)] == noise.uniforms(theirs, 4).tolist()
+            race = noise.exponentials(theirs, 50).log()
+            np.testing.assert_allclose(keys.log_race(key, 50), race, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [32, 65])
+@pytest.mark.parametrize("change", [{}, {"temperature": 0.6}, {"floor": True}])
+def test_sampler_kernel_equals_the_reference(kernels, dtype, vocab, change):
+    laws = _laws(vocab, DTYPES[dtype], **change)
+    streams = torch.arange(4).view(2, 2) * 977
+    with ops.use("reference"):
+        tokens, lse = ops.sample(laws, streams)
+    ours, kept = kernels.sample(laws, streams)
+    assert ours.tolist() == tokens.tolist()
+    torch.testing.assert_close(kept, lse, atol=2e-6, rtol=1e-6)
+    _, cpu = CPU.sample(laws, streams)
+    torch.testing.assert_close(cpu, lse, atol=2e-6, rtol=1e-6)
+
+
+def test_greedy_rows_take_the_lowest_argmax(kernels):
+    laws = _laws(40, torch.float32)
+    laws.logits_BRV[0, 0, [7, 20]] = 9.0
+    laws = laws._replace(inverse_temperature_B=torch.tensor([torch.inf, 1.0]), greedy="some")
+    streams = torch.zeros(2, 2, dtype=torch.int64)
+    for sample in (kernels.sample, CPU.sample):
+        tokens, lse = sample(laws, streams)
+        assert int(tokens[0, 0]) == 7
+        assert float(lse[0, 0]) == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 200.0, -200.0, 1e-3])
+def test_log_sum_exps_survive_any_range(scale):
+    """Sums that over- or underflow without the maximum taken off are computed again with it."""
+    laws = _laws(50, torch.float32)
+    laws = laws._replace(logits_BRV=laws.logits_BRV + scale)
+    _, lse = CPU.sample(laws, torch.zeros(2, 2, dtype=torch.int64))
+    torch.testing.assert_close(lse, laws.logits_BRV.logsumexp(-1), atol=1e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 2048, 2049, 5000])
+def test_inverse_transform_never_picks_a_token_without_weight(size):
+    weights = np.zeros(size, dtype=np.float32)
+    weights[size // 2] = 0.5
+    for uniform in (0.0, 0.3, 1 - 2**-53):
+        index, mass = pick(weights, uniform)
+        assert index == size // 2
+        assert mass == pytest.approx(0.5)
+    assert pick(np.ones(size, dtype=np.float32), 1 - 2**-53)[0] == size - 1
+
+
+def _g(counts, law):
+    counts = np.asarray(counts, float)
+    expected = np.asarray(law) * counts.sum()
+    seen = counts > 0
+    return 2 * float((counts[seen] * np.log(counts[seen] / expected[seen])).sum())
+
+
+def _limit(freedom):
+    from scipy.stats import chi2
+
+    return float(chi2.isf(1e-5, freedom))
+
+
+@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_first_two_tokens_follow_the_target(op, backend):
+    """G-test of what is emitted over fresh drafts, for the CPU's own draws and the reference's."""
+    from outrider import verifiers
+
+    vocab, batch = 5, 6000
+    counts = (2, 1) if op == "tree" else (1, 1)
+    tree, draws = branching(counts), children(counts)
+    rng = torch.Generator().manual_seed(1)
+    target = torch.randn(1, 1, vocab, generator=rng).expand(batch, tree.nodes, -1).contiguous()
+    guess = torch.randn(1, 1, vocab, generator=rng).expand(batch, tree.nodes, -1).contiguous()
+    law, q = target[0, 0].softmax(-1), guess[0, 0].softmax(-1)
+    tokens = torch.zeros(batch, tree.nodes, dtype=torch.int64)
+    for node in range(tree.nodes):
+        kids = [k for k in draws[0, node].tolist() if k >= 0]
+        if kids:
+            tokens[:, kids] = torch.multinomial(q.expand(batch, -1), len(kids), generator=rng)
+    row = torch.where(draws >= 0, torch.arange(tree.nodes)[None, :, None], -1)
+    ones = torch.ones(batch)
+    draft = Draft(
+        tokens, tree, draws, torch.full_like(draws, 1), row,
+        Laws(guess, ones, greedy="none"), frozenset({Kind.WITHOUT}),
+    )  # fmt: skip
+    scores = Scores(Laws(target, ones, greedy="none"))
+    keyed = Draws(torch.arange(batch) * 31, torch.zeros(batch, dtype=torch.int64))
+    rule = verifiers.get("block" if op == "block" else "rejection")
+    with ops.use(backend):
+        verdict = rule(draft, scores, keyed)
+    path, count = verdict.path_BD, verdict.count_B
+    first = torch.where(count > 0, tokens.gather(1, path[:, :1].clamp(min=0))[:, 0], verdict.next_B)
+    assert _g(torch.bincount(first, minlength=vocab), law) < _limit(vocab - 1)
+    second = torch.where(
+        count > 1, tokens.gather(1, path[:, 1:2].clamp(min=0))[:, 0], verdict.next_B
+    )[count > 0]
+    assert _g(torch.bincount(second, minlength=vocab), law) < _limit(vocab - 1)
+
+
+def test_cpu_sampler_follows_the_law():
+    laws = _laws(9, torch.float32, batch=1, rows=1)
+    many = laws._replace(logits_BRV=laws.logits_BRV.expand(1, 20000, -1))
+    tokens, _ = CPU.sample(many, torch.arange(20000)[None] * 7)
+    counts = torch.bincount(tokens[0], minlength=9)
+    assert _g(counts, ops.probs(laws)[0, 0]) < _limit(8)

@@ -1,0 +1,154 @@
+"""Backends against the float64 twin: path, count and next token for the same keys."""
+
+import pytest
+import torch
+from cases import Case, build, matrix, same, twin, with_race
+
+from outrider import ops
+from outrider.ops.cpu import BACKEND as CPU
+from outrider.types import Kind, Scores
+
+CASES = [pytest.param(op, case, id=f"{op}-{case.id}") for op, case in matrix()]
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_kernel_equals_the_twin(kernels, op, case):
+    draft, scores, draws = build(case)
+    same(kernels.judges[op](draft, scores, draws), twin(op, draft, scores, draws))
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_cpu_equals_the_twin(op, case):
+    draft, scores, draws = build(case)
+    theirs = twin(op, draft, scores, draws)
+    ours = CPU.judges[op](draft, scores, with_race(draws, scores))
+    same(ours, theirs)
+    if ours.overlap_BD is not None and theirs.overlap_BD is not None:
+        torch.testing.assert_close(
+            ours.overlap_BD.double(), theirs.overlap_BD, atol=1e-5, rtol=0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("op", ["chain", "tree", "block", "match"])
+@pytest.mark.parametrize("seed", range(5))
+def test_cpu_path_needs_no_injected_race(op, seed):
+    """Path and count equal with the CPU's own draw; its token has positive probability."""
+    counts = (2, 2) if op == "tree" else (1, 1, 1)
+    draft, scores, draws = build(Case(counts=counts, seed=seed, floor=True, vocab=3000))
+    ours, theirs = CPU.judges[op](draft, scores, draws), twin(op, draft, scores, draws)
+    assert ours.path_BD.tolist() == theirs.path_BD.tolist()
+    law = ops.probs(scores.laws)
+    for b in range(2):
+        node = int(ours.path_BD[b, ours.count_B[b] - 1]) if ours.count_B[b] else 0
+        assert law[b, node, ours.next_B[b]] > 0
+
+
+def _forced(draft, scores, draws, value):
+    shape = draft.draws_BNK.expand(scores.laws.logits_BRV.shape[0], -1, -1).shape
+    return draws._replace(uniform_BNK=torch.full(shape, value))
+
+
+@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+def test_all_accepted(kernels, op):
+    """Uniforms of 0 keep everything that the target can say; the bonus token follows."""
+    draft, scores, draws = build(Case(counts=(1, 1, 1, 1)))
+    draws = _forced(draft, scores, draws, 0.0)
+    theirs = twin(op, draft, scores, draws)
+    assert theirs.count_B.tolist() == [4, 4]
+    same(kernels.judges[op](draft, scores, draws), theirs)
+    same(CPU.judges[op](draft, scores, with_race(draws, scores)), theirs)
+
+
+@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
+def test_reject_at_once(kernels, op, counts):
+    """Disjoint supports: nothing is kept and the token comes from the target."""
+    if op != "tree" and max(counts) > 1:
+        counts = (1,)
+    draft, scores, draws = build(Case(counts=counts, batch=1, vocab=33))
+    scores.laws.logits_BRV[..., draft.tokens_BN.unique()] = -torch.inf
+    theirs = twin(op, draft, scores, draws)
+    assert theirs.count_B.tolist() == [0]
+    same(kernels.judges[op](draft, scores, draws), theirs)
+    same(CPU.judges[op](draft, scores, with_race(draws, scores)), theirs)
+
+
+@pytest.mark.parametrize("op", ["chain", "tree"])
+def test_empty_residual_falls_back_to_the_target(kernels, op):
+    """p = q and a forced refusal: the residual has no mass, so the target's law is drawn from."""
+    counts = (1, 1) if op == "chain" else (2,)
+    draft, scores, draws = build(Case(counts=counts, batch=1, vocab=33, spread=0.0))
+    draws = _forced(draft, scores, draws, 2.0)
+    for judge in (kernels.judges[op], CPU.judges[op]):
+        found = judge(draft, scores, with_race(draws, scores))
+        assert found.count_B.tolist() == [0]
+        law = ops.probs(scores.laws)[0, 0]
+        race = with_race(draws, scores).race_BV[0]
+        if op == "chain":
+            assert int(found.next_B) == int((law / race).argmax())
+        assert 0 <= int(found.next_B) < 33
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("op", ["chain", "block"])
+def test_a_smaller_draft_vocabulary(kernels, op, kept):
+    """Tokens the draft does not know have probability 0 there and enter through the residual."""
+    for seed in range(3):
+        case = Case(vocab=70, seed=seed, kept=kept, kind=Kind.WITH)
+        draft, scores, draws = build(case)
+        few = 40
+        full = draft.laws.logits_BRV.clone()
+        full[..., few:] = -torch.inf
+        wide = draft.laws._replace(logits_BRV=full, lse_BR=None)
+        tokens = draft.tokens_BN % few
+        wide_draft = draft._replace(laws=wide, tokens_BN=tokens)
+        narrow = wide._replace(logits_BRV=full[..., :few])
+        if kept:
+            narrow = narrow._replace(lse_BR=ops.scaled(narrow).logsumexp(-1))
+        theirs = twin(op, wide_draft, scores, draws)
+        small = draft._replace(laws=narrow, tokens_BN=tokens)
+        same(kernels.judges[op](small, scores, draws), theirs)
+        same(CPU.judges[op](small, scores, with_race(draws, scores)), theirs)
+
+
+def test_shared_topology_broadcasts(kernels):
+    draft, scores, draws = build(Case())
+    shared = draft._replace(
+        draws_BNK=draft.draws_BNK[:1], kind_BNK=draft.kind_BNK[:1], row_BNK=draft.row_BNK[:1]
+    )
+    for op in ("chain", "block", "match"):
+        theirs = twin(op, draft, scores, draws)
+        same(kernels.judges[op](shared, scores, draws), theirs)
+        same(CPU.judges[op](shared, scores, with_race(draws, scores)), theirs)
+
+
+@pytest.mark.parametrize("op", ["chain", "block", "match"])
+def test_slices_and_batch_order_change_nothing(kernels, op):
+    from outrider.ops.triton import launch
+
+    draft, scores, draws = build(Case(vocab=97, batch=2))
+    once = kernels.judges[op](draft, scores, draws)
+    launch._forced.append(128)
+    same(kernels.judges[op](draft, scores, draws), once)
+    launch._forced.pop()
+    order = torch.tensor([1, 0])
+
+    def turn(laws):
+        return laws._replace(
+            logits_BRV=laws.logits_BRV[order],
+            inverse_temperature_B=laws.inverse_temperature_B[order],
+        )
+
+    turned = kernels.judges[op](
+        draft._replace(
+            tokens_BN=draft.tokens_BN[order],
+            draws_BNK=draft.draws_BNK[order],
+            row_BNK=draft.row_BNK[order],
+            kind_BNK=draft.kind_BNK[order],
+            laws=turn(draft.laws),
+        ),
+        Scores(turn(scores.laws)),
+        draws._replace(seed_B=draws.seed_B[order], start_B=draws.start_B[order]),
+    )
+    assert turned.path_BD[order].tolist() == once.path_BD.tolist()
+    assert turned.next_B[order].tolist() == once.next_B.tolist()
