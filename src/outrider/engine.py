@@ -167,7 +167,8 @@ class Run(Iterator[HostBlock]):
             self.reasons[request] = reason
             self.requests[request].seconds = time.perf_counter() - self._started
             if request in self._rows:
-                self.state.reason_B[self._rows.index(request)] = step.STOP
+                with torch.inference_mode():
+                    self.state.reason_B[self._rows.index(request)] = step.STOP
         self._ready = deque(b for b in self._ready if b.row != request)
 
     def _step(self) -> None:
