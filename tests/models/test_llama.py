@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny import RUNNERS, llama
 
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner, adapt
 from outrider.models.linear import can_pack
 from outrider.models.llama import fits
 from outrider.prefill import ingest, width
 from outrider.tree import branching, from_parents, visible
+from tiny import RUNNERS, llama
 
 SHAPES = {
     "plain": {},

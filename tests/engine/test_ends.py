@@ -1,0 +1,243 @@
+"""Where rows end: budgets, stop tokens, stop strings, the context; retirement; interruption."""
+
+import pytest
+
+from outrider import Engine, Limits, Root, Sampling, Stop
+from tiny import DRAFTERS, PROMPTS, decode, pair
+
+NAMES = ["root", "chain", "tree", "prompt_lookup"]
+GREEDY = Sampling(0)
+
+
+def plain(prompt, length):
+    target, _ = pair()
+    return decode(Engine(target, Root()), [prompt], GREEDY, Limits(length))[0][0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 17])
+def test_the_budget_is_met_exactly(name, budget):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](small))
+    rows, run = decode(engine, PROMPTS, GREEDY, Limits(budget))
+    assert [len(row) for row in rows] == [budget] * len(PROMPTS)
+    assert run.reasons == ["length"] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_stop_token_ends_its_row_and_is_kept(name):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](small))
+    expected = [plain(prompt, 40) for prompt in PROMPTS]
+    stops = [(row[9], row[14]) for row in expected]
+    limits = [Limits(40, ids) for ids in stops]
+    rows, run = decode(engine, PROMPTS, GREEDY, limits)
+    for row, whole, ids in zip(rows, expected, stops, strict=True):
+        assert row == whole[: min(whole.index(i) for i in ids) + 1]
+    assert run.reasons == ["stop"] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stop_token_at_the_budget_is_a_stop(name):
+    target, small = pair()
+    whole = plain(PROMPTS[0], 40)
+    at = next(i for i in range(8, 40) if whole[i] not in whole[:i])
+    limits = Limits(at + 1, (whole[at],))
+    rows, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS[:1], GREEDY, limits)
+    assert rows[0] == whole[: at + 1]
+    assert run.reasons == ["stop"]
+    rows, run = decode(
+        Engine(target, DRAFTERS[name](small)), PROMPTS[:1], GREEDY, Limits(at, (whole[at],))
+    )
+    assert rows[0] == whole[:at]
+    assert run.reasons == ["length"]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=1)])
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_ends_cleanly_at_the_context(name, sampling):
+    target, small = pair(context=48)
+    engine = Engine(target, DRAFTERS[name](small))
+    for budget in (None, 500):
+        rows, run = decode(engine, PROMPTS, sampling, Limits(budget))
+        assert [len(p) + len(r) for p, r in zip(PROMPTS, rows, strict=True)] == [48] * len(PROMPTS)
+        assert run.reasons == ["context"] * len(PROMPTS)
+    fits = Limits(48 - len(PROMPTS[0]))
+    assert decode(engine, PROMPTS[:1], sampling, fits)[1].reasons == ["length"]
+
+
+def test_at_the_context_every_drafter_writes_the_same():
+    target, small = pair(context=48)
+    texts = [
+        decode(Engine(target, DRAFTERS[name](small)), PROMPTS, GREEDY, Limits(None))[0]
+        for name in NAMES
+    ]
+    assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_ended_leave_the_batch_and_the_others_do_not_notice(name):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](small))
+    budgets = [3, 40, 7, 41, 5]
+    rows, run = decode(engine, PROMPTS, GREEDY, [Limits(b) for b in budgets])
+    assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
+    assert len(run._rows) <= 2  # five rows began
+    assert [r.new_tokens for r in run.requests] == budgets
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_sampled_rows_survive_retirement_too(name):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](small))
+    budgets = [3, 40, 7, 41, 5]
+    rows = [Sampling(1.0, top_p=0.9, seed=i) for i in range(5)]
+    texts, _ = decode(engine, PROMPTS, rows, [Limits(b) for b in budgets])
+    for prompt, sampling, budget, text in zip(PROMPTS, rows, budgets, texts, strict=True):
+        assert text == decode(engine, [prompt], sampling, Limits(budget))[0][0]
+
+
+def test_a_request_can_be_ended_from_outside():
+    target, small = pair()
+    run = Engine(target, DRAFTERS["chain"](small)).run(PROMPTS[:2], GREEDY, Limits(40))
+    rows = [[], []]
+    for block in run:
+        rows[block.row].extend(block.token_ids)
+        if len(rows[0]) >= 10:
+            run.halt(0)
+    assert run.reasons == ["stop", "length"]
+    assert rows[1] == plain(PROMPTS[1], 40)
+    assert rows[0] == plain(PROMPTS[0], 40)[: len(rows[0])]
+    assert len(rows[0]) < 40
+
+
+class Interrupted:
+    """A target that is interrupted in its n-th call, as by Ctrl-C."""
+
+    def __init__(self, model, calls):
+        self.model, self.left = model, calls
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def forward(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.model.forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_interrupted_run_leaves_its_text_and_a_usable_engine(name):
+    target, small = pair()
+    engine = Engine(Interrupted(target, 6), DRAFTERS[name](small))
+    run = engine.run(PROMPTS[:1], GREEDY, Limits(40))
+    tokens = []
+
+    def go_on():
+        for block in run:
+            tokens.extend(block.token_ids)
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    expected = plain(PROMPTS[0], 40)
+    assert 0 < len(tokens) < 40
+    assert tokens == expected[: len(tokens)]
+    assert run.stats.new_tokens == len(tokens)
+    assert decode(engine, PROMPTS[:1], GREEDY, Limits(40))[0][0] == expected
+    # the interrupted run itself goes on where it was
+    go_on()
+    assert tokens == expected
+
+
+# Text: with the shipped pair's tokenizer.
+
+
+@pytest.fixture(scope="module")
+def arms(shipped):
+    from outrider import DraftModel, PromptLookup
+
+    small = shipped.engine.drafter.model
+    return {
+        "plain": shipped.plain(),
+        "chain": shipped,
+        "tree": shipped.using(DraftModel(small, (2, 2, 1))),
+        "prompt_lookup": shipped.using(PromptLookup(6)),
+    }
+
+
+def test_streaming_gives_what_generate_gives(arms, held_out):
+    stop = Stop(32)
+    expected = arms["plain"].generate(held_out[:3], GREEDY, stop)
+    for name, arm in arms.items():
+        stream = arm.stream(held_out[:3], GREEDY, stop)
+        texts, ids = ["", "", ""], [[], [], []]
+        for block in stream:
+            texts[block.row] += block.text
+            ids[block.row] += block.token_ids
+        result = stream.result()
+        assert texts == result.texts == expected.texts, name
+        assert ids == [c.token_ids for c in result.completions]
+        assert [c.finish_reason for c in result.completions] == ["length"] * 3
+        assert arm.generate(held_out[:3], GREEDY, stop).texts == texts
+
+
+def test_a_stop_string_cuts_at_the_right_token(arms, held_out):
+    prompt = held_out[0]
+    whole = arms["plain"].generate(prompt, GREEDY, Stop(40)).completions[0]
+    decode_ids = arms["plain"].tokenizer.decode
+    for begin in (3, 11, 20):
+        string = whole.text[begin : begin + 4]
+        cut = whole.text.index(string)
+        count = next(n for n in range(41) if string in decode_ids(whole.token_ids[:n]))
+        for name, arm in arms.items():
+            result = arm.generate(prompt, GREEDY, Stop(40, ("never there", string)))
+            done = result.completions[0]
+            assert done.text == whole.text[:cut], name
+            assert done.token_ids == whole.token_ids[:count], name
+            assert done.finish_reason == "stop"
+            assert done.stats.new_tokens == result.stats.new_tokens == count
+
+
+def test_stop_strings_end_their_own_row_only(arms, held_out):
+    whole = arms["plain"].generate(held_out[:2], GREEDY, Stop(32)).completions
+    string = whole[0].text[8:12]
+    stops = [Stop(32, (string,)), Stop(32)]
+    for arm in arms.values():
+        first, second = arm.generate(held_out[:2], GREEDY, stops).completions
+        assert first.finish_reason == "stop"
+        assert first.text == whole[0].text[: whole[0].text.index(string)]
+        assert second.token_ids == whole[1].token_ids
+
+
+def test_the_stop_token_is_in_the_ids_and_not_in_the_text(arms, held_out):
+    whole = arms["plain"].generate(held_out[0], GREEDY, Stop(24)).completions[0]
+    token = whole.token_ids[12]
+    for arm in arms.values():
+        done = arm.generate(held_out[0], GREEDY, Stop(24, token_ids=(token,))).completions[0]
+        assert done.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
+        assert done.finish_reason == "stop"
+
+
+def test_result_can_be_read_in_the_middle(arms, held_out):
+    stream = arms["chain"].stream(held_out[0], GREEDY, Stop(32))
+    next(stream)
+    begun = stream.result().completions[0]
+    assert begun.finish_reason == "running"
+    assert len(begun.token_ids) >= 1
+    for _ in stream:
+        pass
+    done = stream.result().completions[0]
+    assert done.finish_reason == "length"
+    assert done.token_ids[: len(begun.token_ids)] == begun.token_ids
+
+
+def test_bfloat16_chains_write_what_plain_decoding_writes(held_out):
+    import outrider
+
+    pair16 = outrider.load(dtype="bfloat16", threads=1, packed=True)
+    for prompt in held_out[:3]:
+        a = pair16.generate(prompt, GREEDY, Stop(40))
+        b = pair16.plain().generate(prompt, GREEDY, Stop(40))
+        assert a.completions[0].token_ids == b.completions[0].token_ids
+        assert a.stats.mean_acceptance_length > 1.3

@@ -1,0 +1,89 @@
+"""Counts add up: requests to totals, positions to acceptances, tokens to texts."""
+
+import pytest
+
+from outrider import Engine, Limits, RequestStats, Sampling
+from tiny import DRAFTERS, PROMPTS, decode, pair
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=4)])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_statistics_add_up(name, sampling):
+    target, small = pair()
+    budgets = [9, 30, 17, 31, 12]
+    engine = Engine(target, DRAFTERS[name](small))
+    rows, run = decode(engine, PROMPTS, sampling, [Limits(b) for b in budgets])
+    total = RequestStats()
+    for request in run.requests:
+        total.add(request)
+    for field in ("prompt_tokens", "new_tokens", "steps", "drafted", "accepted", "overlaps"):
+        assert getattr(run.stats, field) == getattr(total, field), field
+    assert run.stats.accepted_per_position == total.accepted_per_position
+    assert run.stats.overlap == pytest.approx(total.overlap)
+    for prompt, row, stats in zip(PROMPTS, rows, run.requests, strict=True):
+        assert stats.prompt_tokens == len(prompt)
+        assert stats.new_tokens == len(row)
+        assert sum(stats.accepted_per_position) == stats.accepted <= stats.drafted
+        assert stats.accepted_per_position == sorted(stats.accepted_per_position, reverse=True)
+        assert stats.steps <= stats.new_tokens <= stats.steps + stats.accepted
+        assert stats.seconds > 0
+    stats = run.stats
+    assert max(r.steps for r in run.requests) <= stats.engine_steps <= stats.steps
+    parts = stats.draft_ms + stats.target_ms + stats.verify_ms + stats.host_ms
+    assert parts == pytest.approx(1e3 * stats.seconds)
+    assert min(stats.draft_ms, stats.target_ms, stats.host_ms, stats.prefill_ms) >= 0
+    if name == "root":
+        assert stats.drafted == stats.accepted == 0
+        assert stats.block_efficiency == stats.mean_acceptance_length == 1
+        assert stats.alpha is None
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_alpha_is_there_when_there_was_a_law(name):
+    target, small = pair()
+    rows = [Sampling(1.0, seed=i) for i in range(len(PROMPTS))]
+    _, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, rows, Limits(40))
+    assert 0 < run.stats.alpha < 1
+    assert run.stats.overlaps <= run.stats.steps * len(DRAFTERS[name](small).counts)
+
+
+def test_alpha_is_one_when_the_target_drafts():
+    from outrider import DraftModel
+
+    target, _ = pair()
+    _, run = decode(
+        Engine(target, DraftModel(target, (1, 1))), PROMPTS, Sampling(1.0, seed=1), Limits(30)
+    )
+    assert run.stats.alpha == pytest.approx(1, abs=1e-4)
+
+
+def test_the_trace_tells_what_became_of_every_drafted_token():
+    target, small = pair()
+    run = Engine(target, DRAFTERS["tree"](small)).run(
+        PROMPTS, Sampling(1.0, seed=2), Limits(20), trace=True
+    )
+    drafted = accepted = 0
+    for block in run:
+        trace = block.trace
+        assert len(trace.tokens) == len(trace.parents)
+        drafted += len(trace.tokens)
+        accepted += len(trace.accepted)
+        path = [trace.tokens[n - 1] for n in trace.accepted]
+        assert block.token_ids[: block.accepted] == path[: block.accepted]
+        parents = [0, *trace.accepted]
+        assert [trace.parents[n - 1] for n in trace.accepted] == parents[:-1]
+        leaf = parents[-1]
+        assert trace.next_is_bonus == (leaf not in trace.parents)
+    assert drafted == run.stats.drafted
+    assert accepted == run.stats.accepted
+
+
+def test_plain_values_for_json():
+    import json
+
+    target, small = pair()
+    _, run = decode(Engine(target, DRAFTERS["chain"](small)), PROMPTS)
+    document = json.loads(json.dumps(run.stats.as_dict()))
+    assert document["block_efficiency"] == run.stats.block_efficiency
+    assert document["alpha"] is None
+    assert RequestStats().as_dict()["mean_acceptance_length"] == 0
