@@ -1,4 +1,4 @@
-"""Every registered rule: its verdicts follow its declared law; it is pure and blind to its batch."""
+"""Every registered rule: verdicts follow its declared law; it is pure and blind to its batch."""
 
 from itertools import pairwise
 
