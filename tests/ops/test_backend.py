@@ -1,9 +1,5 @@
 """Backends are chosen by device, by name, and never silently replaced when named."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from cases import Case, build
@@ -36,16 +32,12 @@ def test_unknown_names_are_refused():
         pass
 
 
-def test_the_environment_chooses():
-    code = "import torch; from outrider import ops; print(ops.chosen(torch.device('cpu')))"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OUTRIDER_OPS": "reference"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.strip() == "reference"
+def test_the_environment_chooses(monkeypatch):
+    monkeypatch.setattr(backend, "_ENVIRONMENT", "reference")
+    assert ops.chosen(torch.device("cpu")) == "reference"
+    monkeypatch.setattr(backend, "_ENVIRONMENT", "fastest")
+    with pytest.raises(UnknownName, match="fastest"):
+        ops.chosen(torch.device("cpu"))
 
 
 def test_the_reference_leaves_drafts_to_the_rule():
@@ -77,18 +69,25 @@ def test_triton_refuses_what_it_cannot_run(kernels):
     assert kernels.unfit(torch.device("meta")) is not None
 
 
-def test_cpu_tensors_need_the_interpreter():
+def test_cpu_tensors_need_the_interpreter(kernels, monkeypatch):
     """Without it, asking for triton on a CPU is an error, not another backend."""
-    pytest.importorskip("triton")
-    code = (
-        "import torch\nfrom outrider import ops\nfrom outrider.errors import BackendUnavailable\n"
-        "from outrider.ops import backend\n"
-        "with ops.use('triton'):\n"
-        "    try:\n        backend.sampler(torch.device('cpu'))\n"
-        "    except BackendUnavailable as error:\n        print('refused', error)\n"
-    )
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True
-    )
-    assert "refused" in run.stdout, run.stderr
+    monkeypatch.setattr("outrider.ops.triton._INTERPRETED", False)
+    draft, scores, draws = build(Case())
+    with ops.use("triton"):
+        with pytest.raises(BackendUnavailable, match="needs CUDA tensors"):
+            ops.fused("match", draft, scores, draws)
+        with pytest.raises(BackendUnavailable, match="needs CUDA tensors"):
+            backend.sampler(torch.device("cpu"))
+
+
+def test_a_missing_triton_is_an_error_when_named(monkeypatch):
+    def absent(name):
+        raise ImportError("No module named 'triton'")
+
+    monkeypatch.setattr(backend, "import_module", absent)
+    backend.load.cache_clear()
+    draft, scores, draws = build(Case())
+    with ops.use("triton"), pytest.raises(BackendUnavailable, match="install triton"):
+        ops.fused("chain", draft, scores, draws)
+    monkeypatch.undo()
+    backend.load.cache_clear()

@@ -1,0 +1,94 @@
+"""Kernels compile to cubins for real cards without one, and none of them spills registers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+BARE = {"TARGET_FLOOR": False, "DRAFT_FLOOR": False}
+CHAIN = {"HAS_DRAFT": True, "INJECTED": False, **BARE}
+ONE = {"NTRY": 16, "NROUND": 4, **CHAIN}
+
+
+def _list(large):
+    """(kernel, dtype, capability, warps, constants): the shapes that `launch` chooses."""
+    found = []
+    for capability in (80, 90):
+        wide = {"BLOCK": 4096, "NPROG_P2": 64}
+        fine = {"BLOCK": 2048, "NPROG_P2": 128}
+        found += [
+            ("row_stats", "bf16", capability, 4, {"HAS_FLOOR": False, **wide}),
+            ("sample_rows", "bf16", capability, 4, {"HAS_FLOOR": True, **fine}),
+            ("chain_decide", "bf16", capability, 4, {"DEPTH_P2": 8, **CHAIN, **wide}),
+            ("following", "bf16", capability, 4, CHAIN | fine),
+            ("match_race", "bf16", capability, 4,
+             {"BLOCK": 2048, "HAS_FLOOR": False, "INJECTED": False}),
+            ("block_sums", "bf16", capability, 4, {"DEPTH_P2": 8, **CHAIN, **wide}),
+            ("tree_walk", "bf16", capability, 8,
+             {"CHUNK": 2048, "HAS_DRAFT": True, "UNIFORMS": False, "RACE": False, **BARE}),
+            ("chain_one", "bf16", capability, 4,
+             {"NB": 32, "SUB": 128, "NPROG_P2": 64, "DEPTH_P2": 8, **ONE}),
+        ]  # fmt: skip
+        if not large:
+            few = ("chain_decide", "following", "chain_one")
+            found = [case for case in found if case[2] == 90 or case[0] in few]
+            continue
+        found += [
+            ("block_reach", "bf16", capability, 4, {**BARE, "HAS_DRAFT": True, **wide}),
+            ("match_walk", "bf16", capability, 1, {"NPROG_P2": 128, "MOST_P2": 4}),
+            ("sigmoid_one", "bf16", capability, 4,
+             {"DEPTH_P2": 8, "INJECTED": False, **BARE, **fine}),
+            ("paper_tile", "fp32", capability, 32, {"TILE": 1024, "SIGMOID": True}),
+            ("chain_one", "fp32", capability, 4,
+             {"NB": 16, "SUB": 128, "NPROG_P2": 128, "DEPTH_P2": 8, **ONE}),
+            ("chain_one", "fp16", capability, 8,
+             {"NB": 32, "SUB": 256, "NPROG_P2": 32, "DEPTH_P2": 32, **ONE}),
+        ]  # fmt: skip
+        filtered = {"TARGET_FLOOR": True, "DRAFT_FLOOR": True, "HAS_DRAFT": True, "INJECTED": False}
+        for dtype in ("fp32", "fp16"):
+            for depth, slices in ((8, 128), (32, 128)):
+                shape = {"BLOCK": 2048, "NPROG_P2": slices}
+                found += [
+                    (
+                        "chain_decide",
+                        dtype,
+                        capability,
+                        4,
+                        {"DEPTH_P2": depth, **filtered, **shape},
+                    ),
+                    ("block_sums", dtype, capability, 4, {"DEPTH_P2": depth, **filtered, **shape}),
+                    ("following", dtype, capability, 4, filtered | shape),
+                ]
+    return found
+
+
+def _check(cases):
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("compiling.py"))],
+        input=json.dumps(cases),
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    for case, used in zip(cases, json.loads(run.stdout.splitlines()[-1]), strict=True):
+        assert used["LOCAL"] == 0, (case, used)
+        assert used["STACK"] == 0, (case, used)  # where ptxas puts spilled registers
+        assert used["REG"] <= 168, (case, used)
+        if case[0] in ("row_stats", "chain_decide", "chain_one"):
+            assert used["vectors"] >= 2, (case, used)  # the streaming pass loads 16 bytes a time
+
+
+def test_main_configurations_do_not_spill():
+    _check(_list(large=False))
+
+
+@pytest.mark.slow
+def test_all_configurations_do_not_spill():
+    _check(_list(large=True))
