@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from outrider.cli import demo, generate
+from outrider.cli import certify, demo, generate
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 
@@ -15,6 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("certify")(certify.command)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 

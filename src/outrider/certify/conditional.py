@@ -1,0 +1,117 @@
+"""Conditional tests, pooled over contexts: set tests and the randomised PIT.
+
+Under the null hypothesis every emitted token x_t follows p_t given everything before it. A set A_t
+chosen from the laws alone then holds x_t with probability p_t(A_t), and
+
+    Z = sum (1[x_t in A_t] - p_t(A_t)) / sqrt(sum p_t(A_t) (1 - p_t(A_t)))
+
+is standard normal, whatever the contexts are (a martingale). The PIT u_t = F_t(x_t-) + U p_t(x_t),
+with the vocabulary in any order chosen from the laws, is uniform. Two orders and three sets, since
+no single one finds every mistake: {q > p} finds a wrong residual or a rule that keeps too much,
+the draft's top tokens find a draft that is not what it says (algorithms.md, I4).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.certify.report import Test
+from outrider.certify.statistics import (
+    kolmogorov_tail,
+    normal_two_sided,
+    quantile_gap,
+    uniform_distance,
+)
+
+SETS = ("set q > p", "set top 1 of q", "set top 8 of q")
+ORDERS = ("PIT by q / p", "PIT by q")
+TOP = 8
+
+
+@dataclass
+class _Sum:
+    surplus: float = 0.0
+    variance: float = 0.0
+    count: int = 0
+
+
+@dataclass
+class Pool:
+    """Sums over all tokens seen so far."""
+
+    sums: dict[str, _Sum] = field(default_factory=lambda: {name: _Sum() for name in SETS})
+    ranks: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in ORDERS})
+    tokens: int = 0
+    overlap: float = 0.0  #: sum of sum min(p, q), for the report
+
+    def add(
+        self,
+        law_BTV: Tensor,
+        guess_BTV: Tensor,
+        token_BT: Tensor,
+        valid_BT: Tensor,
+        uniform_BT: Tensor,
+    ) -> None:
+        """Count these tokens; `uniform_BT` randomises the PIT."""
+        self.tokens += int(valid_BT.sum())
+        shared = torch.minimum(law_BTV, guess_BTV).sum(-1)
+        self.overlap += float(shared[valid_BT].sum())
+        top = guess_BTV.topk(min(TOP, guess_BTV.shape[-1]), -1)
+        token = token_BT[..., None]
+
+        surplus = guess_BTV > law_BTV
+        self._set(SETS[0], (law_BTV * surplus).sum(-1), surplus.gather(-1, token)[..., 0], valid_BT)
+        for name, count in ((SETS[1], 1), (SETS[2], TOP)):
+            ids = top.indices[..., :count]
+            there = top.values[..., :count] > 0
+            mass = (law_BTV.gather(-1, ids) * there).sum(-1)
+            self._set(name, mass, ((ids == token) & there).any(-1), valid_BT)
+
+        ratio = guess_BTV.log() - law_BTV.log()
+        for name, order in ((ORDERS[0], ratio), (ORDERS[1], guess_BTV)):
+            here = order.gather(-1, token)
+            below = (law_BTV * (order < here)).sum(-1)
+            equal = (law_BTV * (order == here)).sum(-1)
+            rank = (below + uniform_BT * equal).clamp(0, 1)
+            self.ranks[name].append(rank[valid_BT].to("cpu", torch.float64))
+
+    def _set(self, name: str, mass_BT: Tensor, inside_BT: Tensor, valid_BT: Tensor) -> None:
+        mass = mass_BT[valid_BT].double().clamp(0, 1)
+        record = self.sums[name]
+        record.surplus += float((inside_BT[valid_BT].double() - mass).sum())
+        record.variance += float((mass * (1 - mass)).sum())
+        record.count += mass.numel()
+
+    @property
+    def alpha(self) -> float:
+        """Mean sum min(p, q) over all prefixes."""
+        return self.overlap / max(self.tokens, 1)
+
+    def results(self, level: float, power: float) -> list[Test]:
+        """One test per set and order, each at this level."""
+        return [self._set_test(name, level, power) for name in SETS] + [
+            self._rank_test(name, level) for name in ORDERS
+        ]
+
+    def _set_test(self, name: str, level: float, power: float) -> Test:
+        record = self.sums[name]
+        # A set of (almost) no or all probability says nothing; one token's worth keeps Z honest.
+        if record.variance < 10:
+            return Test(name, 0.0, None, record.count, True, "too little variance: not judged")
+        spread = math.sqrt(record.variance)
+        z = record.surplus / spread
+        p_value = normal_two_sided(z)
+        shift = record.surplus / record.count
+        found = quantile_gap(level, power) * spread / record.count
+        detail = f"shift {shift:+.4f} per token; finds {found:.4f}"
+        return Test(name, z, p_value, record.count, p_value >= level, detail, found)
+
+    def _rank_test(self, name: str, level: float) -> Test:
+        values = torch.cat(self.ranks[name])
+        distance = uniform_distance(values)
+        p_value = kolmogorov_tail(distance, values.numel())
+        mean = float(values.mean())
+        detail = f"mean rank {mean:.4f} (1/2 if exact)"
+        return Test(name, distance, p_value, values.numel(), p_value >= level, detail)

@@ -1,0 +1,148 @@
+"""The law of every emitted token, from one causal forward over the finished text.
+
+Independent of the engine: no tree, no draft, no rollback; a fresh cache, one block. The same pass
+over the draft model gives its law at the same prefixes, which only serves to choose what to test.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider import ops
+from outrider.prefill import ROUND
+from outrider.sampling import Sampling, SamplingRows, rows, warp
+from outrider.types import Context, Drafter, LanguageModel, Laws
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, what was generated after it, and the seed it was generated with."""
+
+    prompt: tuple[int, ...]
+    new: tuple[int, ...]
+    seed: int = 0
+
+
+class Scored(NamedTuple):
+    """The emitted tokens of B texts, padded to T, with a law for each."""
+
+    token_BT: Tensor
+    valid_BT: Tensor
+    position_BT: Tensor  #: absolute position of the token, as noise is keyed
+    laws: Laws
+
+
+class Padded(NamedTuple):
+    """Texts side by side."""
+
+    tokens_BL: Tensor
+    prompt_B: Tensor
+    new_B: Tensor
+    sampling: SamplingRows
+
+
+def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device) -> Padded:
+    """Right-padded tokens and lengths."""
+    whole = [text.prompt + text.new for text in texts]
+    most = max(map(len, whole))
+    tokens = torch.zeros(len(texts), most, dtype=torch.int64)
+    for row, ids in enumerate(whole):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+    settings = [
+        Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, text.seed)
+        for text in texts
+    ]
+    return Padded(
+        tokens.to(device),
+        torch.tensor([len(t.prompt) for t in texts], device=device),
+        torch.tensor([len(t.new) for t in texts], device=device),
+        rows(settings, device),
+    )
+
+
+@torch.inference_mode()
+def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Scored:
+    """Teacher-force the texts: the model's law of each emitted token, given what came before."""
+    device = torch.device(model.device)
+    padded = pad(texts, sampling, device)
+    tokens, prompt, new = padded.tokens_BL, padded.prompt_B, padded.new_B
+    batch, length = tokens.shape
+    least = min(len(text.prompt) for text in texts)
+    at = torch.arange(length - 1, device=device)[None].expand(batch, -1)
+    capacity = -(-(length + 4) // ROUND) * ROUND
+    slots = torch.arange(capacity, device=device)
+    logits = model.forward(
+        model.open(batch, capacity),
+        tokens[:, :-1],
+        at,
+        at,
+        slots <= at[..., None],
+        last=length - least,
+    )
+    step = torch.arange(int(new.max()), device=device)
+    where = (prompt[:, None] + step).clamp(max=length - 1)
+    row = where - least
+    if int(prompt.max()) == least:
+        logits = logits[:, : len(step)]
+    else:
+        logits = logits.gather(1, row[..., None].expand(-1, -1, logits.shape[2]))
+    return Scored(
+        tokens.gather(1, where), step < new[:, None], where, warp(logits, padded.sampling)
+    )
+
+
+class Guesses:
+    """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
+
+    A drafter with a model: its teacher-forced law. Any other: what it would propose first.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.drafter, self.vocab_size = drafter, vocab_size
+        self.model: LanguageModel | None = getattr(drafter, "model", None)
+
+    def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+        """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
+        if self.model is not None:
+            return ops.probs(score(self.model, texts, sampling).laws)
+        return self._proposed(texts, sampling)
+
+    @torch.inference_mode()
+    def _proposed(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+        device = torch.device("cpu")
+        padded = pad(texts, sampling, device)
+        capacity = padded.tokens_BL.shape[1] + self.drafter.max_nodes + 2
+        capacity = -(-capacity // ROUND) * ROUND
+        tokens = torch.nn.functional.pad(
+            padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
+        )
+        found = []
+        for step in range(int(padded.new_B.max())):
+            length = (padded.prompt_B + step).clamp(max=padded.tokens_BL.shape[1])
+            context = Context(
+                tokens, length, int(length.max()), padded.sampling.seed_B, padded.sampling
+            )
+            found.append(self._first(context, capacity))
+        return torch.stack(found, 1)
+
+    def _first(self, context: Context, capacity: int) -> Tensor:
+        draft = self.drafter.propose(self.drafter.open(context, capacity), context)
+        batch = draft.tokens_BN.shape[0]
+        guess = torch.zeros(batch, self.vocab_size)
+        if draft.draws_BNK.shape[2] == 0 or draft.tree.max_depth == 0:
+            return guess
+        kid = draft.draws_BNK[:, 0].expand(batch, -1)
+        row = draft.row_BNK[:, 0].expand(batch, -1)
+        placed = torch.zeros_like(guess).scatter_add_(
+            1, draft.tokens_BN.gather(1, kid.clamp(min=0)), (kid >= 0).to(guess.dtype)
+        )
+        guess = placed / placed.sum(-1, keepdim=True).clamp(min=1)
+        if draft.laws is not None:
+            law = ops.probs(draft.laws)
+            first = law.gather(1, row[:, :1, None].clamp(min=0).expand(-1, -1, law.shape[2]))[:, 0]
+            drawn = (row[:, :1] >= 0) & (kid[:, :1] >= 0)
+            guess = torch.where(drawn, first.to(guess.dtype), guess)
+        return guess

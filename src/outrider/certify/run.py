@@ -1,0 +1,265 @@
+"""Certify a speculator: decode in batches, teacher-force what came out, test it."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider import noise, ops, verifiers
+from outrider.certify import marginal, margins
+from outrider.certify.conditional import ORDERS, SETS, Pool
+from outrider.certify.laws import Guesses, Text, score
+from outrider.certify.report import Report, Test
+from outrider.drafters import Root
+from outrider.engine import Engine, Limits
+from outrider.errors import ConfigurationError, PromptError
+from outrider.sampling import Sampling
+from outrider.stats import Stats
+from outrider.types import Drafter, LanguageModel
+
+Ids = Sequence[int]
+Progress = Callable[[str, int, int], None]  #: what, done, of how many
+
+
+@dataclass(frozen=True)
+class Power:
+    """How much is decoded and what must be detectable.
+
+    tokens     tokens for the conditional tests        samples  runs of the marginal test
+    equality   tokens for each certificate             level    joint false-alarm level
+    power      probability with which stated effects are found
+    effect     "exact" is only said if a shift of this much probability would have been found
+    """
+
+    tokens: int = 16_384
+    samples: int = 2_048
+    equality: int = 1_024
+    level: float = 1e-3
+    power: float = 0.9
+    effect: float = 0.03
+    new_tokens: int = 64  #: tokens per text
+    rows: int = 32  #: texts decoded together
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.samples, self.equality, self.new_tokens, self.rows) < 1:
+            raise ConfigurationError(
+                "tokens, samples, equality, new_tokens and rows must be at least 1; "
+                f"got {self}; raise them"
+            )
+        if not 0 < self.level < 0.5 or not 0.5 <= self.power < 1 or not 0 < self.effect < 1:
+            raise ConfigurationError(
+                f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}"
+            )
+
+    @property
+    def each(self) -> float:
+        """Level of one statistical test: Bonferroni."""
+        return self.level / (len(SETS) + len(ORDERS) + 2)  # marginal and support
+
+
+def certify(
+    engine: Engine,
+    prompts: Sequence[Ids],
+    sampling: Sampling | None = None,
+    power: Power | None = None,
+    *,
+    setup: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Test whether an engine with its drafter and rule keeps the law of its target.
+
+    `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. At
+    temperature 0 only the greedy certificate applies. Give models in float32: half precision
+    moves laws by more than the tests tolerate when texts are scored in other block sizes.
+    """
+    sampling, power = sampling or Sampling(), power or Power()
+    every = [tuple(p) for p in prompts]
+    if not every:
+        raise PromptError("no prompt to certify with; got none; give at least one")
+    started = time.perf_counter()
+    run = _Run(engine, every, sampling, power, progress or (lambda *_: None))
+    tests: list[Test] = [run.greedy()]
+    if sampling.temperature > 0:
+        tests.append(run.coupled())
+        tests += run.conditional()
+        tests.append(run.marginal())
+    rule = engine.choose_rule("all" if sampling.temperature == 0 else "none")
+    about = {
+        "drafter": engine.drafter.name,
+        "rule": rule.name,
+        "rule_says_exact": rule.exact,
+        "sampling": dataclasses.asdict(sampling),
+        "seed": power.seed,
+        "greedy": sampling.temperature == 0,
+        "block_efficiency": run.stats.block_efficiency,
+        "alpha": run.alpha,
+        "tolerance": run.tolerance,
+    }
+    return Report(
+        tuple(tests),
+        power.level,
+        power.power,
+        power.effect,
+        about | (setup or {}),
+        time.perf_counter() - started,
+    )
+
+
+class _Run:
+    """The parts of one certification, which share the tolerance and the prompts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sampling,
+        power: Power,
+        progress: Progress,
+    ) -> None:
+        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.power, self.progress = power, progress
+        self.stats = Stats()
+        self.alpha: float | None = None
+        sample = [Text(p, (), 0) for p in prompts[:8]]
+        longest = max(len(t.prompt) for t in sample)
+        if longest < 3:
+            raise PromptError(
+                f"prompts must have at least 3 tokens; got at most {longest}; give longer ones"
+            )
+        alike = [t for t in sample if len(t.prompt) == longest]
+        self.tolerance = margins.tolerance(engine.target, alike, engine.drafter.max_nodes)
+
+    def batches(self, rows: int, purpose: int) -> Iterator[list[tuple[tuple[int, ...], int]]]:
+        """Prompts with a fresh seed for every row, in batches."""
+        every = []
+        for row in range(rows):
+            seed = (self.power.seed * 8 + purpose) * 1_000_003 + row
+            every.append((self.prompts[row % len(self.prompts)], seed))
+        for start in range(0, rows, self.power.rows):
+            yield every[start : start + self.power.rows]
+
+    def decode(
+        self, engine: Engine, batch: list[tuple[tuple[int, ...], int]], sampling: Sampling, new: int
+    ) -> list[Text]:
+        """Texts of exactly `new` tokens: stop tokens are tokens like any other here."""
+        settings = [dataclasses.replace(sampling, seed=seed) for _, seed in batch]
+        run = engine.run([p for p, _ in batch], settings, Limits(new))
+        tokens: list[list[int]] = [[] for _ in batch]
+        for block in run:
+            tokens[block.row] += block.token_ids
+        self.stats.add(run.stats)
+        return [Text(p, tuple(t), s) for (p, s), t in zip(batch, tokens, strict=True)]
+
+    def greedy(self) -> Test:
+        """The rule under test at temperature 0."""
+        return self._certificate("greedy certificate", self.engine, Sampling(0), 0)
+
+    def coupled(self) -> Test:
+        """The drafter under test with the target's own noise deciding: text equals plain text."""
+        drafter = shared_noise(self.engine.drafter)
+        engine = Engine(self.engine.target, drafter, verifiers.get("match"))
+        return self._certificate("coupled equality", engine, self.sampling, 1)
+
+    def _certificate(self, name: str, engine: Engine, sampling: Sampling, purpose: int) -> Test:
+        new = self.power.new_tokens
+        rows = max(self.power.equality // new, 1)
+        gaps, count, differ = [], 0, 0
+        plain = Engine(engine.target, Root(), verifiers.get("match"))
+        outside = 0
+        for batch in self.batches(rows, purpose):
+            self.progress(name, count, rows * new)
+            texts = self.decode(engine, batch, sampling, new)
+            same = self.decode(plain, batch, sampling, new)
+            differ += sum(a.new != b.new for a, b in zip(texts, same, strict=True))
+            scored = score(engine.target, texts, sampling)
+            seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
+            race = None if sampling.temperature == 0 else margins.race(scored, seeds)
+            gaps.append(margins.shortfall(scored, race))
+            outside += margins.outside(scored, self.tolerance)
+            count += int(scored.valid_BT.sum())
+        scale = 1.0 if sampling.temperature == 0 else 1.0 / sampling.temperature
+        test = margins.certificate(name, gaps, count, self.tolerance * max(scale, 1.0))
+        note = f"{rows - differ} of {rows} texts equal plain decoding; " + test.detail
+        return dataclasses.replace(test, detail=note, passed=test.passed and not outside)
+
+    def conditional(self) -> list[Test]:
+        """Set tests, PIT and support over freshly decoded texts."""
+        power, pool, outside = self.power, Pool(), 0
+        target = self.engine.target
+        guesses = Guesses(self.engine.drafter, target.vocab_size)
+        rows = -(-power.tokens // power.new_tokens)
+        self.stats = Stats()  # from here on: the configuration under test alone
+        for batch in self.batches(rows, 2):
+            self.progress("conditional tests", pool.tokens, rows * power.new_tokens)
+            texts = self.decode(self.engine, batch, self.sampling, power.new_tokens)
+            outside += add(pool, target, guesses, texts, self.sampling, self.tolerance)
+        self.alpha = pool.alpha
+        return [*pool.results(power.each, power.power), support(outside, pool.tokens)]
+
+    def marginal(self) -> Test:
+        """Many first tokens of the prompt where target and draft differ most."""
+        power, target = self.power, self.engine.target
+        short = [p[-8:] for p in self.prompts]
+        texts = [Text(p, (0,)) for p in short]
+        guesses = Guesses(self.engine.drafter, target.vocab_size)
+        law_BTV = ops.probs(score(target, texts, self.sampling).laws)
+        guess_BTV = guesses(texts, self.sampling)
+        apart = (law_BTV - guess_BTV).abs().sum((1, 2)) - law_BTV.square().sum((1, 2))
+        chosen = int(apart.argmax())
+        first: list[int] = []
+        kept = self.stats
+        self.stats = Stats()
+        for batch in self.batches(power.samples, 3):
+            self.progress("marginal test", len(first), power.samples)
+            again = [(short[chosen], seed) for _, seed in batch]
+            first += [t.new[0] for t in self.decode(self.engine, again, self.sampling, 1)]
+        self.stats = kept
+        return marginal.test(law_BTV[chosen, 0], first, power.each, power.power)
+
+
+def add(
+    pool: Pool,
+    target: LanguageModel,
+    guesses: Callable[[Sequence[Text], Sampling], torch.Tensor],
+    texts: Sequence[Text],
+    sampling: Sampling,
+    tolerance: float,
+) -> int:
+    """Score texts into the pool; returns how many tokens lie outside their law's support."""
+    with torch.inference_mode():
+        scored = score(target, texts, sampling)
+        seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
+        # positions below zero: streams that no generator of ours ever reads
+        keys = noise.stream(seeds, torch.full_like(seeds, -7), noise.Purpose.ACCEPT)
+        uniform = noise.uniforms(keys, scored.token_BT.shape[1])
+        law = ops.probs(scored.laws)
+        guess = guesses(texts, sampling).to(law.device)
+        pool.add(law, guess, scored.token_BT, scored.valid_BT, uniform)
+        return margins.outside(scored, tolerance)
+
+
+def support(outside: int, count: int) -> Test:
+    """No emitted token may lie outside the filtered support."""
+    return Test(
+        "support",
+        float(outside),
+        None,
+        count,
+        outside == 0,
+        f"{outside} tokens of zero probability",
+    )
+
+
+def shared_noise(drafter: Drafter) -> Drafter:
+    """The drafter in coupled mode if it has one, so that long paths are accepted."""
+    fields = (
+        {f.name for f in dataclasses.fields(drafter)} if dataclasses.is_dataclass(drafter) else ()
+    )
+    if "coupled" in fields:
+        made: Drafter = dataclasses.replace(drafter, coupled=True)  # type: ignore[type-var]
+        return made
+    return drafter

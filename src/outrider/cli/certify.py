@@ -1,0 +1,196 @@
+"""`outrider certify`: does this drafter with this rule keep the target's law?"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.certify import Power, Report, certify, matrix
+from outrider.cli.console import out, progress
+from outrider.cli.demo import held_out
+from outrider.cli.generate import parse_branching
+from outrider.errors import ConfigurationError, PromptError
+from outrider.load import load
+from outrider.sampling import Sampling
+from outrider.speculator import Speculator
+
+CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
+
+
+def command(
+    target: Annotated[
+        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Name of a drafter.")] = None,
+    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k")] = 4,
+    branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Rule; default: the drafter's.")] = None,
+    coupled: Annotated[bool, typer.Option(help="Draw with shared noise.")] = False,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts: JSON lines with 'prompt', or one per line.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens for the conditional tests.")] = Power.tokens,
+    samples: Annotated[int, typer.Option(help="Runs of the marginal test.")] = Power.samples,
+    level: Annotated[float, typer.Option(help="Joint false-alarm level.")] = Power.level,
+    effect: Annotated[
+        float, typer.Option(help="Shift of probability that must be detectable to say 'exact'.")
+    ] = Power.effect,
+    seed: Annotated[int, typer.Option()] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 keeps the tests sharp.")] = "float32",
+    device: Annotated[str | None, typer.Option()] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: measured.")] = None,
+    every: Annotated[
+        Path | None,
+        typer.Option("--matrix", help="Certify every legal pair; results (resumable) go here."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+) -> None:
+    """Test that speculative decoding keeps the target's law. Exit code 0: exact, 1: not, 3: open.
+
+    Tests: greedy certificate, coupled equality, set tests and PIT over pooled contexts, marginal.
+    """
+    power = Power(tokens=tokens, samples=samples, level=level, effect=effect, seed=seed)
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    speculator = load(
+        target,
+        draft,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        branching=parse_branching(branching),
+        coupled=coupled,
+        rule=rule,
+        dtype=dtype,
+        device=device,
+        threads=threads or "auto",
+    )
+    ids = read_prompts(speculator, prompts)
+    if every is not None:
+        _matrix(speculator, ids, sampling, power, every, as_json)
+        return
+    setup = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
+    with progress(0, "certify") as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(bar.task_ids[0], description=what, completed=done, total=total)
+
+        report = certify(speculator.engine, ids, sampling, power, setup=setup, progress=show)
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_dict()) + "\n")
+    else:
+        _print(report)
+    raise typer.Exit(report.exit_code)
+
+
+def read_prompts(speculator: Speculator, path: Path | None) -> list[list[int]]:
+    """Token ids of the prompts, the last few of each."""
+    if path is None:
+        texts = [row["prompt"].rstrip() for row in held_out()]
+    else:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise PromptError(
+                f"cannot read the prompts; got {path}: {error.strerror}; check the path"
+            ) from error
+        texts = [_text(line) for line in lines if line.strip()]
+    if speculator.tokenizer is None:
+        raise ConfigurationError(
+            "prompts are text, but the target has no tokenizer; got none beside its weights; "
+            "use outrider.certify.certify with token ids"
+        )
+    ids = [list(speculator.tokenizer.encode(text))[-CUT:] for text in texts]
+    return [i for i in ids if len(i) >= 3]
+
+
+def _text(line: str) -> str:
+    if line.lstrip().startswith("{"):
+        try:
+            return str(json.loads(line)["prompt"])
+        except (ValueError, KeyError):
+            return line
+    return line
+
+
+def _print(report: Report) -> None:
+    setup = report.setup
+    table = Table(title=f"{setup['drafter']} judged by {setup['rule']}", title_justify="left")
+    for name in ("test", "statistic", "p-value", "seen", "result", "detail"):
+        table.add_column(
+            name, justify="right" if name in ("statistic", "p-value", "seen") else "left"
+        )
+    for test in report.tests:
+        chance = "" if test.p_value is None else f"{test.p_value:.2g}"
+        result = "ok" if test.passed else "FAILED"
+        statistic = f"{test.statistic:.4g}"
+        table.add_row(test.name, statistic, chance, str(test.count), result, test.detail)
+    out.print(table)
+    out.print(f"verdict: {report.verdict.upper()}", style="bold", markup=False)
+    out.print(explain(report), markup=False)
+
+
+def explain(report: Report) -> str:
+    """One paragraph: what the verdict rests on."""
+    found = report.detectable
+    lines = [
+        f"joint false-alarm level {report.level:g}; {report.seconds:.0f} s; "
+        f"tolerance of the certificates {report.setup['tolerance']:.2g}"
+    ]
+    if found is not None:
+        lines.append(
+            f"with probability {report.power:g} it finds a shift of {found:.3f} probability per "
+            f"token into the tokens that the draft overrates; demanded: {report.effect:g}"
+        )
+    if report.verdict == "not judged":
+        lines.append("too little power to say 'exact': raise --tokens (error falls as its root)")
+    if report.verdict == "not exact":
+        lines.append(f"failed: {', '.join(report.failed)}")
+    return "\n".join(lines)
+
+
+def _matrix(
+    speculator: Speculator,
+    ids: list[list[int]],
+    sampling: Sampling,
+    power: Power,
+    path: Path,
+    as_json: bool,
+) -> None:
+    draft: Any = getattr(speculator.engine.drafter, "model", None)
+    todo = matrix.pairs(draft)
+    known = matrix.done(path)
+    if not as_json:
+        left = sum(pair.key not in known for pair in todo)
+        out.print(
+            f"{len(todo)} legal pairs of exact rule and drafter, {left} to do; results: {path}. "
+            "Interrupt and run the same command to resume."
+        )
+    rows, announced, began = [], False, time.perf_counter()
+    for pair, row, old in matrix.run(speculator.engine.target, todo, ids, sampling, power, path):
+        rows.append(row)
+        if as_json:
+            continue
+        note = "already there" if old else f"{row['seconds']:.0f} s"
+        out.print(f"{row['verdict']:<10} {pair.key} ({note})", markup=False)
+        if not old and not announced:
+            announced = True
+            left = sum(p.key not in known for p in todo) - 1
+            minutes = left * (time.perf_counter() - began) / 60
+            out.print(f"about {minutes:.0f} minutes for the other {left}", style="dim")
+    verdicts = {row["verdict"] for row in rows}
+    if as_json:
+        sys.stdout.write(json.dumps(rows) + "\n")
+    else:
+        exact = sum(row["verdict"] == "exact" for row in rows)
+        out.print(f"{exact} of {len(rows)} pairs exact", style="bold")
+    raise typer.Exit(1 if "not exact" in verdicts else 3 if "not judged" in verdicts else 0)
