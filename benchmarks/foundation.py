@@ -92,12 +92,67 @@ def equality(
                     "mean_acceptance_length": round(length, 3),
                 }
             )
+            for number, (a, b) in enumerate(zip(got, want, strict=True)):
+                if a != b and not coupled:
+                    where, gap = margin(base, prompts[number], b, a)
+                    noise = 2 * tree_noise(base, prompts[:10])
+                    rows[-1].setdefault("ties", []).append([number, where, gap, noise])
+                    print(
+                        f"    prompt {number} parts at token {where}: logit gap {gap:.4f}, "
+                        f"tolerance (2 x rounding of tree against chain) {noise:.4f}: "
+                        f"{'near-tie' if gap <= noise else 'NOT EXPLAINED'}"
+                    )
             print(
                 f"{title:28} {name:14} batch {batch}  equal {same}/{len(prompts)}  "
                 f"(to batch 1: {alone})  mean acceptance length {length:.2f}",
                 flush=True,
             )
     return rows
+
+
+@torch.inference_mode()
+def tree_noise(base: Speculator, prompts: list[str]) -> float:
+    """99.99 % quantile of |logit in a tree - logit in a chain| for the same node: rounding only."""
+    from outrider import sampling, step
+
+    model, gaps = base.engine.target, []
+    drafter = arms_of(base)["tree 3-2-1"].engine.drafter
+    for prompt in prompts:
+        ids = base.tokenizer(prompt)["input_ids"]
+        state = step.begin(
+            model,
+            drafter,
+            [ids],
+            sampling.rows([outrider.Sampling(0)]),
+            limits=[len(ids) + 8],
+            limit_reasons=[step.LENGTH],
+            stop_ids=[[]],
+            capacity=512,
+        )
+        draft = step.propose(drafter, state)
+        whole = step.score(model, state, draft).laws.logits_BRV[0].float()
+        for leaf in range(draft.tree.levels[-2], draft.tree.nodes):
+            path = draft.tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
+            line = len(ids) - 1 + torch.arange(len(path))[None]
+            seen = torch.arange(512) <= line[..., None]
+            single = model.forward(state.cache, draft.tokens_BN[:, path], line, line, seen)
+            gaps.append((whole[path] - single[0].float()).abs().flatten())
+    return float(torch.cat(gaps).sort().values[int(-1e-4 * sum(map(len, gaps))) - 1])
+
+
+@torch.inference_mode()
+def margin(base: Speculator, prompt: str, want: list[int], got: list[int]) -> tuple[int, float]:
+    """Where two texts part, and the gap between the two tokens' logits there, teacher forced."""
+    at = next(i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b)
+    ids = base.tokenizer(prompt)["input_ids"] + want[:at]
+    model = base.engine.target
+    cache = model.open(1, 512)
+    line = torch.arange(len(ids))[None]
+    logits = model.forward(
+        cache, torch.tensor([ids]), line, line, torch.arange(512) <= line[..., None]
+    )
+    last = logits[0, -1].float()
+    return at, float((last[want[at]] - last[got[at]]).abs())
 
 
 def exact(prompts: list[str], budget: int) -> list[dict[str, Any]]:
@@ -158,8 +213,9 @@ def speed(
             )
             print(
                 f"{notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, ceiling "
-                f"{top.ceiling:.2f}x, reached {top.reached:.1%}; per step: target {top.target_block_ms:.2f} "
-                f"(plain {top.target_one_ms:.2f}) draft {top.draft_ms:.2f} verify {verify:.2f} "
+                f"{top.ceiling:.2f}x, reached {top.reached:.1%}; per step: "
+                f"target {top.target_block_ms:.2f} (plain {top.target_one_ms:.2f}) "
+                f"draft {top.draft_ms:.2f} verify {verify:.2f} "
                 f"host {host:.2f} ms, outside {top.outside_share:.1%}; "
                 f"{top.tokens_per_step:.2f} tokens per call, alpha {alpha or float('nan'):.3f}",
                 flush=True,

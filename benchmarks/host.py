@@ -1,0 +1,116 @@
+"""Milliseconds per step outside the models: the engine around models that answer at once.
+
+    python benchmarks/host.py [--vocab 4096] [--steps 300]
+
+Thread CPU time, so that a busy neighbour core does not count; the minimum over five rounds.
+"""
+
+import argparse
+import os
+import time
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+from outrider import sampling, step, verifiers
+from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.models.cache import SlotCache
+
+torch.set_num_threads(1)
+
+
+class Instant:
+    """A language model whose logits are ready: rows of one fixed table."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self.vocab_size, self.context, self.device = vocab, 1 << 20, torch.device("cpu")
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.Generator().manual_seed(seed)
+        shape = (1, 64, vocab)
+        table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
+        self.table = table.bfloat16()
+
+    def open(self, rows: int, capacity: int) -> SlotCache:
+        return SlotCache(1, rows, capacity)
+
+    def forward(self, cache: Any, tokens: Any, at: Any, slots: Any, seen: Any, *, last: Any = None):
+        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
+        return self.table[:, :count]
+
+
+def time_step(
+    drafter: Any, target: Instant, rule: Any, temperature: float, steps: int
+) -> dict[str, float]:
+    rows = sampling.rows([sampling.Sampling(temperature, seed=1)])
+    spent = {"propose": 0.0, "score": 0.0, "verify": 0.0, "commit": 0.0}
+    state = step.begin(
+        target,
+        drafter,
+        [[1, 2, 3]],
+        rows,
+        limits=[1 << 19],
+        limit_reasons=[step.LENGTH],
+        stop_ids=[[0]],
+        capacity=steps * 8 + 256,
+    )
+    clock = time.thread_time
+    for number in range(steps + 20):
+        if number == 20:
+            spent = dict.fromkeys(spent, 0.0)
+        a = clock()
+        draft = step.propose(drafter, state)
+        b = clock()
+        scores = step.score(target, state, draft)
+        c = clock()
+        verdict = step.verify(rule, state, draft, scores)
+        d = clock()
+        state, _ = step.commit(drafter, state, draft, scores, verdict)
+        e = clock()
+        state = state._replace(
+            reason_B=torch.zeros_like(state.reason_B),
+            context=state.context._replace(bound=int(state.context.length_B.max())),
+        )
+        for name, took in zip(spent, (b - a, c - b, d - c, e - d), strict=True):
+            spent[name] += took
+    return {name: 1e3 * total / steps for name, total in spent.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    target, model = Instant(given.vocab, 1), Instant(given.vocab, 2)
+    arms = {
+        "root": Root(),
+        "chain 4": DraftModel(model, (1,) * 4),
+        "chain 5": DraftModel(model, (1,) * 5),
+        "chain 5 coupled": DraftModel(model, (1,) * 5, coupled=True),
+        "tree 3-2-1": DraftModel(model, (3, 2, 1)),
+        "tree 3-2-2-1": DraftModel(model, (3, 2, 2, 1)),
+        "lookup 8": PromptLookup(8),
+    }
+    print(
+        f"{'drafter':16} {'rule':12} {'T':>3}  propose  score  verify  commit   "
+        f"sum (ms, V={given.vocab})"
+    )
+    for name, drafter in arms.items():
+        for temperature in (0.0, 1.0):
+            rule = (
+                verifiers.get("match")
+                if temperature == 0
+                else verifiers.default(drafter.kinds, drafter.is_chain)
+            )
+            rounds = [time_step(drafter, target, rule, temperature, given.steps) for _ in range(5)]
+            best = {key: min(r[key] for r in rounds) for key in rounds[0]}
+            line = "  ".join(f"{best[key]:6.3f}" for key in best)
+            print(
+                f"{name:16} {rule.name:12} {temperature:3.0f}  {line}  {sum(best.values()):6.3f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
