@@ -29,6 +29,27 @@ def test_cpu_equals_the_twin(op, case):
         )
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("vocab", [50, 9000])
+def test_cpu_without_overlap_reads_less_and_says_the_same(seed, kept, vocab):
+    """The draft's rows are read only where the walk stops, short rows and long ones."""
+    from outrider.ops.cpu.chain import chain
+
+    draft, scores, draws = build(Case(seed=seed, kept=kept, vocab=vocab))
+    ours = chain(draft, scores, with_race(draws, scores), overlap=False)
+    same(ours, twin("chain", draft, scores, draws))
+    assert ours.overlap_BD is None
+
+
+@pytest.mark.parametrize("op", ["chain", "tree", "block"])
+@pytest.mark.parametrize("seed", range(3))
+def test_cpu_on_long_rows(op, seed):
+    counts = (2, 2) if op == "tree" else (1, 1, 1)
+    draft, scores, draws = build(Case(counts=counts, seed=seed, vocab=9001, spread=1.5))
+    same(CPU.judges[op](draft, scores, with_race(draws, scores)), twin(op, draft, scores, draws))
+
+
 @pytest.mark.parametrize("op", ["chain", "tree", "block", "match"])
 @pytest.mark.parametrize("seed", range(5))
 def test_cpu_path_needs_no_injected_race(op, seed):

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -28,7 +27,7 @@ from transformers.generation import utils as _utils
 from outrider.errors import BackendUnavailable
 from outrider.ops import backend
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Array, Rows, pick
+from outrider.ops.cpu.rows import Rows, excess, pick
 from outrider.ops.reference import EMPTY
 from outrider.tree import chain, children
 from outrider.types import Draft, Draws, Kind, Laws, Scores
@@ -180,11 +179,8 @@ def _residual(
     target: Rows, drafted: Rows, n: int, mass: float, drawn_mass: float, uniform: float
 ) -> int:
     """A draw from norm((p - q)+): row n of both sides is in scratch already."""
-    rest: Array = drafted.row
-    np.multiply(rest, mass / drawn_mass, out=rest)
-    np.subtract(target.row, rest, out=rest)
-    np.maximum(rest, 0, out=rest)
-    token, left = pick(rest, uniform)
+    excess(target.both, drafted.both, mass / drawn_mass, drafted.both, drafted.both)
+    token, left = pick(drafted.row, uniform)
     if not left > EMPTY * mass:
         token, _ = pick(target.row, uniform)
     return token
