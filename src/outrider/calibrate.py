@@ -76,7 +76,7 @@ def recall(identity: str) -> Calibration | None:
         raw = json.loads(path.read_text())
         curves = {k: {int(n): ms for n, ms in v.items()} for k, v in raw["curves"].items()}
         return Calibration(Setting(**raw["setting"]), curves, raw["candidates"], cached=True)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

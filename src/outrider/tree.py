@@ -76,7 +76,7 @@ def chain(length: int, device: torch.device | str = "cpu") -> Tree:
 
 @lru_cache(maxsize=256)
 def _children(counts: tuple[int, ...], device: torch.device | str) -> Tensor:
-    tree = branching(counts, device)
+    tree = branching(counts)  # on the host: nothing is read from the device
     table = torch.full((1, tree.nodes, max(tree.max_draws, 1)), -1, dtype=torch.int64)
     filled = [0] * tree.nodes
     for node, parent in enumerate(tree.parent_BN[0].tolist()):

@@ -47,7 +47,9 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
                     break
         found.append((path, token))
     return Verdict(
-        torch.tensor([path + [-1] * (depth - len(path)) for path, _ in found]).view(batch, depth),
+        torch.tensor(
+            [path + [-1] * (depth - len(path)) for path, _ in found], dtype=torch.int64
+        ).view(batch, depth),
         torch.tensor([len(path) for path, _ in found]),
         torch.tensor([token for _, token in found]),
     )
