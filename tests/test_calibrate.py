@@ -1,0 +1,111 @@
+"""Measurements are remembered, and a file that cannot be read is no error."""
+
+import json
+
+import pytest
+
+from outrider import calibrate
+from outrider.calibrate import Calibration, Setting, recall, remember
+from tiny import pair
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "outrider"
+
+
+FOUND = Calibration(Setting(2, "float32", True), {"target": {1: 3.5, 5: 4.25}}, [{"score_ms": 1.0}])
+
+
+def test_what_is_remembered_is_recalled(home):
+    assert recall("abc") is None
+    remember("abc", FOUND)
+    again = recall("abc")
+    assert again.cached
+    assert (again.setting, again.curves, again.candidates) == (
+        FOUND.setting,
+        FOUND.curves,
+        FOUND.candidates,
+    )
+    assert recall("abd") is None
+    assert [path.name for path in home.iterdir()] == ["calibration-abc.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"setting": 1, "curves": {}, "candidates": []}',
+        b'{"setting": {"threads": 1}, "curves": {}, "candidates": []}',
+        b'{"setting": {"threads": 1, "dtype": "a", "packed": true}, "curves": 3, "candidates": []}',
+        b'{"setting": {"threads": 1, "dtype": "a", "packed": true},'
+        b' "curves": {"target": 3}, "candidates": []}',
+        b'{"setting": {"threads": 1, "dtype": "a", "packed": true},'
+        b' "curves": {"target": {"x": 3}}, "candidates": []}',
+    ],
+)
+def test_a_corrupt_file_is_measured_again(home, content):
+    home.mkdir()
+    (home / "calibration-abc.json").write_bytes(content)
+    assert recall("abc") is None
+    remember("abc", FOUND)
+    assert recall("abc").setting == FOUND.setting
+
+
+def test_a_home_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    remember("abc", FOUND)
+    assert recall("abc") is None
+
+
+def test_the_key_tells_models_apart():
+    class Config:
+        def __init__(self, text):
+            self.to_json_string = lambda: text
+
+    keys = [calibrate.key(Config("a"), Config("b")), calibrate.key(Config("b"), Config("a"))]
+    keys += [calibrate.key(Config("a")), calibrate.key(Config("a"), None)]
+    assert keys[2] == keys[3]
+    assert len(set(keys)) == 3
+
+
+def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
+    import torch
+
+    before = torch.get_num_threads()
+    costs = {("float32", True): 1.0, ("float32", False): 2.0, ("bfloat16", True): 1.5}
+
+    def build(setting):
+        return (setting.dtype, setting.packed), None
+
+    def cost(model, widths, repeats):
+        return {n: costs[model] * n / torch.get_num_threads() for n in widths}
+
+    monkeypatch.setattr(calibrate, "cost", cost)
+    costs[("bfloat16", False)] = 9.0
+    found = calibrate.choose(
+        build,
+        threads=[1, 2],
+        dtypes=["bfloat16", "float32"],
+        packings=[True, False],
+        num_speculative_tokens=3,
+    )
+    assert found.setting == Setting(2, "float32", True)
+    assert len(found.candidates) == 8
+    assert json.dumps(found.candidates)
+    assert torch.get_num_threads() == before
+
+
+def test_costs_are_positive():
+    target, _ = pair()
+    curve = calibrate.cost(target, (1, 4), repeats=1)
+    assert set(curve) == {1, 4}
+    assert min(curve.values()) > 0
