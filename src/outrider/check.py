@@ -6,7 +6,7 @@ import torch
 
 from outrider.errors import UnsupportedModel, VocabularyMismatch
 from outrider.tree import branching, visible
-from outrider.types import LanguageModel
+from outrider.types import LanguageModel, Tree
 
 
 def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int]) -> int:
@@ -97,4 +97,66 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
             f"allowed {tolerance:.3g}; its attention ignores the tree's mask or positions; use a "
             "chain drafter with another attention implementation, or another model"
         )
+    return worst
+
+
+@torch.inference_mode()
+def paths(model: Any, name: str, tolerance: float | None = None) -> float | None:
+    """Compare a tree's scores with the model's own forward of each path, past its window.
+
+    Two rows of different lengths, one tree each, windows narrowed for the moment so that a short
+    text reaches past them. Needs a runner that can run the model by its own means; returns None for
+    one that cannot, else the largest difference relative to the largest logit. Raises
+    UnsupportedModel if it is too large or if the model cannot run this way at all.
+    """
+    runner = model.runner
+    if not hasattr(runner, "plain"):
+        return None
+    half = runner.dtype in (torch.bfloat16, torch.float16)
+    tolerance = tolerance or (0.1 if half else 1e-3)
+    try:
+        with runner.narrowed(4):
+            counts = (2, 2) if model.trees else (1, 1, 1)
+            worst = _paths(model, branching(counts, torch.device(model.device)))
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"the {name} model ({type(runner.model).__name__}) cannot be driven with a cache, "
+            f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use another model"
+        ) from error
+    if not worst <= tolerance:
+        raise UnsupportedModel(
+            f"the {name} model ({type(runner.model).__name__}) does not score "
+            f"{'trees as paths' if model.trees else 'chains as its own forward does'}: relative "
+            f"difference {worst:.3g}, allowed {tolerance:.3g}; its attention, or a layer that "
+            "looks at the whole call, ignores what it is given; use another model or attention "
+            "implementation"
+        )
+    return worst
+
+
+def _paths(model: Any, tree: Tree) -> float:
+    device = torch.device(model.device)
+    lengths, capacity = torch.tensor([9, 6], device=device), 128
+    steps = torch.arange(int(lengths.max()) + tree.nodes, device=device)
+    tokens = torch.stack([steps * 7 + 3, steps * 5 + 1]) % model.vocab_size
+    slots = torch.arange(capacity, device=device)
+    cache = model.open(2, capacity)
+    at = steps[: int(lengths.max())].expand(2, -1)
+    seen = slots <= at[..., None]
+    model.forward(cache, tokens[:, : at.shape[1]], at, at, seen, last=1)
+    drafted = tokens.flip(1)[:, : tree.nodes]
+    seen = visible(tree.ancestors_BNN, lengths, 0, tree.nodes, capacity)
+    where = lengths[:, None] + steps[: tree.nodes]
+    scores = model.forward(cache, drafted, lengths[:, None] + tree.depth_BN, where, seen)
+    worst = 0.0
+    for row, length in enumerate(lengths.tolist()):
+        for node in range(tree.levels[-2], tree.nodes):
+            path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
+            whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
+            own = model.runner.plain(whole)[0, length:, : model.vocab_size].float()
+            gap = (scores[row, path].float() - own).abs().max()
+            gap = gap / own.abs().max().clamp(min=1e-6)
+            worst = max(worst, float(gap if torch.isfinite(gap) else torch.inf))
     return worst

@@ -76,6 +76,11 @@ class Engine:
     ) -> None:
         if rule is not None:
             verifiers.check(rule, drafter.kinds, drafter.is_chain, drafter.name)
+        if not drafter.is_chain and not getattr(target, "trees", True):
+            raise ConfigurationError(
+                f"the target scores chains but not trees; got drafter {drafter.name!r}, which "
+                "branches; use a chain (leave branching out)"
+            )
         self.target, self.drafter, self.rule = target, drafter, rule
 
     def choose_rule(self, greedy: str) -> Verifier:

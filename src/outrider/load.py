@@ -13,8 +13,8 @@ from outrider import calibrate, check, verifiers
 from outrider.calibrate import Calibration, Setting
 from outrider.drafters import DRAFTERS, DraftModel, PromptLookup, Root
 from outrider.engine import Engine
-from outrider.errors import ConfigurationError, UnknownName
-from outrider.models import CausalModel, adapt
+from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
+from outrider.models import SUPPORTED, CausalModel, adapt, refusals
 from outrider.models.linear import can_pack
 from outrider.speculator import Speculator
 from outrider.types import Drafter, Verifier
@@ -105,12 +105,7 @@ def load(
     vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
 
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        made = [
-            adapt(s.model(setting.dtype, place), packed=setting.packed, vocab_size=vocab)
-            if s
-            else None
-            for s in sources.values()
-        ]
+        made = [s.driven(setting, place, vocab) if s else None for s in sources.values()]
         assert made[0] is not None
         return made[0], made[1]
 
@@ -125,12 +120,17 @@ def load(
             f"target and draft model must share a device; got {model.device} and {small.device}; "
             "move one of them"
         )
-    worst = check.trees(model, "target")
-    if small is not None:
+    worst = check.trees(model, "target") if model.trees else 0.0
+    if small is not None and small.trees:
         check.trees(small, "draft")
     made: Drafter
     if small is not None:
         counts = tuple(branching) if branching is not None else (1,) * num_speculative_tokens
+        if not small.trees and max(counts, default=1) > 1:
+            raise UnsupportedModel(
+                f"the draft model {sources['draft']} scores chains but not trees; got "
+                f"branching={counts}; leave branching out"
+            )
         made = DraftModel(small, counts, coupled)
     elif drafter == "prompt_lookup":
         made = PromptLookup(num_speculative_tokens)
@@ -196,6 +196,7 @@ class _Source:
     def __init__(self, given: Any, role: str) -> None:
         self.given, self.role = given, role
         self._models: dict[str, Any] = {}
+        self._chain_only: bool | None = None  # unknown until the first check
         self.config: Any = None
         if given is None:
             return
@@ -215,6 +216,29 @@ class _Source:
 
     def __bool__(self) -> bool:
         return self.given is not None
+
+    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
+        """The model behind its runner, checked once against its own forward.
+
+        An architecture that is not listed and does not score trees falls back to chains.
+        """
+        refusals.check_config(self.config)
+        loaded = self.model(setting.dtype, device)
+
+        def made(chain_only: bool) -> CausalModel:
+            return adapt(loaded, packed=setting.packed, vocab_size=vocab, chain_only=chain_only)
+
+        if self._chain_only is None:
+            model, self._chain_only = made(False), False
+            try:
+                check.paths(model, self.role)
+            except UnsupportedModel:
+                if self.config.model_type in SUPPORTED or not model.trees:
+                    raise
+                model, self._chain_only = made(True), True
+                check.paths(model, self.role)
+            return model
+        return made(self._chain_only)
 
     def __str__(self) -> str:
         return str(self.given) if isinstance(self.given, (str, Path)) else type(self.given).__name__

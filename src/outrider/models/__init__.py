@@ -1,35 +1,109 @@
-"""Registry of runners: how the layers of a model are run, most specific first."""
+"""Registry of runners: how the layers of a model are run, most specific first.
+
+Most families need nothing of their own: explicit positions, slots and masks are enough. An
+exception is one small file and one line here. An architecture that nobody has listed is tried the
+same way; the check at load decides, and the chain fallback is the last resort.
+"""
 
 from typing import Any
 
 import torch
 
-from outrider.errors import UnsupportedModel
-from outrider.models import llama
+from outrider.models import llama, refusals
+from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
+from outrider.models.chain import ChainRunner
+from outrider.models.gpt_neo import GPTNeoRunner
 from outrider.models.hf import TransformersRunner
 from outrider.models.llama import LlamaRunner
 
-#: Architectures that are checked by the tests of this release, by transformers' model_type.
-SUPPORTED = {"llama"}
+#: Architectures checked by tests/models/test_families.py, by transformers' model_type.
+SUPPORTED = frozenset(
+    {
+        "biogpt",
+        "bloom",
+        "codegen",
+        "cohere",
+        "cohere2",
+        "deepseek_v3",
+        "ernie4_5",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "hunyuan_v1_dense",
+        "llama",
+        "llama4_text",
+        "mistral",
+        "mixtral",
+        "mpt",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "xglm",
+    }
+)
+
+#: Families that need more than positions, slots and masks.
+EXCEPTIONS: dict[str, type[TransformersRunner]] = {
+    "bloom": BloomRunner,
+    "falcon": FalconRunner,
+    "gpt_neo": GPTNeoRunner,
+    "mpt": MptRunner,
+}
 
 
-def adapt(model: Any, *, packed: bool = False, vocab_size: int | None = None) -> CausalModel:
+def adapt(
+    model: Any, *, packed: bool = False, vocab_size: int | None = None, chain_only: bool = False
+) -> CausalModel:
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
-    Raises UnsupportedModel, with the reason, for architectures that are not driven exactly.
+    `chain_only` takes the fallback that uses the model's own mask. Raises UnsupportedModel, with
+    the reason, for models that cannot be driven exactly.
     """
-    kind = getattr(model.config, "model_type", type(model).__name__)
-    if kind not in SUPPORTED:
-        raise UnsupportedModel(
-            f"architecture {kind!r} is not supported: its masks and positions have not been "
-            f"checked over trees; got {type(model).__name__}; supported: "
-            f"{', '.join(sorted(SUPPORTED))}"
-        )
+    refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
+    if chain_only:
+        return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)
-    return CausalModel(TransformersRunner(model), vocab_size)
+    return CausalModel(runner_of(model)(model), vocab_size)
 
 
-__all__ = ["SUPPORTED", "CausalModel", "LlamaRunner", "TransformersRunner", "adapt"]
+def runner_of(model: Any) -> type[TransformersRunner]:
+    """The class that runs this architecture through its own forward."""
+    kind = model.config.model_type
+    if kind == "falcon" and not model.config.alibi:
+        return TransformersRunner
+    return EXCEPTIONS.get(kind, TransformersRunner)
+
+
+__all__ = [
+    "EXCEPTIONS",
+    "SUPPORTED",
+    "CausalModel",
+    "ChainRunner",
+    "LlamaRunner",
+    "TransformersRunner",
+    "adapt",
+    "runner_of",
+]

@@ -72,6 +72,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.loose: list[Tensor] = []
         self._slots: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
+        self._positions_BS: Tensor | None = None
         super().__init__(layers=[_SlotLayer(self, i) for i in range(layers)])
 
     def room(self, index: int, like: Tensor) -> Tensor:
@@ -92,6 +93,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Set where the next forward writes and how many slots it sees."""
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self._flat.clear()
+
+    def place(self, positions_BQ: Tensor) -> Tensor:
+        """Note the positions of the entries being written; returns those of all slots [B, S].
+
+        Only models with windows or position biases ask for it. A committed entry's position is its
+        slot; a tree's nodes are the exception, until `keep` has moved the path.
+        """
+        assert self._slots is not None
+        if self._positions_BS is None:
+            every = torch.arange(self.capacity, device=positions_BQ.device)
+            self._positions_BS = every.repeat(self.rows, 1)
+        return self._positions_BS.scatter_(1, self._slots, positions_BQ)
 
     @property
     def line(self) -> Tensor:
@@ -118,6 +131,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
         # padding moves an entry onto itself
         source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
+        if self._positions_BS is not None:
+            self._positions_BS.scatter_(1, to, to)
         for buffer in ([] if self.stack is None else [self.stack]) + self.loose:
             if self.rows == 1:
                 buffer.index_copy_(-2, to[0], buffer.index_select(-2, source[0]))
@@ -133,6 +148,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         few = SlotCache(self.depth, rows_B.shape[0], self.capacity)
         stack = None if self.stack is None else self.stack.index_select(1, rows_B)
         few.stack = stack
+        if self._positions_BS is not None:
+            few._positions_BS = self._positions_BS.index_select(0, rows_B)
         for mine, theirs in zip(self.layers, few.layers, strict=True):
             if not mine.is_initialized:
                 continue

@@ -51,7 +51,8 @@ class CausalModel:
         # In half precision on a CPU attention over one to three rows rounds differently from wider
         # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
-        self.min_queries = 4 if half and runner.device.type == "cpu" else 1
+        self.trees: bool = getattr(runner, "trees", True)  #: whether drafts may branch
+        self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +66,10 @@ class CausalModel:
 
     def open(self, rows: int, capacity: int) -> SlotCache:
         """An empty cache for `rows` rows."""
+        own = getattr(self.runner, "open", None)
+        if own is not None:
+            cache: SlotCache = own(rows, capacity)
+            return cache
         return SlotCache(self.runner.layers, rows, capacity)
 
     def forward(

@@ -1,6 +1,13 @@
-"""The unmodified forward of a transformers model as a runner: any device, any attention backend."""
+"""The unmodified forward of a transformers model as a runner: any device, eager and sdpa attention.
+
+Positions, slots and 4-D additive masks are given; everything else is the model's own. Windows and
+chunks are cut by position, never by slot: siblings of a tree share a position. The few families
+that derive something from the cache's length have a subclass each (alibi.py, gpt_neo.py).
+"""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -9,17 +16,29 @@ from torch import Tensor
 from outrider.models.cache import SlotCache
 from outrider.models.causal import additive
 
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+
 
 class TransformersRunner:
-    """Positions, slots and a 4-D additive mask are given; everything else is the model's own."""
+    """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
+
+    trees = True  #: whether nodes may branch
+    tracks = False  #: whether it reads the position of every cache slot
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
-        config = model.config.get_text_config(decoder=True)
-        self.vocab_size: int = config.vocab_size
-        self.context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
-        self.layers: int = config.num_hidden_layers
-        self._positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.config = model.config.get_text_config(decoder=True)
+        self.vocab_size: int = self.config.vocab_size
+        sizes = (getattr(self.config, name, None) for name in _CONTEXT)
+        self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), 1 << 30)
+        self.layers: int = self.config.num_hidden_layers
+        takes = inspect.signature(model.forward).parameters
+        self._positions = "position_ids" in takes
+        self._keeps = "logits_to_keep" in takes
+        kinds = getattr(self.config, "layer_types", None)
+        self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
+        self.tracks = type(self).tracks or self._cuts()
 
     @property
     def device(self) -> torch.device:
@@ -41,13 +60,71 @@ class TransformersRunner:
         last: int | None,
     ) -> Tensor:
         """Logits of the (last) nodes."""
-        extra = {"position_ids": positions_BQ} if self._positions else {}
-        logits: Tensor = self.model(
-            input_ids=tokens_BQ,
-            attention_mask=additive(visible_BQW, self.dtype),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=last or 0,
-            **extra,
-        ).logits
+        keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
+        extra: dict[str, Any] = {"position_ids": positions_BQ} if self._positions else {}
+        if self._keeps:
+            extra["logits_to_keep"] = last or 0
+        with self.around(keys_BW, positions_BQ, visible_BQW):
+            logits: Tensor = self.model(
+                input_ids=tokens_BQ,
+                attention_mask=self.masks(visible_BQW, positions_BQ, keys_BW),
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            ).logits
+        return logits if last is None or self._keeps else logits[:, -last:]
+
+    def masks(
+        self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None
+    ) -> Tensor | dict[str, Tensor]:
+        """The mask the model asks for: one tensor, or one for each of its layer types."""
+        window = getattr(self.config, "sliding_window", None)
+        chunk = getattr(self.config, "attention_chunk_size", None)
+
+        def cut(kind: str) -> Tensor:
+            seen = visible_BQW
+            if kind != FULL and keys_BW is not None:
+                here, there = positions_BQ[:, :, None], keys_BW[:, None]
+                if kind == SLIDING and window:
+                    seen = seen & (here - there < window)
+                elif kind == CHUNKED and chunk:
+                    seen = seen & (here // chunk == there // chunk)
+            return additive(seen, self.dtype)
+
+        if self._kinds is not None:
+            return {kind: cut(kind) for kind in self._kinds}
+        return cut(SLIDING if window else CHUNKED if chunk else FULL)
+
+    def _cuts(self) -> bool:
+        if self._kinds is not None:
+            return self._kinds != (FULL,)
+        sizes = ("sliding_window", "attention_chunk_size")
+        return any(getattr(self.config, name, None) for name in sizes)
+
+    def around(
+        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
+    ) -> AbstractContextManager[None]:
+        """What an exceptional family changes for the time of one call."""
+        return nullcontext()
+
+    def plain(self, tokens_1Q: Tensor) -> Tensor:
+        """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
+        logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits
         return logits
+
+    @contextmanager
+    def narrowed(self, size: int) -> Iterator[None]:
+        """Windows and chunks of `size` for a check, so that a short text reaches past them."""
+        names = [
+            name
+            for name in ("sliding_window", "attention_chunk_size")
+            if getattr(self.config, name, None)
+        ]
+        before = {name: getattr(self.config, name) for name in names}
+        try:
+            for name in names:
+                setattr(self.config, name, min(size, before[name]))
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self.config, name, value)

@@ -1,0 +1,105 @@
+"""Models that cannot be driven exactly, each with its reason.
+
+A refusal is a promise kept: the alternative is text that silently follows another law.
+"""
+
+from typing import Any
+
+from outrider.errors import UnsupportedModel
+
+_RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
+_CONVOLUTION = "its layers carry a convolution state, which cannot be rolled back or branched"
+
+#: Reasons by transformers' model_type; others are found by their layer types or flags.
+REASONS: dict[str, str] = {
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), _RECURRENT
+    ),
+    **dict.fromkeys(
+        (
+            "jamba",
+            "bamba",
+            "zamba",
+            "zamba2",
+            "falcon_h1",
+            "granitemoehybrid",
+            "nemotron_h",
+            "qwen3_next",
+            "olmo_hybrid",
+            "minimax",
+            "plamo2",
+            "kimi_linear",
+        ),
+        _RECURRENT,
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTION),
+    "reformer": "its hashed attention depends on the whole sequence",
+    "xlnet": "it is not a left-to-right decoder",
+    "cpmant": "its prefix attention is not causal",
+}
+
+LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION = {"eager", "sdpa"}
+
+
+def check_config(config: Any, name: str | None = None) -> None:
+    """Raise UnsupportedModel for an architecture that cannot be driven, before weights are read."""
+    kind = getattr(config, "model_type", name or type(config).__name__)
+    advice = "use a model whose layers are all attention"
+
+    def refuse(reason: str, advice: str = advice) -> None:
+        raise UnsupportedModel(
+            f"{kind!r} models are not supported: {reason}; got {name or type(config).__name__}; "
+            f"{advice}"
+        )
+
+    if getattr(config, "is_encoder_decoder", False):
+        refuse("encoder-decoders need another adapter", "use a decoder-only model")
+    if kind in REASONS:
+        refuse(REASONS[kind])
+    text = config.get_text_config(decoder=True)
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
+    if others:
+        refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
+
+
+def check(model: Any) -> None:
+    """Raise UnsupportedModel, naming the model and the reason, or return."""
+    name = type(model).__name__
+    check_config(model.config, name)
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{model.config.model_type!r} models are not supported: {_RECURRENT}; got {name}; use "
+            "a model whose layers are all attention"
+        )
+    back_end = getattr(config, "_attn_implementation", None) or "eager"
+    if back_end not in ATTENTION:
+        raise UnsupportedModel(
+            f"attention back-end {back_end!r} takes no tree mask; got {name} with "
+            f"attn_implementation={back_end!r}; load it with 'sdpa' or 'eager'"
+        )
+    places = getattr(model, "hf_device_map", None)
+    spots = {str(place) for place in places.values()} if places else set()
+    if len(spots) > 1 or spots & {"disk", "meta"}:
+        raise UnsupportedModel(
+            "a model spread over several devices is not supported: cache and masks live on one "
+            f"device; got {name} on {', '.join(sorted(spots))}; load it without device_map, or "
+            "with device_map={'': 0}"
+        )
+    _quantisation(model, name)
+
+
+def _quantisation(model: Any, name: str) -> None:
+    """Weight-only quantisation is exact; rules that look at the whole call's activations are not.
+
+    What is let through here still has to pass the tree check at load.
+    """
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind == "Linear8bitLt" and getattr(module.state, "threshold", 0.0) > 0:
+            raise UnsupportedModel(
+                "LLM.int8 picks its outlier columns from all tokens of a call, so a node's score "
+                f"would depend on its siblings; got {name} with {kind} layers; load it with "
+                "llm_int8_threshold=0.0, in 4 bits, or unquantised"
+            )

@@ -1,0 +1,258 @@
+"""Every family over ragged trees, in coupled mode against plain decoding, and those refused."""
+
+import copy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from families import EAGER_ONLY, FAMILIES, attentions, based, build, gpt, own
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider import check, verifiers
+from outrider.drafters import DraftModel, Root
+from outrider.engine import Engine, Limits
+from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.load import load
+from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, runner_of
+from outrider.prefill import ingest
+from outrider.sampling import Sampling
+from outrider.tree import from_parents, visible
+
+CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]
+CAPACITY = 128
+
+
+def driven(name, attention, seed=0):
+    model = build(FAMILIES[name](), attention, seed)
+    return model, CausalModel(runner_of(model)(model))
+
+
+def test_at_least_twenty_families_and_every_supported_type():
+    kinds = {config().model_type for config in FAMILIES.values()}
+    assert kinds == SUPPORTED
+    assert len(kinds) >= 20
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
+@torch.inference_mode()
+def test_ragged_trees_score_as_their_paths(name, attention):
+    """Four rows, two rounds with an accepted path between them, all past the window of 8."""
+    model, target = driven(name, attention)
+    random = torch.Generator().manual_seed(1)
+    tree = from_parents(PARENTS)
+    length = torch.tensor([21, 9, 15, 12])
+    texts = [torch.randint(3, 97, (int(n),), generator=random) for n in length]
+    tokens = torch.zeros(4, CAPACITY, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    cache = target.open(4, CAPACITY)
+    ingest(target, cache, tokens, int(length.max()))
+    worst = 0.0
+    for path in ([[1, 3, 6], [2, 5, -1], [-1, -1, -1], [1, 4, -1]], [[-1] * 3] * 4):
+        drafted = torch.randint(3, 97, (4, tree.nodes), generator=random)
+        slots = length[:, None] + torch.arange(tree.nodes)
+        seen = visible(tree.ancestors_BNN, length, 0, tree.nodes, CAPACITY)
+        scores = target.forward(cache, drafted, length[:, None] + tree.depth_BN, slots, seen)
+        for row in range(4):
+            for leaf in (4, 6, 7):
+                nodes = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
+                whole = torch.cat([texts[row], drafted[row, nodes]])[None]
+                own = model(input_ids=whole, use_cache=False).logits[0, len(texts[row]) :]
+                worst = max(worst, float((scores[row, nodes] - own).abs().max()))
+        kept = torch.tensor(path)
+        cache.keep(length, kept)
+        count = (kept >= 0).sum(1) + 1
+        for row in range(4):
+            nodes = torch.tensor([0, *[n for n in path[row] if n >= 0]])
+            texts[row] = torch.cat([texts[row], drafted[row, nodes]])
+        length = length + count
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES, ids=[f"{n}-{a}" for n, a in CASES])
+def test_coupled_text_equals_plain_decoding(name, attention):
+    """The target drafts for itself from perturbed weights, chain and tree, two ragged rows."""
+    model, target = driven(name, attention)
+    other = copy.deepcopy(model)
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dim() > 1:
+                parameter += 0.01 * torch.randn(parameter.shape, generator=random)
+    draft = CausalModel(runner_of(other)(other))
+    prompts = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]]
+    how = [Sampling(0.8, seed=11), Sampling(1.0, top_k=40, seed=12)]
+    ends = Limits(14)
+
+    def text(drafter):
+        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, ends)
+        out = [[], []]
+        for block in run:
+            out[block.row] += block.token_ids
+        return out, run.stats
+
+    plain, _ = text(Root())
+    for counts in ((1, 1, 1), (2, 2)):
+        fast, stats = text(DraftModel(draft, counts, coupled=True))
+        assert fast == plain
+        assert stats.mean_acceptance_length > 1
+
+
+def test_the_probe_at_load_sees_a_wrong_window():
+    model = build(FAMILIES["Mistral (window)"]())
+    wrong = CausalModel(runner_of(model)(model))
+    assert check.paths(wrong, "target") < 1e-4
+    wrong.runner.masks = lambda seen, at, keys: torch.where(seen, 0.0, -1e30)[:, None]
+    with pytest.raises(UnsupportedModel, match="does not score trees as paths"):
+        check.paths(wrong, "target")
+    assert model.config.sliding_window == 8
+
+
+REFUSED = {
+    "mamba": (lambda: own("mamba", hidden_size=16, num_hidden_layers=1), "recurrent state"),
+    "qwen3_next": (
+        lambda: based(
+            "qwen3_next",
+            head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "recurrent state",
+    ),
+    "jamba": (lambda: AutoConfig.for_model("jamba"), "recurrent state"),
+    "lfm2": (lambda: AutoConfig.for_model("lfm2"), "convolution state"),
+    "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoders"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_name_with_the_reason_before_weights_are_read(kind, tmp_path):
+    config, reason = REFUSED[kind]
+    config().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=rf"'{kind}' models are not supported.*{reason}"):
+        load(tmp_path, drafter="root", threads=1, packed=False, dtype="float32")
+
+
+def test_a_loaded_recurrent_model_is_refused():
+    model = build(REFUSED["mamba"][0]())
+    with pytest.raises(UnsupportedModel, match="'mamba' models are not supported"):
+        adapt(model)
+
+
+@pytest.mark.parametrize("back_end", ["flash_attention_2", "flex_attention"])
+def test_attention_back_ends_without_tree_masks_are_refused(back_end):
+    model = build(based("qwen2"))
+    model.config._attn_implementation_internal = back_end
+    with pytest.raises(UnsupportedModel, match=f"{back_end}.*takes no tree mask"):
+        adapt(model)
+
+
+def test_a_model_spread_over_devices_is_refused():
+    model = build(based("qwen2"))
+    model.hf_device_map = {"model.layers.0": 0, "lm_head": "cpu"}
+    with pytest.raises(UnsupportedModel, match="spread over several devices"):
+        adapt(model)
+    model.hf_device_map = {"": "cpu"}
+    assert adapt(model).trees
+
+
+class Rounded(nn.Module):
+    """Weight-only quantisation, as 4-bit loaders do: 15 levels a row, no look at the input."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = nn.Parameter(linear.weight.abs().amax(1, keepdim=True) / 7, False)
+        self.levels = nn.Parameter((linear.weight / self.scale).round(), False)
+
+    def forward(self, x):
+        return x @ (self.levels * self.scale).T
+
+
+class Dynamic(Rounded):
+    """Activations rounded by one scale for the whole call: siblings change each other."""
+
+    def forward(self, x):
+        scale = x.abs().amax() / 7
+        return super().forward((x / scale).round() * scale)
+
+
+def quantised(kind):
+    model = build(FAMILIES["Llama"]())
+    for layer in model.model.layers:
+        layer.mlp.down_proj = kind(layer.mlp.down_proj)
+        layer.self_attn.o_proj = kind(layer.self_attn.o_proj)
+    return model
+
+
+def test_weight_only_quantisation_is_honoured():
+    model = adapt(quantised(Rounded))
+    assert type(model.runner).__name__ == "TransformersRunner"
+    assert check.paths(model, "target") < 1e-5
+
+
+def test_activation_quantisation_over_the_whole_call_is_refused():
+    with pytest.raises(UnsupportedModel, match="looks at the whole call"):
+        check.paths(adapt(quantised(Dynamic)), "target")
+
+
+def test_int8_with_outlier_columns_is_refused_by_name():
+    class Linear8bitLt(Rounded):
+        state = SimpleNamespace(threshold=6.0)
+
+    with pytest.raises(UnsupportedModel, match="outlier columns"):
+        adapt(quantised(Linear8bitLt))
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BLOOM", "GPT-Neo", "Mistral (window)", "Gemma 3"])
+def test_the_chain_fallback_is_exact(name):
+    model = build(FAMILIES[name]())
+    chain = CausalModel(ChainRunner(model))
+    assert not chain.trees
+    assert check.paths(chain, "target") < 1e-5
+    tree = CausalModel(runner_of(model)(model))
+    prompts, ends = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40]], Limits(12)
+
+    def text(target, drafter):
+        out = [[], []]
+        for block in Engine(target, drafter, verifiers.get("match")).run(
+            prompts, [Sampling(0.9, seed=1), Sampling(0)], ends
+        ):
+            out[block.row] += block.token_ids
+        return out
+
+    plain = text(tree, Root())
+    assert text(chain, Root()) == plain
+    assert text(chain, DraftModel(chain, (1, 1, 1), coupled=True)) == plain
+    with pytest.raises(ConfigurationError, match="chains but not trees"):
+        Engine(chain, DraftModel(tree, (2, 2)))
+
+
+def test_an_unlisted_architecture_falls_back_to_chains(monkeypatch, tmp_path):
+    """BLOOM without its exception cannot build its bias: trees fail, chains stay exact."""
+    monkeypatch.setattr(sys.modules["outrider.models"], "EXCEPTIONS", {})
+    monkeypatch.setattr(sys.modules["outrider.load"], "SUPPORTED", frozenset())
+    build(FAMILIES["BLOOM"]()).save_pretrained(tmp_path)
+    pair = load(
+        tmp_path, drafter="prompt_lookup", threads=1, packed=False, dtype="float32", tokenizer=None
+    )
+    assert not pair.engine.target.trees
+    assert pair.generate([[5, 6, 7, 5, 6]], Sampling(0)).completions[0].token_ids
+
+
+def test_configurations_are_not_shared_between_models():
+    """from_config writes the attention implementation into the configuration it is given."""
+    config = gpt("gpt2")
+    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
+    AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
+    assert eager.config._attn_implementation == "eager"
+    assert EAGER_ONLY <= set(FAMILIES)
