@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.errors import BackendUnavailable, UnknownName
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
-Op = Literal["chain", "block", "match", "tree"]
+Op = Literal["chain", "block", "match", "tree", "traversal"]
 Judge = Callable[[Draft, Scores, Draws], Verdict]
 Sampler = Callable[[Laws, Tensor], tuple[Tensor, Tensor]]
 
@@ -104,7 +104,8 @@ def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
     if name == "reference":
         return None
     backend = load(name)
-    reason = backend.unfit(device) or backend.declines(op, draft, scores)
+    reason = None if op in backend.judges else "it has no such operation"
+    reason = reason or backend.unfit(device) or backend.declines(op, draft, scores)
     if reason is None:
         return backend.judges[op](draft, scores, draws)
     if explicit() is not None:

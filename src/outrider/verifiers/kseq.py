@@ -16,7 +16,8 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
-from outrider.verifiers import topdown
+from outrider.verifiers import chain, topdown
+from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.siblings import Level, drawn_first, pick
 
 
@@ -79,6 +80,8 @@ class KSeq:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
+        if chain.is_plain(draft):  # one draw at a node: g = 1
+            return Rejection()(draft, scores, draws)
         return topdown.walk(judge, drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:

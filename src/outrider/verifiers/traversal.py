@@ -100,6 +100,9 @@ class Traversal:
             return topdown.root(scores, draws)
         if chain.is_plain(draft):
             return Block()(draft, scores, draws)
+        fused = ops.fused("traversal", draft, scores, draws)
+        if fused is not None:
+            return fused
         law = ops.probs(scores.laws)
         siblings = Siblings(draft, law)
         weight, masses = _weights(draft, law, siblings)

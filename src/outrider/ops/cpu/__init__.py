@@ -13,6 +13,7 @@ from outrider.ops.cpu.block import block
 from outrider.ops.cpu.chain import chain
 from outrider.ops.cpu.match import match
 from outrider.ops.cpu.sample import sample
+from outrider.ops.cpu.traversal import traversal
 from outrider.ops.cpu.tree import tree
 from outrider.types import Draft, Kind, Scores
 
@@ -31,7 +32,7 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
 
 BACKEND = Backend(
     "cpu",
-    {"chain": chain, "block": block, "match": match, "tree": tree},
+    {"chain": chain, "block": block, "match": match, "tree": tree, "traversal": traversal},
     sample,
     _unfit,
     _declines,

@@ -1,0 +1,142 @@
+"""Traversal verification of a tree on a CPU (Weng et al. 2025): leaves first, lazily.
+
+    visit(v, w):  m = w p_v
+        for child x in draw order, drawn from q:
+            visit(x, min(1, m(x) / q(x)));  done if anything there is kept
+            S = sum (m - q)+,  m <- (m - q)+ / (S + 1 - w),  w <- S / (S + 1 - w)
+        keep v iff u_v < w, then y ~ m / w
+
+Only nodes that are visited are normalised, and a child without a chance is not visited. Each depth
+has its own two rows, because a node is taken up again after its child was refused. A mass is kept
+as a row and a factor, so that refusing a placed child changes two numbers.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from outrider.noise import Purpose
+from outrider.ops.cpu import keys
+from outrider.ops.cpu.rows import pick
+from outrider.ops.cpu.walk import Walk
+from outrider.types import Draft, Draws, Kind, Scores, Verdict
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@lru_cache(maxsize=4)
+def _stack(depth: int, vocab: int, dtype: str) -> Array:
+    return np.empty((2, depth, vocab), dtype=dtype)
+
+
+class _Visit:
+    """One row of the batch. `left` is what the node where the walk stopped still owes."""
+
+    def __init__(self, walk: Walk, b: int, overlap: bool) -> None:
+        self.walk, self.b, self.overlap = walk, b, overlap
+        vocab, dtype = walk.vocab, walk.target.dtype
+        self.mass, self.guess = _stack(max(walk.depth, 1), vocab, dtype)
+        self.left: Array | None = None
+        self.shared: list[float] = []
+
+    def node(self, node: int, weight: float, depth: int) -> list[int] | None:
+        """The kept path below a node, or None if the node is refused."""
+        walk, b = self.walk, self.b
+        kids = walk.kids[b][node] if walk.most and depth < walk.depth else []
+        if all(kid < 0 for kid in kids):
+            return self._end(node, weight, None)
+        mass, guess = self.mass[depth], self.guess[depth]
+        total = walk.target.fill(b, node)
+        np.multiply(walk.target.row, weight / total if total > 0 else 0.0, out=mass)
+        factor, share = 1.0, float("nan")
+        loaded, guessed = -1, 1.0  #: law row in `guess`, and what its entries are divided by
+        gone: list[int] = []
+        for k, kid in enumerate(kids):
+            if kid < 0:
+                continue
+            token = walk.tokens[b][kid]
+            placed = walk.drafted is None or walk.kinds[b][node][k] == Kind.FIXED
+            owed, drawn = float(mass[token]) * factor, 1.0
+            if not placed:
+                assert walk.drafted is not None
+                without = walk.kinds[b][node][k] == Kind.WITHOUT
+                row = walk.rows[b][node][k]
+                if loaded != row or (gone and not without):
+                    whole = walk.drafted.fill(b, row)
+                    np.multiply(walk.drafted.row, 1 / whole if whole > 0 else 0.0, out=guess)
+                    loaded, guessed = (row if without else -1), 1.0
+                    if without and gone:
+                        guess[gone] = 0
+                        guessed = float(guess.sum())
+                drawn = float(guess[token]) / guessed if guessed > 0 else 0.0
+                if k == 0 and self.overlap and weight > 0:
+                    np.minimum(mass, np.multiply(guess, weight, out=walk.spare), out=walk.spare)
+                    share = float(walk.spare.sum()) / weight
+            elif k == 0 and weight > 0:
+                share = owed / weight
+            chance = min(1.0, owed / drawn) if drawn > 0 else float(owed > 0)
+            if chance > 0:
+                found = self.node(kid, chance, depth + 1)
+                if found is not None:
+                    self.shared.insert(0, share)
+                    return [kid, *found]
+            if placed:
+                mass[token] = 0
+                surplus = max(weight - owed, 0.0)
+            else:
+                np.multiply(guess, 1 / guessed if guessed > 0 else 0.0, out=walk.spare)
+                if factor != 1.0:
+                    np.multiply(mass, factor, out=mass)
+                    factor = 1.0
+                np.subtract(mass, walk.spare, out=walk.spare)
+                np.maximum(walk.spare, 0, out=walk.spare)
+                surplus = float(walk.spare.sum())
+            bottom = surplus + 1 - weight
+            if bottom > walk.empty:
+                if not placed:
+                    mass[:] = walk.spare
+                factor, weight = factor / bottom, surplus / bottom
+            if not placed and without:
+                gone.append(token)
+                guessed -= float(guess[token])
+                guess[token] = 0
+                if guessed < 0.01:
+                    guessed = float(guess.sum())
+        self.shared.insert(0, share)
+        found = self._end(node, weight, mass)
+        if found is None:
+            self.shared.pop(0)
+        return found
+
+    def _end(self, node: int, weight: float, mass: Array | None) -> list[int] | None:
+        """The node's own test; the root always passes."""
+        if node and not self.walk.uniform(self.b, node, 0) < weight:
+            return None
+        if mass is None:
+            self.walk.enter(self.b, node)
+            mass = self.walk.target.row
+        self.left = mass
+        return []
+
+    def draw(self) -> int:
+        """The next token from what is left where the walk stopped."""
+        walk, left = self.walk, self.left
+        assert left is not None
+        if walk.race is not None:
+            return int((left / walk.race[self.b]).argmax())
+        key = keys.stream(walk.seeds[self.b], walk.starts[self.b], Purpose.RESIDUAL)
+        token, _ = pick(left, keys.fine_uniform(key, 0))
+        return min(token, walk.vocab - 1)
+
+
+def traversal(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+    """Path, count and next token. u_v is the uniform of draw 0 at node v."""
+    walk = Walk(draft, scores, draws)
+    found = []
+    for b in range(walk.batch):
+        visit = _Visit(walk, b, overlap)
+        path = visit.node(0, 1.0, 0)
+        assert path is not None
+        found.append((path, visit.draw(), visit.shared[: walk.depth]))
+    return walk.verdict(found, overlap)
