@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
 _SMALLEST, _LARGEST = 1e-10, 1e30  #: sums outside are computed again with the maximum taken off
 _BLOCK = 128
@@ -22,15 +23,27 @@ _ONE_LEVEL = 2048
 
 
 @lru_cache(maxsize=8)
-def scratch(vocab: int, dtype: str, which: int) -> tuple[Array, Tensor]:
+def scratch(vocab: int, dtype: str, which: int) -> Row:
     """A reusable row as NumPy array and tensor. `which` tells rows in use at once apart."""
-    row = torch.empty(vocab, dtype=getattr(torch, dtype))
+    with torch.inference_mode(False):
+        row = torch.empty(vocab, dtype=getattr(torch, dtype))
     return row.numpy(), row
 
 
 def total(row: Array, tensor: Tensor) -> float:
     """Sum of a scratch row: pairwise in NumPy when short, PyTorch's faster cascade when long."""
     return float(row.sum() if row.size < 8192 else tensor.sum())
+
+
+def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
+    """out = (left - factor drawn)+, in two passes when a row is long. `out` may be any of them."""
+    if left[0].size < 8192:
+        np.multiply(drawn[0], factor, out=spare[0])
+        np.subtract(left[0], spare[0], out=out[0])
+        np.maximum(out[0], 0, out=out[0])
+    else:
+        torch.sub(left[1], drawn[1], alpha=factor, out=out[1])
+        out[1].clamp_(min=0)
 
 
 class Rows:
@@ -45,7 +58,8 @@ class Rows:
         self.array: Array | None = logits.numpy() if self.native else None
         self.double = logits.dtype is torch.float64
         self.dtype = "float64" if self.double else "float32"
-        self.row, self.tensor = scratch(self.vocab, self.dtype, which)
+        self.both = scratch(self.vocab, self.dtype, which)
+        self.row, self.tensor = self.both
         self.head, self.head_tensor = self.row[: self.width], self.tensor[: self.width]
         self.inverse: list[float] = laws.inverse_temperature_B.tolist()
         floor = laws.floor_BR
@@ -74,10 +88,11 @@ class Rows:
             self.shift = 0.0
             return 1.0
         scaled = source if inverse == 1.0 else np.multiply(source, inverse, out=head)
-        np.exp(scaled, out=head)
-        if self.floor is not None:
-            np.multiply(head, source >= self.floor[b, r], out=head)
-        mass = total(head, self.head_tensor)
+        with np.errstate(over="ignore"):
+            np.exp(scaled, out=head)
+            if self.floor is not None:
+                np.multiply(head, source >= self.floor[b, r], out=head)
+            mass = total(head, self.head_tensor)
         self.shift = 0.0
         if not _SMALLEST < mass < _LARGEST:
             mass = self._with_maximum(source, inverse, b, r)
@@ -86,7 +101,8 @@ class Rows:
     def _with_maximum(self, source: Array, inverse: float, b: int, r: int) -> float:
         self.shift = float(source.max()) * inverse
         if not math.isfinite(self.shift):
-            return 0.0  # NaN or every token masked: the caller falls back, the engine reports it
+            self.head[:] = 0  # NaN or every token masked: nothing is owed, the engine reports it
+            return 1.0
         head = self.head
         np.multiply(source, inverse, out=head)
         np.subtract(head, self.shift, out=head)

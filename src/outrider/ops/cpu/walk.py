@@ -12,7 +12,7 @@ import torch
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Rows, pick, scratch, total
+from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference import EMPTY
 from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
@@ -25,7 +25,8 @@ class Walk:
         self.target = Rows(laws, 0)
         vocab = self.target.vocab
         self.drafted = None if draft.laws is None else Rows(draft.laws, 1, vocab)
-        self.spare, self.spare_tensor = scratch(vocab, self.target.dtype, 2)
+        self.spare_both = scratch(vocab, self.target.dtype, 2)
+        self.spare, self.spare_tensor = self.spare_both
         self.batch = laws.logits_BRV.shape[0]
         self.depth = draft.tree.max_depth
         self.most = draft.draws_BNK.shape[2]
@@ -118,9 +119,9 @@ class Walk:
                 np.subtract(left, self.spare, out=left)
             else:
                 factor = self.mass / (self.drawn_mass * scale)
-                np.multiply(self.drafted.row, factor, out=self.spare)
-                np.subtract(left, self.spare, out=left)
-                np.maximum(left, 0, out=left)
+                excess(
+                    self.target.both, self.drafted.both, factor, self.spare_both, self.target.both
+                )
             if self.kind == Kind.WITHOUT and not last:
                 self.refused.append(self.token)
                 self._without([self.token])
@@ -135,9 +136,8 @@ class Walk:
             return 0.0
         if self.kind == Kind.FIXED or self.drafted is None:
             return scale * (1 - float(self.target.row[self.token]) / self.mass)
-        np.multiply(self.drafted.row, self.mass / (self.drawn_mass * scale), out=self.spare)
-        np.subtract(self.target.row, self.spare, out=self.spare)
-        np.maximum(self.spare, 0, out=self.spare)
+        factor = self.mass / (self.drawn_mass * scale)
+        excess(self.target.both, self.drafted.both, factor, self.spare_both, self.spare_both)
         return total(self.spare, self.spare_tensor) * scale / self.mass
 
     def draw(self, b: int, node: int) -> int:
