@@ -6,6 +6,7 @@ checked and a plain product is the named alternative.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,13 +15,23 @@ Product = Callable[[Tensor], Tensor]
 _HINT = 16  #: rows the packed layout is tuned for; one packing serves every width
 
 
-def can_pack() -> bool:
-    """Whether this torch has the packed operators and a CPU they run on."""
+@lru_cache(maxsize=8)
+def can_pack(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this torch has the packed operators, and this CPU runs them in `dtype`.
+
+    float16 needs instructions that many processors with packed bfloat16 lack, so it is tried.
+    """
     ops = torch.ops.mkldnn
     available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return available and all(
+    if not available or not all(
         hasattr(ops, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
+    ):
+        return False
+    try:
+        product(torch.zeros(16, 16, dtype=dtype), None, packed=True)(torch.zeros(2, 16, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
 
 
 def product(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
