@@ -28,7 +28,8 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     ):
         return False
     try:
-        product(torch.zeros(16, 16, dtype=dtype), None, packed=True)(torch.zeros(2, 16, dtype=dtype))
+        square = torch.zeros(16, 16, dtype=dtype)
+        product(square, None, packed=True)(square)
     except RuntimeError:
         return False
     return True
