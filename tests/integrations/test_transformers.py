@@ -177,3 +177,21 @@ def test_an_unknown_version_is_refused(monkeypatch, function):
     monkeypatch.setattr(fast, "_utils", fake)
     with pytest.raises(BackendUnavailable, match=transformers.__version__):
         fast.patch()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
+    """What runs on CUDA, without CUDA: kernels in Triton's interpreter."""
+    import os
+
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter was not chosen before Triton was imported")
+    ids, draft, gamma, target = _inputs(seed)
+    torch.manual_seed(seed)
+    valid, n = fast._on_device(ids, draft, target, gamma, None)
+    torch.manual_seed(seed)
+    theirs, m = ORIGINAL(ids, draft, gamma, target)
+    assert int(n) == int(m)
+    assert valid.shape == theirs.shape
+    assert torch.equal(valid[:, :n], theirs[:, :n])

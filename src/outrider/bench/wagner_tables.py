@@ -1,0 +1,94 @@
+"""The tables of `outrider bench wagner` as text: the paper's columns, ours beside them."""
+
+from typing import Any
+
+_PAPER = (
+    "The paper (A100, profiler): summed time -6..-13 % exact, -37..-94 % sigmoid; 4.0-12.0 ms a "
+    "step for transformers, 3.6-11.2 exact, 3.1-4.6 sigmoid; 9-63 GB/s realised."
+)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
+
+    def line(cells: list[str]) -> str:
+        first = cells[0].ljust(widths[0])
+        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        return "  ".join([first, *rest]).rstrip()
+
+    return "\n".join([line(head), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row["method"] if row["exact"] else f"{row['method']} (lossy)"
+
+
+def _main(rows: list[dict[str, Any]]) -> str:
+    head = ["method", "calls", "sum ms", "less", "ms a step", "less", "wall less", "share of wall",
+            "GB/s", "accepted", "formula", "ROUGE-1"]  # fmt: skip
+    return _table(
+        head,
+        [
+            [
+                _name(row), str(row["calls"]), f"{row['sum_ms']:.1f}", _percent(row["sum_less"]),
+                f"{row['mean_ms']:.3f}±{row['std_ms']:.3f}", _percent(row["mean_less"]),
+                _percent(row["wall_less"]), _percent(row["share"]),
+                f"{row['bandwidth_gb_s']:.1f}", _percent(row["acceptance"]),
+                _percent(row["predicted"]), f"{row['score']:.3f}",
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def render(document: dict[str, Any]) -> str:
+    """All tables."""
+    parts = [
+        f"{document['pair']}, {document['prompts']} prompts of {document['tokens']} tokens, "
+        f"T = 1, {document['device']}, {document['threads']} thread(s), "
+        f"sigmoid alpha, beta = -+{document['bound']:.0e}",
+        "\nSummed time in the verification function, heuristic gamma (tables 1, 3, 4, 5, 6)",
+        _main(document["main"]),
+        _PAPER,
+        "`formula` is the mean of min(1, p^/q^) over drafted tokens, what the paper's acceptance "
+        "should be near; a position behind a rejection counts as not accepted.",
+        "\nConstant gamma (figure 3, table 8): ms a step / accepted",
+    ]
+    names = [row["method"] for row in document["main"]]
+    gammas = sorted({row["gamma"] for row in document["gamma"]})
+    cells = {(row["gamma"], row["method"]): row for row in document["gamma"]}
+    parts.append(
+        _table(
+            ["gamma", *names],
+            [
+                [
+                    str(gamma),
+                    *(
+                        f"{cells[gamma, name]['mean_ms']:.3f} / "
+                        f"{_percent(cells[gamma, name]['acceptance'])}"
+                        for name in names
+                    ),
+                ]
+                for gamma in gammas
+            ],
+        )
+    )
+    parts.append("The paper's table 8: 46-59 % accepted with the sigmoid, 46-57 % exact.")
+    parts += ["\nThe sigmoid's alpha and beta (tables 2, 7)", _table(
+        ["method", "sum ms", "less", "accepted", "ROUGE-1"],
+        [[_name(row), f"{row['sum_ms']:.1f}", _percent(row["sum_less"]),
+          _percent(row["acceptance"]), f"{row['score']:.3f}"] for row in document["bounds"]],
+    )]  # fmt: skip
+    if "memory" in document:
+        parts += ["\nMegabytes allocated by one call (figures 4-5)", _table(
+            ["method", "gamma 5", "gamma 20"],
+            [[name, *(f"{row['mb']:.3f}" for row in document["memory"] if row["method"] == name)]
+             for name in names],
+        )]  # fmt: skip
+    if "large" in document:
+        parts += [f"\n{document['large']['pair']}", _main(document["large"]["rows"])]
+    return "\n".join(parts)

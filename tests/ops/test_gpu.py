@@ -1,0 +1,192 @@
+"""On a CUDA device: equality, races, graph replay, laws over many draws, invariances. `-m gpu`."""
+
+import os
+
+import pytest
+import torch
+from cases import Case, build, same, twin
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
+        reason="needs a CUDA device and Triton's compiler",
+    ),
+]
+
+OPS = ("chain", "block", "match", "tree")
+
+
+def _to(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to(part, device) for part in value))
+    return value
+
+
+def _cuda(case):
+    return tuple(_to(part, "cuda") for part in build(case))
+
+
+def _judge(op, *inputs):
+    from outrider.ops.triton import BACKEND
+
+    return BACKEND.judges[op](*inputs)
+
+
+def _counts(op):
+    return (2, 2) if op == "tree" else (1,) * 5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("vocab", [257, 32_000, 50_257, 151_936])
+@pytest.mark.parametrize("op", OPS)
+def test_equals_the_twin(op, vocab, dtype):
+    case = Case(counts=_counts(op), vocab=vocab, dtype=dtype, seed=vocab)
+    inputs = _cuda(case)
+    same(_judge(op, *inputs), twin(op, *inputs))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_one_launch_agrees_on_path_and_count(kept):
+    from outrider.ops.triton.one import chain_one_launch
+
+    for seed in range(20):
+        inputs = _cuda(Case(counts=(1,) * 5, vocab=50_257, dtype="bf16", seed=seed, kept=kept))
+        two, (one, _) = _judge("chain", *inputs), chain_one_launch(*inputs)
+        assert one.path_BD.tolist() == two.path_BD.tolist()
+        assert one.count_B.tolist() == two.count_B.tolist()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_thousand_launches_say_the_same(op):
+    """Races and lost tickets show as a changed answer or a program that never finishes a row."""
+    inputs = _cuda(Case(counts=_counts(op), vocab=50_257, batch=4, dtype="bf16"))
+    first = _judge(op, *inputs)
+    for _ in range(1000):
+        again = _judge(op, *inputs)
+        assert torch.equal(again.path_BD, first.path_BD)
+        assert torch.equal(again.next_B, first.next_B)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_graph_replay_reads_new_keys_and_logits(op):
+    inputs = _cuda(Case(counts=_counts(op), vocab=32_000, batch=3, dtype="bf16"))
+    draft, scores, draws = inputs
+    for _ in range(3):
+        _judge(op, *inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = _judge(op, *inputs)
+    for step in range(200):
+        draws.start_B.fill_(step)
+        if step % 20 == 0:
+            scores.laws.logits_BRV.copy_(torch.randn_like(scores.laws.logits_BRV))
+        graph.replay()
+        torch.cuda.synchronize()
+        same(captured, _judge(op, draft, scores, draws))
+
+
+@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+def test_first_token_follows_the_target_over_ten_million_draws(op):
+    from scipy.stats import chi2
+
+    vocab, batch, launches = 256, 65_536, 153
+    counts = (2,) if op == "tree" else (1,)
+    case = Case(counts=counts, vocab=vocab, batch=1, spread=1.0)
+    draft, scores, _ = _cuda(case)
+    law = scores.laws.logits_BRV[0, 0].double().softmax(-1)
+    guess = draft.laws.logits_BRV[0, 0].double().softmax(-1)
+    ones = torch.ones(batch, device="cuda")
+
+    def wide(laws):
+        return laws._replace(
+            logits_BRV=laws.logits_BRV.expand(batch, -1, -1), inverse_temperature_B=ones
+        )
+
+    seen = torch.zeros(vocab, device="cuda", dtype=torch.int64)
+    torch.manual_seed(0)
+    for launch in range(launches):
+        drawn = torch.multinomial(guess.float().expand(batch, -1), counts[0])
+        tokens = torch.cat([torch.zeros_like(drawn[:, :1]), drawn], 1)
+        keys = torch.arange(batch, device="cuda") + launch * batch
+        found = _judge(
+            op,
+            draft._replace(tokens_BN=tokens, laws=wide(draft.laws)),
+            scores._replace(laws=wide(scores.laws)),
+            _draws(keys),
+        )
+        path = found.path_BD[:, :1].clamp(min=0)
+        first = torch.where(found.count_B > 0, tokens.gather(1, path)[:, 0], found.next_B)
+        seen += torch.bincount(first, minlength=vocab)
+    expected = law * seen.sum()
+    g = 2 * (seen * (seen / expected).log()).nan_to_num().sum()
+    assert float(g) < chi2.isf(1e-6, vocab - 1)
+
+
+def _draws(keys):
+    from outrider.types import Draws
+
+    return Draws(keys, torch.zeros_like(keys))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_batch_order_and_slices_change_nothing(op):
+    from outrider.ops.triton import launch
+
+    draft, scores, draws = _cuda(Case(counts=_counts(op), vocab=50_257, batch=4, dtype="bf16"))
+    once = _judge(op, draft, scores, draws)
+    for size in (1024, 2048, 4096):
+        launch._forced.append(size)
+        same(_judge(op, draft, scores, draws), once)
+        launch._forced.pop()
+    order = torch.tensor([2, 0, 3, 1], device="cuda")
+
+    def turn(laws):
+        return laws._replace(
+            logits_BRV=laws.logits_BRV[order],
+            inverse_temperature_B=laws.inverse_temperature_B[order],
+        )
+
+    turned = _judge(
+        op,
+        draft._replace(
+            tokens_BN=draft.tokens_BN[order],
+            draws_BNK=draft.draws_BNK[order],
+            row_BNK=draft.row_BNK[order],
+            kind_BNK=draft.kind_BNK[order],
+            laws=turn(draft.laws),
+        ),
+        scores._replace(laws=turn(scores.laws)),
+        draws._replace(seed_B=draws.seed_B[order], start_B=draws.start_B[order]),
+    )
+    assert torch.equal(turned.path_BD, once.path_BD[order])
+    assert torch.equal(turned.next_B, once.next_B[order])
+
+
+def test_no_operation_reads_the_host():
+    inputs = {op: _cuda(Case(counts=_counts(op), vocab=4_096)) for op in OPS}
+    for op in OPS:
+        _judge(op, *inputs[op])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for op in OPS:
+            _judge(op, *inputs[op])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_drop_in_on_a_device():
+    from transformers.generation.utils import _speculative_sampling
+
+    from outrider.integrations.transformers import speculative_sampling
+
+    for seed in range(50):
+        draft, scores, _ = _cuda(Case(counts=(1,) * 4, vocab=32_000, batch=1, seed=seed))
+        inputs = (draft.tokens_BN, draft.laws.logits_BRV[:, :4], 4, scores.laws.logits_BRV)
+        torch.manual_seed(seed)
+        _, n = _speculative_sampling(*inputs)
+        torch.manual_seed(seed)
+        _, m = speculative_sampling(*inputs)
+        assert int(n) == int(m)
