@@ -97,8 +97,19 @@ def load(
     verifier = verifiers.get(rule) if isinstance(rule, str) else rule
     if coupled:
         verifier = verifier or verifiers.get("match")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     sources = {"target": _Source(target, "target"), "draft": _Source(draft, "draft")}
+    place = torch.device(
+        device
+        or sources["target"].loaded_device()
+        or ("cuda" if torch.cuda.is_available() else "cpu")
+    )
+    for name, source in sources.items():
+        home = source.loaded_device()
+        if home is not None and (home.type, home.index or 0) != (place.type, place.index or 0):
+            raise ConfigurationError(
+                "target and draft model must share a device; got a "
+                f"{name} model on {home} and {place} for the rest; move one of them"
+            )
 
     tokenizer = tokenizer or sources["target"].tokenizer()
     sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
@@ -115,11 +126,6 @@ def load(
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     model, small = build(setting)
-    if small is not None and small.device != model.device:
-        raise ConfigurationError(
-            f"target and draft model must share a device; got {model.device} and {small.device}; "
-            "move one of them"
-        )
     worst = check.trees(model, "target") if model.trees else 0.0
     if small is not None and small.trees:
         check.trees(small, "draft")
@@ -174,8 +180,14 @@ def _settle(
     if place.type != "cpu":
         name = sources["target"].checkpoint_dtype() if name == "auto" else name
         return Setting(torch.get_num_threads(), name, False), None
-    packings = [packed] if isinstance(packed, bool) else [True, False] if can_pack() else [False]
     names = [name] if name != "auto" else ["bfloat16", "float32"]
+    able = all(can_pack(DTYPES[n]) for n in names)
+    if packed is True and not able:
+        raise ConfigurationError(
+            f"weights cannot be packed in {' or '.join(names)} on this processor; got packed=True; "
+            "use packed='auto' or another dtype"
+        )
+    packings = [packed] if isinstance(packed, bool) else [True, False] if able else [False]
     counts = [threads] if isinstance(threads, int) else sorted({1, os.cpu_count() or 1})
     if len(names) * len(counts) * len(packings) == 1:
         return Setting(counts[0], names[0], packings[0]), None
@@ -248,6 +260,12 @@ class _Source:
         if isinstance(self.given, (str, Path)) or self.given is None:
             return None
         return str(self.given.dtype).removeprefix("torch.")
+
+    def loaded_device(self) -> torch.device | None:
+        """The device of a model object that was passed in."""
+        if isinstance(self.given, (str, Path)) or self.given is None:
+            return None
+        return torch.device(self.given.device)
 
     def checkpoint_dtype(self) -> str:
         """The dtype the checkpoint was saved in."""

@@ -23,7 +23,9 @@ app.command("generate")(generate.generate)
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad usage, 3 not judged, 130 interrupted."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer hands the code of an Exit back
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except OutriderError as error:
         fail(str(error))
         sys.exit(EXIT_ERROR)

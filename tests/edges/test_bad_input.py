@@ -1,0 +1,247 @@
+"""Bad input through the library: one clear error before work is lost.
+
+Every message says what is wrong, what was given and what to do.
+"""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+import outrider
+from outrider import Engine, Limits, Root, Sampling, Stop
+from outrider.load import load, shipped
+from tiny import DRAFTERS, PROMPTS, decode, llama, pair, perturbed
+
+PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
+
+
+def pairs_of(*models):
+    return load(*models, **PLAIN)
+
+
+def refused(kind, *parts):
+    """Expects an error of this kind whose message holds these parts, in this order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(parts))
+
+
+def test_unknown_model_path(tmp_path):
+    with refused(outrider.ConfigurationError, "target model", "no/such/model", "check the path"):
+        load("no/such/model")
+    with refused(outrider.ConfigurationError, "draft model", "nothing", "check the path"):
+        load(shipped("target"), tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{not json")
+    with refused(outrider.ConfigurationError, "target model", "check the path"):
+        load(tmp_path)
+
+
+def words(*names):
+    from tokenizers import Tokenizer, models
+
+    table = {name: i for i, name in enumerate(names)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(table)))
+
+
+def test_vocabulary_mismatch(tmp_path):
+    llama().save_pretrained(tmp_path / "draft")
+    words(*"abcd").save_pretrained(tmp_path / "draft")
+    with refused(outrider.VocabularyMismatch, "different vocabularies", "first", "prompt_lookup"):
+        load(shipped("target"), tmp_path / "draft", **PLAIN)
+
+
+def test_vocabulary_mismatch_names_the_first_difference():
+    from outrider.check import vocabulary
+
+    with refused(outrider.VocabularyMismatch, "1 tokens exist on one side only", "'d'", "target"):
+        vocabulary(words(*"abcd"), words(*"abc"), {"target": 4, "draft": 4})
+    with refused(outrider.VocabularyMismatch, "different ids, first 'b': 1 against 2"):
+        vocabulary(words(*"abc"), words(*"acb"), {"target": 4, "draft": 4})
+    with refused(outrider.VocabularyMismatch, "draft model has 3 outputs", "4 tokens"):
+        vocabulary(words(*"abcd"), None, {"target": 4, "draft": 3})
+    with refused(outrider.VocabularyMismatch, "output sizes differ", "pass tokenizer"):
+        vocabulary(None, None, {"target": 4, "draft": 3})
+    assert vocabulary(words(*"abc"), words(*"abc"), {"target": 64, "draft": 8}) == 3
+
+
+def test_output_sizes_that_differ():
+    with refused(outrider.VocabularyMismatch, "output sizes differ", "tokenizer="):
+        pairs_of(llama(), llama(vocab_size=40))
+
+
+def test_an_unsupported_architecture_is_named():
+    config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with refused(outrider.UnsupportedModel, "mamba"):
+        pairs_of(MambaForCausalLM(config))
+
+
+def test_a_model_that_ignores_the_trees_mask_is_refused():
+    class Deaf(LlamaForCausalLM):
+        def forward(self, *args, attention_mask=None, **kwargs):
+            return super().forward(*args, attention_mask=None, **kwargs)
+
+    model = Deaf(llama().config).eval()
+    model.load_state_dict(llama().state_dict())
+    with refused(outrider.UnsupportedModel, "does not score trees as paths", "difference"):
+        pairs_of(model)
+
+
+def test_models_on_different_devices():
+    target = llama()
+    draft = perturbed(target, 0.1).to("meta")
+    with refused(outrider.ConfigurationError, "share a device", "draft model on meta and cpu"):
+        pairs_of(target, draft)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"drafter": "oracle"}, ["unknown drafter 'oracle'", "prompt_lookup"]),
+        ({"drafter": "prompt-lookup"}, ["Did you mean 'prompt_lookup'"]),
+        ({"rule": "rejektion"}, ["unknown rule", "Did you mean 'rejection'"]),
+        ({"dtype": "int8"}, ["unknown dtype 'int8'", "bfloat16"]),
+        ({"threads": 0}, ["threads", "got 0"]),
+        ({"threads": "many"}, ["threads", "'many'"]),
+        ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "got 0", "drafter='root'"]),
+        ({"branching": ()}, ["at least one drafted token", "drafter='root'"]),
+        ({"branching": (2, 0)}, ["branching factors", "got \\(2, 0\\)"]),
+        ({"rule": "block", "branching": (2, 2)}, ["'block' cannot judge a tree", "traversal"]),
+        ({"rule": "rejection", "coupled": True}, ["'rejection' cannot judge", "match"]),
+        ({"drafter": "draft_model", "draft": None}, []),
+    ],
+)
+def test_options_that_do_not_exist_or_do_not_fit(settings, parts):
+    target = llama()
+    draft = settings.pop("draft", perturbed(target, 0.1))
+    with refused(outrider.ConfigurationError, *parts):
+        load(target, draft, **(PLAIN | settings))
+
+
+def test_a_dtype_that_the_loaded_model_does_not_have():
+    with refused(outrider.ConfigurationError, "float32", "'bfloat16'", "convert"):
+        load(llama(), **(PLAIN | {"dtype": "bfloat16"}))
+
+
+@pytest.mark.parametrize("name", ["root", "chain", "tree", "prompt_lookup"])
+def test_prompts_that_cannot_be_decoded(name):
+    target, small = pair(context=48)
+    engine = Engine(target, DRAFTERS[name](small))
+    for prompts, parts in [
+        ([], ["no prompt", "at least one"]),
+        ([[1], []], ["prompt 1 has no tokens", "at least one token"]),
+        ([[1], [2, 32]], ["prompt 1", "32", "vocabulary of 32"]),
+        ([[-1]], ["-1", "vocabulary of 32"]),
+        ([[1] * 48], ["prompt 0 has 48 tokens", "context is 48", "shorten"]),
+    ]:
+        with refused(outrider.PromptError, *parts):
+            engine.run(prompts)
+    longest = decode(engine, [[1] * 47], Sampling(0), Limits(5))
+    assert [len(row) for row in longest[0]] == [1]
+    assert longest[1].reasons == ["context"]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_one_token_is_a_prompt(name):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](small))
+    alone, _ = decode(engine, [[6]], Sampling(0), Limits(12))
+    assert alone == decode(Engine(target, Root()), [[6]], Sampling(0), Limits(12))[0]
+    assert decode(engine, [[6], [6]], Sampling(0), Limits(12))[0] == alone * 2
+
+
+def test_a_budget_of_nothing():
+    for make in (Limits, Stop):
+        for budget in (0, -3):
+            with refused(outrider.ConfigurationError, "max_new_tokens", f"got {budget}", "leave"):
+                make(budget)
+
+
+def test_a_cache_too_small_for_prompt_and_budget():
+    target, small = pair()
+    engine = Engine(target, DRAFTERS["chain"](small))
+    with refused(outrider.CapacityError, "prompt 0", "6 tokens", "budget 40", "capacity=48"):
+        engine.run(PROMPTS, limits=Limits(40), capacity=48)
+    rows, _ = decode(engine, PROMPTS, Sampling(0), Limits(40), capacity=128)
+    assert rows == decode(engine, PROMPTS, Sampling(0), Limits(40))[0]
+
+
+def test_settings_that_are_not_one_per_prompt():
+    target, _ = pair()
+    engine = Engine(target, Root())
+    with refused(outrider.ConfigurationError, "sampling", "got 2 for 5 prompts"):
+        engine.run(PROMPTS, [Sampling(0)] * 2)
+    with refused(outrider.ConfigurationError, "limits", "got 1 for 5 prompts"):
+        engine.run(PROMPTS, limits=[Limits(3)])
+
+
+class Broken:
+    """A model that returns NaN from its n-th call on."""
+
+    def __init__(self, model, calls, value=float("nan")):
+        self.model, self.left, self.value = model, calls, value
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def forward(self, *args, **kwargs):
+        self.left -= 1
+        logits = self.model.forward(*args, **kwargs)
+        return logits if self.left > 0 else torch.full_like(logits, self.value)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=1)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", ["root", "chain", "tree", "prompt_lookup"])
+def test_nan_from_the_target(name, value, sampling):
+    target, small = pair()
+    engine = Engine(Broken(target, 5, value), DRAFTERS[name](small))
+    run = engine.run(PROMPTS[:2], sampling, Limits(30))
+    before = []
+
+    def exhaust():
+        for block in run:
+            before.extend(block.token_ids)
+
+    with refused(outrider.NumericalError, "NaN", "request 0", "check weights"):
+        exhaust()
+    assert before  # what was decoded before is not lost
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_nan_from_the_draft_model(name):
+    target, small = pair()
+    engine = Engine(target, DRAFTERS[name](Broken(small, 9)))
+    run = engine.run(PROMPTS[:2], Sampling(1.0, seed=1), Limits(30))
+    with refused(outrider.NumericalError, "draft model", "NaN"):
+        list(run)
+
+
+def test_text_without_a_tokenizer():
+    speculator = pairs_of(llama())
+    with refused(outrider.ConfigurationError, "text prompt needs a tokenizer", "token ids"):
+        speculator.generate("hello")
+    with refused(outrider.ConfigurationError, "stop strings need a tokenizer"):
+        speculator.generate([1, 2], stop=Stop(4, ("x",)))
+    assert len(speculator.generate([1, 2], stop=Stop(4)).completions[0].token_ids) == 4
+
+
+def test_bad_text_and_stop_strings(shipped):
+    with refused(outrider.PromptError, "prompt 1 is empty", "''"):
+        shipped.generate(["a", ""])
+    with refused(outrider.PromptError, "no prompt"):
+        shipped.generate([])
+    with refused(outrider.ConfigurationError, "tuple of stop strings", r"strings=\('x',\)"):
+        Stop(4, "x")
+    with refused(outrider.ConfigurationError, "stop string is empty"):
+        shipped.generate("a", stop=Stop(4, ("",)))
+
+
+def test_every_error_is_an_outrider_error_and_a_usual_one():
+    from outrider import errors
+
+    kinds = [
+        k for k in vars(errors).values() if isinstance(k, type) and k.__module__ == errors.__name__
+    ]
+    assert len(kinds) == 9
+    for kind in kinds:
+        assert issubclass(kind, outrider.OutriderError)
+        assert getattr(outrider, kind.__name__) is kind
+    assert issubclass(outrider.ConfigurationError, ValueError)

@@ -1,0 +1,203 @@
+"""The command line: errors with exit codes, one JSON document, no colour codes in a pipe."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from outrider import Sampling, Stop, cli, load, step
+from outrider.load import shipped
+
+FAST = ["--dtype", "float32", "--threads", "1"]
+PROMPT = "def add(a, b):"
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def outrider(monkeypatch, capsys):
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch):
+    """Packing is left to "auto" on the command line; measuring it is not what is tested here."""
+    monkeypatch.setattr(sys.modules["outrider.load"], "can_pack", lambda dtype: False)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--target", "no/such/model"], ["no/such/model", "check the path"]),
+        (["--draft", "no/such/model"], ["draft model", "no/such/model"]),
+        (["-t", "-1"], ["temperature", "-1", "greedy"]),
+        (["--top-p", "0"], ["top_p", "(0, 1]"]),
+        (["--top-p", "1.5"], ["top_p", "1.5"]),
+        (["--top-k", "-2"], ["top_k", "-2"]),
+        (["--min-p", "2"], ["min_p", "2"]),
+        (["-n", "0"], ["max_new_tokens", "0"]),
+        (["-n", "many"], ["--max-new-tokens", "valid integer"]),
+        (["-k", "0"], ["num_speculative_tokens", "0"]),
+        (["--drafter", "oracle"], ["oracle", "prompt_lookup"]),
+        (["--rule", "rejektion"], ["rejektion", "rejection"]),
+        (["--rule", "block", "--branching", "2,2"], ["block", "traversal"]),
+        (["--branching", "2,x"], ["2,x", "3,2,1"]),
+        (["--branching", "2,0"], ["2,0", "3,2,1"]),
+        (["--dtype", "int8"], ["int8"]),
+        (["--json", "--stream"], ["--json", "--stream"]),
+        (["--json", "--trace"], ["--json", "--trace"]),
+        (["--no-such-option"], ["no-such-option"]),
+        (["--file", "no/such/file"], ["--file"]),
+        (["--stop", ""], ["stop string is empty"]),
+    ],
+)
+def test_bad_options(outrider, words, parts):
+    code, out, err = outrider("generate", PROMPT, *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+def test_bad_prompts(outrider, tmp_path):
+    bad = tmp_path / "latin.py"
+    bad.write_bytes(b"name = 'caf\xe9'")
+    long = tmp_path / "long.py"
+    long.write_text("x = 1\n" * 400 + "y")
+    for words, parts in [
+        (["--file", bad], ["latin.py", "not valid UTF-8", "0xe9", "offset 11"]),
+        (["--file", tmp_path / "none"], ["none", "No such file", "check the path"]),
+        (["--file", tmp_path], ["cannot read"]),
+        ([""], ["prompt is empty"]),
+        (["--file", long, *FAST], ["tokens", "context is 512", "shorten"]),
+    ]:
+        code, out, err = outrider("generate", *words)
+        assert (code, out) == (2, "")
+        for part in parts:
+            assert part in err
+
+
+def test_unknown_commands_and_help(outrider):
+    code, _, err = outrider("conjure")
+    assert code == 2
+    assert "conjure" in err
+    code, out, _ = outrider("--help")
+    assert code == 0
+    assert "generate" in out
+    assert "demo" in out
+
+
+@pytest.fixture(scope="module")
+def expected():
+    pair = load(dtype="float32", threads=1, packed=False)
+    return pair.generate(PROMPT, Sampling(0), Stop(12)).completions[0]
+
+
+def test_text_goes_to_standard_output(outrider, expected):
+    for extra in ([], ["--drafter", "root"], ["--branching", "2,2"], ["--stream"]):
+        code, out, err = outrider("generate", PROMPT, "-n", 12, *FAST, *extra)
+        assert (code, out, err) == (0, expected.text + "\n", "")
+
+
+def test_json_is_one_document(outrider, expected):
+    code, out, err = outrider("generate", PROMPT, "-n", 12, "--json", *FAST)
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["text"] == expected.text
+    assert document["token_ids"] == expected.token_ids
+    assert document["finish_reason"] == "length"
+    assert document["stats"]["new_tokens"] == 12
+
+
+def test_verbose_goes_to_standard_error(outrider, expected):
+    code, out, err = outrider("generate", PROMPT, "-n", 12, "-v", *FAST)
+    assert (code, out) == (0, expected.text + "\n")
+    assert "float32, 1 thread(s)" in err
+
+
+def test_interruption_prints_what_was_generated(outrider, expected, monkeypatch):
+    score, left = step.score, [4]
+
+    def tired(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return score(*args)
+
+    monkeypatch.setattr(step, "score", tired)
+    code, out, err = outrider("generate", PROMPT, "-n", 100, *FAST)
+    assert code == 130
+    assert len(out) > 4
+    assert out[:4] == expected.text[:4]
+    assert "interrupted" in err
+
+
+def environment(**more):
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    return clean | {"OMP_NUM_THREADS": "1"} | more
+
+
+COMMAND = [sys.executable, "-m", "outrider", "generate", "-n", "8", "--trace", *FAST]
+
+
+def test_a_pipe_gets_no_colour_codes():
+    run = subprocess.run(
+        [*COMMAND, "--drafter", "prompt_lookup"],
+        input=PROMPT.encode(),
+        capture_output=True,
+        env=environment(TERM="xterm-256color"),
+        check=True,
+    )
+    assert run.stdout.strip()
+    assert not COLOUR.search(run.stdout + run.stderr)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_terminal_gets_colours_unless_no_color_is_set(silent):
+    more = {"NO_COLOR": "1"} if silent else {}
+    parent, child = pty.openpty()
+    run = subprocess.Popen(
+        [*COMMAND, PROMPT],
+        stdin=subprocess.DEVNULL,
+        stdout=child,
+        stderr=child,
+        env=environment(TERM="xterm-256color", **more),
+    )
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(parent, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(parent)
+    assert run.wait() == 0
+    assert bool(COLOUR.search(shown)) != silent
+
+
+def test_the_packaged_pair_is_complete():
+    for part in ("target", "draft"):
+        assert (shipped(part) / "model.safetensors").stat().st_size > 1e6
+        assert (shipped(part) / "tokenizer.json").is_file()
+    assert "PYTHON SOFTWARE FOUNDATION" in shipped("LICENSE-PSF.txt").read_text()
+    assert "Weaknesses" in shipped("MODEL_CARD.md").read_text()
