@@ -9,20 +9,20 @@ wait for and it reads them at once. Rows that ended leave the batch when half of
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from outrider import sampling as _sampling
-from outrider import step, verifiers
+from outrider import shaping, step, verifiers
 from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
 from outrider.prefill import ROUND
 from outrider.sampling import Sampling
 from outrider.stats import Meter, RequestStats, Stats
 from outrider.step import REASONS, Block, State
-from outrider.types import Draft, Drafter, LanguageModel, Verdict, Verifier
+from outrider.types import Draft, Drafter, LanguageModel, Scores, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class HostBlock:
     accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
     finish_reason: str | None
     trace: Trace | None = None
+    logprobs: list[float] | None = None  #: of the processed law, if they were asked for
+
+
+#: Called after every step with what the verbs made; rows name the requests of the batch's rows.
+Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
 
 
 class Engine:
@@ -99,6 +104,8 @@ class Engine:
         *,
         capacity: int | None = None,
         trace: bool = False,
+        logprobs: bool = False,
+        observe: Observer | None = None,
     ) -> "Run":
         """An iterator of HostBlocks over a batch of prompts, each decoded under its own settings.
 
@@ -106,7 +113,7 @@ class Engine:
         """
         settings = spread("sampling", sampling, Sampling(), len(prompts))
         ends = spread("limits", limits, Limits(), len(prompts))
-        return Run(self, prompts, settings, ends, capacity, trace)
+        return Run(self, prompts, settings, ends, capacity, trace, logprobs, observe)
 
 
 class Run(Iterator[HostBlock]):
@@ -120,11 +127,17 @@ class Run(Iterator[HostBlock]):
         ends: Sequence[Limits],
         capacity: int | None,
         trace: bool,
+        logprobs: bool = False,
+        observe: Observer | None = None,
     ) -> None:
         self.engine, self.trace = engine, trace
+        self._logprobs, self._observe = logprobs, observe
         limits, reasons, room = plan(engine, prompts, ends, capacity)
         device = torch.device(engine.target.device)
         rows = _sampling.rows(settings, device)
+        stops = [end.stop_ids for end in ends]
+        vocab = engine.target.vocab_size
+        rows = rows._replace(shaping=shaping.build(settings, prompts, stops, vocab, device))
         self.rule = engine.choose_rule(rows.greedy)
         self.requests = [RequestStats(prompt_tokens=len(p)) for p in prompts]
         self.stats = Stats(prompt_tokens=sum(map(len, prompts)))
@@ -184,7 +197,10 @@ class Run(Iterator[HostBlock]):
         with self._verify:
             verdict = step.verify(self.rule, state, draft, scores)
         self.state, block = step.commit(engine.drafter, state, draft, scores, verdict)
-        self._unread.append(_Pending(block, draft, verdict, list(self._rows), self.trace))
+        logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
+        self._unread.append(_Pending(block, draft, verdict, list(self._rows), self.trace, logs))
+        if self._observe is not None:
+            self._observe(draft, scores, verdict, block, list(self._rows))
         while len(self._unread) > self._lag or (self._unread and self._idle()):
             self._read(self._unread.popleft())
         size = engine.drafter.max_nodes
@@ -227,7 +243,8 @@ class Run(Iterator[HostBlock]):
                 self.reasons[request] = reason
                 self.requests[request].seconds = now
             kept = min(accepted[at], len(ids))
-            self._ready.append(HostBlock(request, ids, kept, reason, pending.trace_of(at)))
+            logs = pending.logs_of(at, len(ids))
+            self._ready.append(HostBlock(request, ids, kept, reason, pending.trace_of(at), logs))
 
     def _retire(self) -> None:
         """Drop ended rows once they are half of the batch: a coarse host decision between steps."""
@@ -276,6 +293,7 @@ class _Pending:
     verdict: Verdict
     requests: list[int]
     traced: bool
+    logs: torch.Tensor | None = None
     counts: torch.Tensor = field(init=False)
     overlap: torch.Tensor = field(init=False)
     tokens: torch.Tensor = field(init=False)
@@ -297,15 +315,25 @@ class _Pending:
         if self.traced:
             d, v = self.draft, self.verdict
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
+        if self.logs is not None:
+            parts.append(self.logs)
         if counts.is_cuda:
             parts = [part.to("cpu", non_blocking=True) for part in parts]
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
+        if self.logs is not None:
+            self.logs = parts.pop()
         self.counts, self.overlap, self.tokens, *self._trace = parts
 
     def wait(self) -> None:
         if self.event is not None:
             self.event.synchronize()
+
+    def logs_of(self, row: int, count: int) -> list[float] | None:
+        if self.logs is None:
+            return None
+        logs: list[float] = self.logs[row, :count].tolist()
+        return logs
 
     def trace_of(self, row: int) -> Trace | None:
         if not self.traced:

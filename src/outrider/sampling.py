@@ -1,6 +1,6 @@
 """Sampling parameters per row, and the one place where temperature and filters exist."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
+from outrider.shaping import Processor, Shaping
 from outrider.types import Greedy, Laws
 
 
@@ -22,6 +23,19 @@ class Sampling:
     seed         the same seed, prompt and settings give the same text. None draws a fresh seed
                  from torch's global generator.
 
+    Before these, in this order, at every tree node with the node's own prefix (docs/sampling.md):
+
+    logit_bias            added to the logits of these token ids
+    repetition_penalty    divides positive and multiplies negative logits of tokens in prompt or
+                          output (1: off; transformers' convention)
+    frequency_penalty, presence_penalty
+                          taken off per occurrence, and once, of tokens in the output (0: off;
+                          OpenAI's convention)
+    no_repeat_ngram_size  no n-gram occurs twice in prompt and output (0: off)
+    min_new_tokens        no stop token before this many tokens
+    processors            further functions of (input_ids, scores), as transformers' LogitsProcessor
+    padding               ids that processors see ahead of the prompt (left-padded batches)
+
     Filters act in the order temperature, top-k, top-p, min-p, as in transformers.
 
     >>> Sampling(temperature=0.7, top_p=0.9).top_k
@@ -33,6 +47,27 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    processors: tuple[Processor, ...] = ()
+    padding: tuple[int, ...] = ()
+
+    @property
+    def shapes(self) -> bool:
+        """Whether anything acts on the logits before temperature and filters."""
+        return bool(
+            self.logit_bias
+            or self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.no_repeat_ngram_size
+            or self.min_new_tokens
+            or self.processors
+        )
 
     def __post_init__(self) -> None:
         def refuse(what: str, given: object, do: str) -> None:
@@ -49,6 +84,22 @@ class Sampling:
             refuse("min_p must lie in [0, 1]", self.min_p, "use 0 to switch it off")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             refuse("seed must fit in 64 bits", self.seed, "use a smaller integer")
+        r = self.repetition_penalty
+        if not 0 < r < float("inf"):
+            refuse("repetition_penalty must be positive", r, "use 1 to switch it off")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not abs(getattr(self, name)) < float("inf"):
+                refuse(f"{name} must be finite", getattr(self, name), "use 0 to switch it off")
+        for name in ("no_repeat_ngram_size", "min_new_tokens"):
+            value = getattr(self, name)
+            if value < 0 or int(value) != value:
+                refuse(f"{name} must be an integer >= 0", value, "use 0 to switch it off")
+        if not all(callable(p) for p in self.processors):
+            refuse(
+                "processors must be a tuple of functions of (input_ids, scores)",
+                self.processors,
+                "write processors=(my_processor,)",
+            )
 
 
 class SamplingRows(NamedTuple):
@@ -64,6 +115,7 @@ class SamplingRows(NamedTuple):
     all_top_k: bool  #: every sampled row limits top_k
     any_top_p: bool
     any_min_p: bool
+    shaping: Shaping | None = None  #: penalties, bans and processors, if any row has some
 
     def take(self, rows_B: Tensor) -> "SamplingRows":
         """Only these rows. Host constants stay: they are upper bounds."""
@@ -73,6 +125,7 @@ class SamplingRows(NamedTuple):
             top_p_B=self.top_p_B[rows_B],
             min_p_B=self.min_p_B[rows_B],
             seed_B=self.seed_B[rows_B],
+            shaping=None if self.shaping is None else self.shaping.take(rows_B),
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
+from outrider.shaping import shape
 from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
 
@@ -107,7 +108,11 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
         positions = first[:, None] + tree.depth_BN
         seen = visible(tree.ancestors_BNN, first, 0, nodes, wide)
     logits = target.forward(state.cache, draft.tokens_BN, positions, slots, seen)
-    return Scores(warp(logits, context.sampling))
+    shaping = context.sampling.shaping
+    if shaping is None:
+        return Scores(warp(logits, context.sampling))
+    shaped = shape(logits, shaping, context, draft.tokens_BN, tree)
+    return Scores(warp(shaped, context.sampling), raw_BNV=logits)
 
 
 @torch.inference_mode()
@@ -183,3 +188,24 @@ def commit(
         length_B=length + emitted, bound=min(context.bound + size, context.tokens_BL.shape[1])
     )
     return state._replace(context=context, reason_B=reason), block
+
+
+@torch.inference_mode()
+def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
+    """Log-probability of every token of a block under the law it was emitted from, [B, T].
+
+    That is the processed law: penalties, temperature and filters are in. Greedy rows, whose law is
+    one-hot, report the law at temperature 1 instead.
+    """
+    root = torch.zeros_like(verdict.count_B)[:, None]
+    nodes = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
+    laws = scores.laws
+    vocab = laws.logits_BRV.shape[-1]
+    logits = laws.logits_BRV.gather(1, nodes[..., None].expand(-1, -1, vocab)).float()
+    inverse = laws.inverse_temperature_B[:, None, None]
+    inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    if laws.floor_BR is not None:
+        floor = laws.floor_BR.gather(1, nodes)[..., None]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    logs = (logits * inverse).log_softmax(-1)
+    return logs.gather(2, block.tokens_BT.clamp(max=vocab - 1)[..., None])[..., 0]

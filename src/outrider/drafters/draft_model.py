@@ -18,6 +18,7 @@ from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest, width
 from outrider.sampling import warp
+from outrider.shaping import shape
 from outrider.tree import branching, children, numbers, visible
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
 
@@ -109,6 +110,9 @@ class DraftModel:
         tokens = [context.tokens_BL.gather(1, first[:, None])]
         laws: list[Laws] = []
         present: list[Tensor] = []
+        shaping, alive = sampling.shaping, None
+        if shaping is not None and shaping.processed:
+            alive = torch.ones(rows, 1, dtype=torch.bool, device=device)
         for depth, count in enumerate(self.counts):
             start, stop = levels[depth], levels[depth + 1]
             if depth:
@@ -119,6 +123,12 @@ class DraftModel:
                     at = first[:, None] + tree.depth_BN[:, start:stop]
                     seen = visible(tree.ancestors_BNN, first, start, stop, wide)
                 logits = self.model.forward(memory, tokens[-1], at, where, seen)
+            if shaping is not None:  # each node's own prefix, as the target's side has it
+                if depth and alive is not None:
+                    alive = alive.repeat_interleave(self.counts[depth - 1], 1)
+                    alive = alive & present[-1].view(rows, -1)
+                so_far = torch.cat(tokens, 1)
+                logits = shape(logits, shaping, context, so_far, tree, start, alive)
             law = warp(logits, sampling)
             laws.append(law)
             if noisy is not None and noisy.single and count == 1:

@@ -1,0 +1,381 @@
+"""Penalties, biases, bans and processors: what changes logits before temperature and filters.
+
+They read the text so far, so at a tree node they read that node's own prefix: the committed tokens
+and the path down to the node. The native ones are tensors over [B, R, V]; processors in the manner
+of transformers are called once per depth with rows of equal length. Rows that ask for nothing keep
+`SamplingRows.shaping` None and pay nothing.
+
+    bias -> repetition -> frequency and presence -> n-gram ban -> minimum length -> processors
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigurationError
+from outrider.types import Context, Tree
+
+if TYPE_CHECKING:
+    from outrider.sampling import Sampling
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+#: Processors of transformers that cannot be replayed at a tree node, with the reason.
+REFUSED = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs a model with a cache of its own",
+    "ClassifierFreeGuidanceLogitsProcessor": "it needs a doubled batch",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "it needs a doubled batch",
+    "DiaEOSDelayPatternLogitsProcessor": "it keeps state between calls",
+    "SynthIDTextWatermarkLogitsProcessor": "it keeps state between calls",
+    "HammingDiversityLogitsProcessor": "it needs the beams of one step",
+    "WhisperNoSpeechDetection": "it runs a model with a cache of its own",
+    "AlternatingCodebooksLogitsProcessor": "it counts calls",
+}
+
+
+class Shaping(NamedTuple):
+    """What a batch asks for; None where no row asks."""
+
+    prompt_B: Tensor  #: prompt length
+    bias_BV: Tensor | None
+    repetition_B: Tensor | None
+    frequency_B: Tensor | None
+    presence_B: Tensor | None
+    ngram_B: Tensor | None
+    ngrams: tuple[int, ...]  #: host constant: the n-gram sizes in use
+    least_B: Tensor | None  #: new tokens before a stop token may come
+    stops_BV: Tensor | None  #: stop tokens of rows with a least length
+    processors: tuple[tuple[Processor, ...], ...]  #: per row
+    padding: tuple[tuple[int, ...], ...]  #: per row: ids that processors see ahead of the prompt
+
+    @property
+    def processed(self) -> bool:
+        """Whether any row has processors."""
+        return any(self.processors)
+
+    def take(self, rows_B: Tensor) -> "Shaping":
+        """Only these rows."""
+        picked: dict[str, Any] = {
+            name: value[rows_B]
+            for name, value in self._asdict().items()
+            if isinstance(value, Tensor)
+        }
+        if any(self.processors) or any(self.padding):
+            index = rows_B.tolist()
+            picked["processors"] = tuple(self.processors[row] for row in index)
+            picked["padding"] = tuple(self.padding[row] for row in index)
+        return self._replace(**picked)
+
+
+def build(
+    settings: Sequence["Sampling"],
+    prompts: Sequence[Sequence[int]],
+    stop_ids: Sequence[Sequence[int]],
+    vocab: int,
+    device: torch.device | str,
+) -> Shaping | None:
+    """The batch's shaping, or None if no row asks for any. Processors are tried out here."""
+    if not any(s.shapes for s in settings):
+        return None
+
+    def column(name: str, off: float) -> Tensor | None:
+        values = [getattr(s, name) for s in settings]
+        return None if all(v == off for v in values) else torch.tensor(values, device=device)
+
+    bias = stops = None
+    if any(s.logit_bias for s in settings):
+        bias = torch.zeros(len(settings), vocab)
+        for row, s in enumerate(settings):
+            for token, value in (s.logit_bias or {}).items():
+                if not 0 <= token < vocab:
+                    raise ConfigurationError(
+                        f"logit_bias names token {token}, outside the vocabulary of {vocab}; use "
+                        "the target's token ids"
+                    )
+                bias[row, token] = value
+        bias = bias.to(device)
+    least = column("min_new_tokens", 0)
+    if least is not None:
+        stops = torch.zeros(len(settings), vocab, dtype=torch.bool)
+        for row, ids in enumerate(stop_ids):
+            if settings[row].min_new_tokens:
+                stops[row, [token for token in ids if 0 <= token < vocab]] = True
+        stops = stops.to(device)
+    processors: list[tuple[Processor, ...]] = []
+    tried: dict[int, tuple[Processor, ...]] = {}
+    for row, (s, prompt) in enumerate(zip(settings, prompts, strict=True)):
+        if s.processors and id(s.processors) not in tried:
+            check(s.processors, [*s.padding, *prompt], vocab, device)
+            tried[id(s.processors)] = s.processors
+        processors.append(_of_row(s.processors, row))
+    sizes = {s.no_repeat_ngram_size for s in settings} - {0}
+    return Shaping(
+        torch.tensor([len(p) for p in prompts], device=device),
+        bias,
+        column("repetition_penalty", 1.0),
+        column("frequency_penalty", 0.0),
+        column("presence_penalty", 0.0),
+        column("no_repeat_ngram_size", 0),
+        tuple(sorted(sizes)),
+        least,
+        stops,
+        tuple(processors),
+        tuple(tuple(s.padding) for s in settings),
+    )
+
+
+def shape(
+    logits_BRV: Tensor,
+    shaping: Shaping,
+    context: Context,
+    nodes_BM: Tensor,
+    tree: Tree,
+    start: int = 0,
+    alive_BR: Tensor | None = None,
+) -> Tensor:
+    """Logits of nodes start..M of a tree as their prefixes change them, float32 [B, R, V].
+
+    `nodes_BM` are the tokens of nodes 0..M, the pending token first. `alive_BR` marks nodes whose
+    path has positive probability; processors are spared the others.
+    """
+    rows, count = logits_BRV.shape[:2]
+    most = start + count
+    logits = logits_BRV.float()
+    ancestors = tree.ancestors_BNN[:, start:most, :most].expand(rows, -1, -1)
+    depth = tree.depth_BN[:, start:most]
+    if shaping.bias_BV is not None:
+        logits = logits + shaping.bias_BV[:, None]
+    if shaping.repetition_B is not None:
+        seen = _counts(logits, context, nodes_BM[:, :most], ancestors, None) > 0
+        factor = shaping.repetition_B[:, None, None]
+        logits = torch.where(seen, _penalised(logits, factor), logits)
+    if shaping.frequency_B is not None or shaping.presence_B is not None:
+        times = _counts(logits, context, nodes_BM[:, :most], ancestors, shaping.prompt_B)
+        if shaping.frequency_B is not None:
+            logits = logits - shaping.frequency_B[:, None, None] * times
+        if shaping.presence_B is not None:
+            logits = logits - shaping.presence_B[:, None, None] * (times > 0)
+    if shaping.ngram_B is not None:
+        prefix, length = _prefixes(context, nodes_BM[:, :most], ancestors, depth)
+        for size in shaping.ngrams:
+            banned = _repeats(prefix, length, size, logits.shape[-1])
+            banned &= (shaping.ngram_B == size)[:, None, None]
+            logits = logits.masked_fill(banned, -torch.inf)
+    if shaping.least_B is not None and shaping.stops_BV is not None:
+        made = (context.length_B - shaping.prompt_B)[:, None] + depth
+        early = made < shaping.least_B[:, None]
+        logits = logits.masked_fill(early[..., None] & shaping.stops_BV[:, None], -torch.inf)
+    if shaping.processed:
+        logits = _process(logits, shaping, context, nodes_BM, tree, start, alive_BR)
+    return logits
+
+
+def _penalised(logits: Tensor, factor: Tensor) -> Tensor:
+    return torch.where(logits < 0, logits * factor, logits / factor)
+
+
+def _counts(
+    logits: Tensor, context: Context, nodes_BM: Tensor, ancestors: Tensor, since_B: Tensor | None
+) -> Tensor:
+    """How often each token stands in each node's prefix (from position `since_B` on), [B, R, V]."""
+    rows, count, vocab = logits.shape
+    tokens = context.tokens_BL[:, : context.bound].clamp(0, vocab - 1)
+    at = torch.arange(tokens.shape[1], device=tokens.device)
+    last = context.length_B[:, None] - 1  # the pending token is node 0
+    inside = at < last
+    mine = ancestors.float()
+    if since_B is not None:
+        inside = inside & (at >= since_B[:, None])
+        drafted = torch.ones_like(mine[:, :, 0])
+        drafted = torch.where((last >= since_B[:, None]), drafted, 0.0)
+        mine = torch.cat([mine[:, :, :1] * drafted[..., None], mine[:, :, 1:]], 2)
+    base = logits.new_zeros(rows, vocab).scatter_add_(1, tokens, inside.float())
+    index = nodes_BM[:, None].expand(-1, count, -1)
+    return base[:, None].repeat(1, count, 1).scatter_add_(2, index, mine)
+
+
+def _prefixes(
+    context: Context, nodes_BM: Tensor, ancestors: Tensor, depth: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Every node's whole text, [B, R, L], and its length [B, R]; beyond it there is -1."""
+    rows, count, _ = ancestors.shape
+    first = context.length_B - 1
+    deepest = nodes_BM.shape[1]
+    committed = context.tokens_BL[:, : context.bound]
+    at = torch.arange(context.bound + deepest, device=committed.device)
+    text = torch.nn.functional.pad(committed, (0, deepest), value=-1)
+    text = torch.where(at < first[:, None], text, -1)[:, None].repeat(1, count, 1)
+    # path node j stands at slot first + (its rank among the node's ancestors)
+    rank = ancestors.long().cumsum(2) - 1
+    slot = torch.where(ancestors, first[:, None, None] + rank, at.shape[0])
+    text = torch.nn.functional.pad(text, (0, 1), value=-1)
+    text = text.scatter(2, slot, nodes_BM[:, None].expand(-1, count, -1))[..., :-1]
+    return text, (first[:, None] + depth + 1).expand(rows, count)
+
+
+def _repeats(text_BRL: Tensor, length_BR: Tensor, size: int, vocab: int) -> Tensor:
+    """Tokens that would complete an n-gram that the text already contains, bool [B, R, V]."""
+    rows, count, wide = text_BRL.shape
+    banned = torch.zeros(rows, count, vocab + 1, dtype=torch.bool, device=text_BRL.device)
+    if wide < size:
+        return banned[..., :-1]
+    windows = wide - size + 1
+    at = torch.arange(windows, device=text_BRL.device)
+    same = (at + size <= length_BR[..., None]) & (length_BR[..., None] + 1 >= size)
+    for k in range(size - 1):
+        want = (length_BR - size + 1 + k).clamp(min=0)
+        same = same & (text_BRL[..., k : k + windows] == text_BRL.gather(2, want[..., None]))
+    ends = text_BRL[..., size - 1 :]
+    return banned.scatter_(2, torch.where(same & (ends >= 0), ends, vocab), True)[..., :-1]
+
+
+def _process(
+    logits: Tensor,
+    shaping: Shaping,
+    context: Context,
+    nodes_BM: Tensor,
+    tree: Tree,
+    start: int,
+    alive_BR: Tensor | None,
+) -> Tensor:
+    """Run every row's processors on its nodes, depth by depth. Reads the device: they are Python.
+
+    A node whose path cannot be emitted keeps its logits: a grammar has nothing to say about a text
+    it forbids, and nothing can be emitted there.
+    """
+    logits = logits.clone()
+    rows, count = logits.shape[:2]
+    lengths: list[int] = context.length_B.tolist()
+    parents, depths = tree.parent_BN.tolist(), tree.depth_BN.tolist()
+    paths = [_paths(parents[0 if len(parents) == 1 else b], start + count) for b in range(rows)]
+    alive = [[True] * count for _ in range(rows)]
+    if alive_BR is not None:
+        alive = alive_BR.tolist()
+    whole = start == 0 and alive_BR is None
+    levels = sorted({d for line in depths for d in line[start : start + count]})
+    for level in levels:
+        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for b in range(rows):
+            for r in range(count):
+                node = start + r
+                if depths[0 if len(depths) == 1 else b][node] != level or not shaping.processors[b]:
+                    continue
+                if whole and node:
+                    parent = parents[0 if len(parents) == 1 else b][node]
+                    reached = alive[b][parent] and bool(
+                        logits[b, parent, nodes_BM[b, node]] > -torch.inf
+                    )
+                    alive[b][r] = reached
+                if alive[b][r]:
+                    size = len(shaping.padding[b]) + lengths[b] + level
+                    groups.setdefault((id(shaping.processors[b]), size), []).append((b, r))
+        for members in groups.values():
+            texts = [
+                torch.cat(
+                    [
+                        torch.tensor(shaping.padding[b], dtype=torch.int64, device=logits.device),
+                        context.tokens_BL[b, : lengths[b] - 1],
+                        nodes_BM[b, paths[b][start + r]],
+                    ]
+                )
+                for b, r in members
+            ]
+            b_index = torch.tensor([b for b, _ in members], device=logits.device)
+            r_index = torch.tensor([r for _, r in members], device=logits.device)
+            scores = logits[b_index, r_index]
+            for processor in shaping.processors[members[0][0]]:
+                scores = processor(torch.stack(texts), scores)
+            logits[b_index, r_index] = scores.float()
+    return logits
+
+
+def _paths(parents: list[int], count: int) -> list[list[int]]:
+    """Nodes from the root down to each node."""
+    paths: list[list[int]] = []
+    for node in range(count):
+        above = paths[parents[node]] if parents[node] >= 0 else []
+        paths.append([*above, node])
+    return paths
+
+
+def check(
+    processors: Sequence[Processor],
+    prompt: Sequence[int],
+    vocab: int,
+    device: torch.device | str,
+) -> None:
+    """Refuse by name what cannot be replayed: the same prefix must give the same scores again.
+
+    Each processor sees the prompt, two continuations of it, and the first ones again.
+    """
+    for processor in processors:
+        name = type(processor).__name__
+        reason = REFUSED.get(name)
+        if reason is None and getattr(processor, "replayable", True) is False:
+            reason = "it says so itself (replayable = False)"
+        if reason is None:
+            reason = _tried(processor, prompt, vocab, device)
+        if reason is not None:
+            raise ConfigurationError(
+                f"logits processor {name} cannot be replayed at tree nodes: {reason}; make it a "
+                "function of (input_ids, scores) alone, or decode without speculation"
+            )
+
+
+def _tried(
+    processor: Processor, prompt: Sequence[int], vocab: int, device: torch.device | str
+) -> str | None:
+    base = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
+    spread = torch.arange(vocab, dtype=torch.float32, device=device)
+    logits = ((spread * 0.61803398875) % 1.0 * 4 - 2)[None]
+
+    def at(more: list[int]) -> Tensor:
+        tail = torch.tensor([more], dtype=torch.int64, device=device)
+        ids = torch.cat([base, tail], 1)
+        scores = processor(ids, logits.clone())
+        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
+            raise TypeError(f"returned {getattr(scores, 'shape', type(scores).__name__)}")
+        return scores.clone()
+
+    try:
+        root = at([])
+        ways = root[0].topk(min(2, vocab)).indices.tolist()
+        ways = [token for token in ways if root[0, token] > -torch.inf]
+        first = [at([token]) for token in ways]
+        again = [at([]), *(at([token]) for token in ways)]
+    except Exception as error:
+        return f"{type(error).__name__} when tried on the prompt: {str(error)[:120]}"
+    for before, after in zip([root, *first], again, strict=True):
+        if not torch.equal(before, after):
+            return "the same prefix gave different scores when seen again"
+    return None
+
+
+class _Allowed:
+    """transformers' prefix-constrained processor with its batch row kept."""
+
+    def __init__(self, inner: Any, row: int) -> None:
+        self.allowed, self.row = inner._prefix_allowed_tokens_fn, row
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        mask = torch.full_like(scores, -torch.inf)
+        for line, text in enumerate(input_ids):
+            tokens = list(self.allowed(self.row, text))
+            if not tokens:
+                raise ConfigurationError(
+                    f"prefix_allowed_tokens_fn allows no token for request {self.row} after "
+                    f"{len(text)} tokens; return at least one"
+                )
+            mask[line, tokens] = 0
+        return scores + mask
+
+
+def _of_row(processors: tuple[Processor, ...], row: int) -> tuple[Processor, ...]:
+    """The row's own list: what derives its row from the batch is told which row it is."""
+    if not any(hasattr(p, "_prefix_allowed_tokens_fn") for p in processors):
+        return processors
+    return tuple(
+        _Allowed(p, row) if hasattr(p, "_prefix_allowed_tokens_fn") else p for p in processors
+    )
