@@ -26,7 +26,6 @@ from transformers.generation import utils as _utils
 
 from outrider.errors import BackendUnavailable
 from outrider.ops import backend
-from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import Rows, excess, pick
 from outrider.ops.reference import EMPTY
 from outrider.tree import chain, children
@@ -148,11 +147,10 @@ def _on_cpu(
     ids: Tensor, candidate_logits: Tensor, new_logits: Tensor, weight: float | None
 ) -> tuple[Tensor, Tensor]:
     gamma = candidate_logits.shape[1]
-    uniform: list[float] = torch.rand(gamma).tolist()
-    last = keys.fine_uniform(int(torch.randint(2**62, ()).item()), 0)
-    plain = torch.ones(1)
-    target = Rows(Laws(new_logits, plain, greedy="none"), 0)
-    drafted = Rows(Laws(candidate_logits, plain, greedy="none"), 1, target.vocab)
+    uniform: list[float] = torch.rand(gamma + 2).tolist()
+    last = uniform[gamma] + uniform[gamma + 1] * 2.0**-24  # 48 bits for the next token
+    target = Rows.plain(new_logits, 0)
+    drafted = Rows.plain(candidate_logits, 1, target.vocab)
     tokens: list[int] = ids.tolist()
     n, refused, mass, drawn_mass = 0, False, 1.0, 1.0
     while n < gamma:

@@ -49,8 +49,28 @@ def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
 class Rows:
     """The rows of `laws`, read in place one at a time. `which` names their scratch row."""
 
+    inverse: list[float]
+    floor: Array | None
+    lse: list[list[float]] | None
+
     def __init__(self, laws: Laws, which: int, vocab: int | None = None) -> None:
-        logits = laws.logits_BRV.detach()
+        self._open(laws.logits_BRV.detach(), which, vocab)
+        self.inverse = laws.inverse_temperature_B.tolist()
+        floor = laws.floor_BR
+        if floor is not None:
+            self.floor = floor.detach().double().numpy()
+        if laws.lse_BR is not None:
+            self.lse = laws.lse_BR.tolist()
+
+    @classmethod
+    def plain(cls, logits_RV: Tensor, which: int, vocab: int | None = None) -> "Rows":
+        """Rows [1, R, V] at temperature 1 without floors: the least work before the first row."""
+        rows = cls.__new__(cls)
+        rows._open(logits_RV.detach(), which, vocab)
+        rows.inverse = [1.0]
+        return rows
+
+    def _open(self, logits: Tensor, which: int, vocab: int | None) -> None:
         self.logits = logits
         self.width = logits.shape[-1]
         self.vocab = vocab or self.width
@@ -61,12 +81,7 @@ class Rows:
         self.both = scratch(self.vocab, self.dtype, which)
         self.row, self.tensor = self.both
         self.head, self.head_tensor = self.row[: self.width], self.tensor[: self.width]
-        self.inverse: list[float] = laws.inverse_temperature_B.tolist()
-        floor = laws.floor_BR
-        self.floor: Array | None = None if floor is None else floor.detach().double().numpy()
-        self.lse: list[list[float]] | None = None
-        if laws.lse_BR is not None:
-            self.lse = laws.lse_BR.tolist()
+        self.floor, self.lse = None, None
 
     def source(self, b: int, r: int) -> Array:
         """The logits of a row, unscaled and unfiltered."""
