@@ -1,0 +1,213 @@
+"""The public surface: names, documentation, examples, links, and no host reads below the engine."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import outrider
+from outrider import calibrate
+from outrider.calibrate import Calibration, Setting
+
+ROOT = Path(outrider.__file__).parent
+PROJECT = Path(__file__).resolve().parents[1]
+PAGES = [
+    path
+    for path in [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *ROOT.rglob("*.md")]
+    if ".venv" not in path.parts
+]
+
+
+def test_exported_names_are_sorted_and_exist():
+    assert outrider.__all__ == sorted(outrider.__all__)
+    assert len(set(outrider.__all__)) == len(outrider.__all__)
+    for name in outrider.__all__:
+        assert hasattr(outrider, name), name
+
+
+@pytest.mark.parametrize("name", outrider.__all__)
+def test_exported_names_are_documented(name):
+    thing = getattr(outrider, name)
+    assert inspect.getdoc(thing), name
+    if not inspect.isclass(thing):
+        return
+    for member, value in vars(thing).items():
+        if member.startswith("_") or isinstance(value, (int, str, float, tuple, type(None))):
+            continue
+        if inspect.isfunction(value) or isinstance(value, property):
+            assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_the_version_is_the_projects():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert outrider.__version__ == project["version"]
+    assert (ROOT / "py.typed").is_file()
+    for path in project["license-files"]:
+        assert (PROJECT / path).stat().st_size > 1000, path
+
+
+def modules():
+    """Every module that can be imported without a GPU or an extra."""
+    for found in pkgutil.walk_packages([str(ROOT)], "outrider."):
+        if not re.search(r"triton|baselines|__main__|\.bench", found.name):
+            yield found.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_examples_in_docstrings(name):
+    try:
+        module = importlib.import_module(name)
+    except outrider.OutriderError as error:  # an extra that is not installed says so
+        pytest.skip(str(error))
+    assert doctest.testmod(module).failed == 0
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text("utf-8"), re.S)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """`load()` takes a fixed setting instead of timing this machine."""
+    fixed = Calibration(Setting(1, "float32", False))
+    monkeypatch.setattr(calibrate, "choose", lambda *args, **kwargs: fixed)
+
+
+RUN = ["README.md", "docs/guide.md", "docs/adding-a-drafter.md", "docs/adding-a-rule.md"]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_examples_of_the_documentation_run(page, unmeasured, tmp_path, monkeypatch, capsys):
+    found = blocks(PROJECT / page, "python")
+    assert found
+    if page == "README.md":
+        assert len(found[0].strip().splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, code in enumerate(found):
+        exec(compile(code, f"{page}, example {number}", "exec"), names)
+    assert capsys.readouterr().out.strip()
+
+
+def anchors(text):
+    """The names of a page's headings, as GitHub makes them."""
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_links_resolve(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in set(anchors(target.read_text("utf-8"))), link
+
+
+def test_the_measured_table_has_its_place():
+    text = (PROJECT / "README.md").read_text("utf-8")
+    assert text.count("<!-- measured:start -->") == text.count("<!-- measured:end -->") == 1
+    assert text.index("<!-- measured:start -->") < text.index("<!-- measured:end -->")
+
+
+def test_no_address_of_a_package_index_is_pinned():
+    for line in (PROJECT / "constraints.txt").read_text("utf-8").splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][0-9A-Za-z.]*", line)
+        assert not line.startswith(("nvidia", "-"))
+
+
+# What the sources may not do.
+
+ABOVE = {"cli", "bench", "server"}  # the only ones that write to a terminal
+
+
+def test_only_commands_print():
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.relative_to(ROOT).parts[0] in ABOVE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong
+
+
+#: What runs inside a step: nothing here may wait for a device.
+BELOW_THE_ENGINE = (
+    "step.py",
+    "prefill.py",
+    "tree.py",
+    "sampling.py",
+    "shaping.py",
+    "noise.py",
+    "types.py",
+    "models",
+    "drafters",
+    "verifiers",
+    "ops",
+)
+READS = {"item", "tolist", "cpu", "numpy", "nonzero"}
+SET_UP = {"__init__", "__post_init__"}  # before any step
+#: Functions that read host values all the same, and why that is right.
+EXCEPTIONS = {
+    "ops/cpu": "runs on a CPU only: there is no device to wait for",
+    "tree.py:_children": "builds a table from a tree on the host",
+    "sampling.py:rows": "turns settings into tensors before a run",
+    "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
+    "models/chain.py:": "models that cannot be driven over trees: one row after another",
+    "shaping.py:": "processors of transformers are Python; native penalties do not come here",
+}
+
+
+def host_reads(tree):
+    """(function, line, code) of what waits for a device, if its subject is a tensor there."""
+
+    def visit(node, function):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = node.name
+        if isinstance(node, ast.Call):
+            f, arguments = node.func, node.args
+            if isinstance(f, ast.Attribute) and f.attr in READS:
+                yield function, node.lineno, ast.unparse(node)
+            elif (
+                isinstance(f, ast.Name)
+                and f.id in ("bool", "int", "float")
+                and arguments
+                and isinstance(arguments[0], ast.Call)
+                and isinstance(arguments[0].func, ast.Attribute)
+                and arguments[0].func.attr in ("any", "all", "sum", "max", "min", "argmax", "mean")
+            ):
+                yield function, node.lineno, ast.unparse(node)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    return visit(tree, "")
+
+
+def test_nothing_below_the_engine_waits_for_a_device():
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT).as_posix()
+        if not relative.startswith(BELOW_THE_ENGINE):
+            continue
+        for function, line, code in host_reads(ast.parse(path.read_text("utf-8"))):
+            if function in SET_UP:
+                continue
+            if not any(f"{relative}:{function}".startswith(known) for known in EXCEPTIONS):
+                wrong.append(f"{relative}:{line} in {function}: {code}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_search_for_host_reads_finds_them():
+    code = "def f(x):\n    if bool(x.any()):\n        return x.item(), int(x.sum()), x.cpu()\n"
+    assert len(list(host_reads(ast.parse(code)))) == 4

@@ -1,0 +1,135 @@
+"""Who may import whom: downward only, and side by side never.
+
+Names on one line do not see each other. Every import counts, those inside functions too; only what
+a type checker alone reads (`if TYPE_CHECKING`) is left out.
+"""
+
+import ast
+from pathlib import Path
+
+import outrider
+
+ROOT = Path(outrider.__file__).parent
+LAYERS = [
+    {"__main__"},
+    {"cli", "server"},
+    {"bench", "tune"},
+    {"measure", "compare"},
+    {"integrations"},
+    {"load"},
+    {"keywords"},
+    {"certify", "speculator"},
+    {"text", "theory"},
+    {"engine"},
+    {"step"},
+    {"models", "drafters", "verifiers", "calibrate", "check", "planner", "control"},
+    {"prefill"},
+    {"sampling", "stats"},
+    {"shaping"},
+    {"ops"},
+    {"noise"},
+    {"tree"},
+    {"types"},
+    {"errors"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+#: Packages that stand on the public names: `from outrider import Sampling`.
+ON_PUBLIC_NAMES = {"__main__", "cli", "server", "bench", "integrations"}
+#: Third parties and the only places that may import them.
+HOMES = {
+    "transformers": {"models", "load", "text", "integrations", "bench"},
+    "tokenizers": {"text", "load"},
+    "safetensors": {"load"},
+    "triton": {"ops"},
+    "typer": {"cli", "bench"},
+    "rich": {"cli", "bench"},
+    "matplotlib": {"bench", "theory", "compare", "cli"},
+    "scipy": {"bench", "theory", "certify"},
+    "fastapi": {"server"},
+    "uvicorn": {"server"},
+    "prometheus_client": {"server"},
+}
+
+
+def sources():
+    """(package or module below the root, path, syntax tree) of every file but the public names."""
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if relative.name == "__init__.py" and len(relative.parts) == 1:
+            continue
+        yield relative.parts[0].removesuffix(".py"), relative, ast.parse(path.read_text("utf-8"))
+
+
+def typing_only(tree):
+    """Nodes below `if TYPE_CHECKING`."""
+    hidden = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            hidden.update(id(inner) for child in node.body for inner in ast.walk(child))
+    return hidden
+
+
+def imports(tree):
+    """(line, dotted name) of everything a file imports; names of a from-import are joined on."""
+    hidden = typing_only(tree)
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def submodule(name):
+    """The package or module below the root that a dotted outrider name lies in, or None."""
+    parts = name.split(".")
+    if len(parts) < 2:
+        return None
+    found = (ROOT / parts[1]).is_dir() or (ROOT / f"{parts[1]}.py").is_file()
+    return parts[1] if found else None
+
+
+def test_every_module_has_a_layer():
+    missing = {part for part, _, _ in sources()} - set(RANK)
+    assert not missing, f"give {missing} a line in LAYERS"
+
+
+def test_imports_go_downward():
+    wrong = []
+    for part, path, tree in sources():
+        for line, name in imports(tree):
+            if name.split(".")[0] != "outrider":
+                continue
+            other = submodule(name)
+            if other == "load" and name == "outrider.load" and part in ON_PUBLIC_NAMES:
+                continue
+            if other is None:
+                if part not in ON_PUBLIC_NAMES:
+                    wrong.append(f"{path}:{line} imports the public name {name}")
+            elif other != part and RANK.get(other, 99) <= RANK.get(part, 99):
+                wrong.append(f"{path}:{line} ({part}) imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_third_parties_stay_where_they_belong():
+    wrong = []
+    for part, path, tree in sources():
+        for line, name in imports(tree):
+            home = HOMES.get(name.split(".")[0])
+            if home is not None and part not in home:
+                wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_importing_outrider_loads_nothing_optional():
+    import subprocess
+    import sys
+
+    heavy = ["matplotlib", "fastapi", "uvicorn", "typer", "rich"]
+    code = f"import outrider, sys; sys.exit(','.join(m for m in {heavy} if m in sys.modules) or 0)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
