@@ -49,6 +49,7 @@ def load(
     drafter: str | None = None,
     num_speculative_tokens: int = 4,
     branching: Sequence[int] | None = None,
+    ngram: tuple[int, int] | None = None,
     coupled: bool = False,
     rule: str | Verifier | None = None,
     dtype: str | torch.dtype = "auto",
@@ -63,6 +64,7 @@ def load(
     drafter         "draft_model" (default when there is a draft), "prompt_lookup" or "root"
     num_speculative_tokens  length of a chain (gamma)
     branching       children per level instead of a chain, e.g. (3, 2, 1)
+    ngram           shortest and longest n-gram of prompt lookup, e.g. (1, 4)
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     rule            name of a verification rule; None takes the default for the drafter
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
@@ -139,7 +141,8 @@ def load(
             )
         made = DraftModel(small, counts, coupled)
     elif drafter == "prompt_lookup":
-        made = PromptLookup(num_speculative_tokens)
+        least, most = ngram or (1, 4)
+        made = PromptLookup(num_speculative_tokens, most_ngram=most, least_ngram=least)
     else:
         made = Root()
     if coupled and verifier is None:

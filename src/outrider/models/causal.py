@@ -100,6 +100,9 @@ class CausalModel:
             logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
         if last is None:
             logits = logits[:, wanted]
+        short = self.vocab_size - logits.shape[-1]
+        if short > 0:  # a draft model with a narrower output: it never proposes the other ids
+            return torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
         return logits[..., : self.vocab_size]
 
 
