@@ -8,6 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
+from outrider.drafters import Beam, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters.shapes import optimal
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
 
 VOCAB = 32
@@ -66,6 +68,11 @@ DRAFTERS = {
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
+    "sampled tree": lambda small: SampledTree(small, parents=optimal((0.6, 0.2, 0.1), 8, 3)),
+    "beam": lambda small: Beam(small, 3, 3),
+    "paths": lambda small: Paths(small, 3, 3),
+    "hub tree": lambda small: HubTree(small, (3, 2, 1)),
+    "static tree": lambda small: StaticTree(small, (3, 2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
 }

@@ -1,9 +1,33 @@
 """Registry of drafters: one file and one line each."""
 
+from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.hub_tree import HubTree
+from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.root import Root
+from outrider.drafters.sampled_tree import SampledTree
+from outrider.drafters.static_tree import StaticTree
 
-DRAFTERS = {"root": Root, "draft_model": DraftModel, "prompt_lookup": PromptLookup}
+DRAFTERS = {
+    "root": Root,
+    "draft_model": DraftModel,
+    "sampled_tree": SampledTree,
+    "beam": Beam,
+    "paths": Paths,
+    "hub_tree": HubTree,
+    "static_tree": StaticTree,
+    "prompt_lookup": PromptLookup,
+}
 
-__all__ = ["DRAFTERS", "DraftModel", "PromptLookup", "Root"]
+__all__ = [
+    "DRAFTERS",
+    "Beam",
+    "DraftModel",
+    "HubTree",
+    "Paths",
+    "PromptLookup",
+    "Root",
+    "SampledTree",
+    "StaticTree",
+]

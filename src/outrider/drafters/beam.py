@@ -1,0 +1,147 @@
+"""Stochastic beam search (Kool et al. 2019) as a draft: RSD-S of Jeon et al. 2024.
+
+`width` paths of `depth` tokens, drawn without replacement from the draft's law of whole paths, so
+that the budget goes where the draft is sure. State per path: phi = log q, and psi = its perturbed
+score, which may not exceed its parent's. Per level, with phi' = phi + log q(.|path), phi~ = phi' +
+Gumbel and Z the largest phi~ of a row, the truncated score is
+
+    psi' = -log( exp(-psi) - exp(-Z) + exp(-phi~) )
+         = psi - max(0, v) - log1p(exp(-|v|)),   v = psi - phi~ + log(1 - exp(phi~ - Z))
+
+in the second form, finite where the first is not. The `width` largest psi' over all (path, token)
+go on; siblings stand in descending order, which is their draw order. Rows at temperature 0 keep the
+paths of an ordinary beam search and declare them placed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.drafters.levels import Grown, begin, stack
+from outrider.errors import ConfigurationError
+from outrider.noise import Purpose
+from outrider.sampling import warp
+from outrider.types import Context, Draft, Kind, LanguageModel, Tree
+
+
+def truncated(parent_Bn: Tensor, perturbed_BnV: Tensor) -> Tensor:
+    """psi' [B, n, V]: scores as if drawn under the condition that their maximum is the parent's.
+
+    >>> truncated(torch.tensor([[0.0]]), torch.tensor([[[1.0, -900.0]]])).tolist()
+    [[[0.0, -900.0]]]
+    """
+    top = perturbed_BnV.amax(-1, keepdim=True)
+    gap = perturbed_BnV - top.clamp(min=-torch.finfo(top.dtype).max)
+    log_rest = torch.where(gap > -math.log(2), (-torch.expm1(gap)).log(), torch.log1p(-gap.exp()))
+    v = parent_Bn[..., None] - perturbed_BnV + log_rest
+    score = parent_Bn[..., None] - v.clamp(min=0) - torch.log1p((-v.abs()).exp())
+    score = torch.where(gap == 0, parent_Bn[..., None], score)
+    alive = (perturbed_BnV > -torch.inf) & (parent_Bn[..., None] > -torch.inf)
+    return torch.where(alive, score, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Beam(Grown):
+    """`width` paths of `depth` tokens; width * depth drafted tokens in all."""
+
+    model: LanguageModel
+    width: int = 3
+    depth: int = 4
+    name: str = "beam"
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    is_chain: bool = False
+    max_nodes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.depth < 1:
+            raise ConfigurationError(
+                f"a beam needs width >= 2 and depth >= 1; got {self.width} and {self.depth}; "
+                "use drafter='draft_model' for a chain"
+            )
+        object.__setattr__(self, "max_nodes", 1 + self.width * self.depth)
+
+    def propose(self, memory: Any, context: Context) -> Draft:
+        """Grow the beam, one draft-model call per level; every row gets its own topology."""
+        sampling, width = context.sampling, self.width
+        greedy, nodes = sampling.greedy, self.max_nodes
+        growth, logits = begin(self.model, memory, context, nodes)
+        device, batch, vocab = logits.device, logits.shape[0], logits.shape[-1]
+        keys = noise.stream(context.seed_B, growth.first_B, Purpose.DRAFT)
+        keys = noise.split(keys, nodes)
+        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+
+        slot = torch.arange(nodes, device=device)
+        parent = torch.full((batch, nodes), -1, dtype=torch.int64, device=device)
+        ancestors = (slot[:, None] == slot).expand(batch, -1, -1)
+        draws = torch.full((batch, nodes, width), -1, dtype=torch.int64, device=device)
+        phi = torch.zeros(batch, 1, dtype=torch.float32, device=device)
+        psi, tokens, laws = phi, [growth.pending_B1], []
+        start, stop = 0, 1
+        for depth in range(self.depth):
+            if depth:
+                logits = growth.feed(tokens[-1], depth, start, ancestors)
+            law = warp(logits, sampling)
+            laws.append(law)
+            scores = logits if greedy == "all" else ops.scaled(law)
+            plain = phi[..., None] + scores.float().log_softmax(-1)
+            merit = plain
+            if greedy != "all":
+                race = noise.exponentials(keys[:, start:stop], vocab)
+                merit = truncated(psi, plain - race.log_())
+                if greedy == "some":
+                    merit = torch.where(hot, plain, merit)
+            flat = merit.flatten(1)
+            if flat.shape[1] < width:
+                pad = (0, width - flat.shape[1])
+                flat = torch.nn.functional.pad(flat, pad, value=-torch.inf)
+            psi, best = flat.topk(width, -1)
+            best = best.clamp(max=merit[0].numel() - 1)
+            there = psi > -torch.inf
+            above, token = best // vocab, best % vocab
+            phi = torch.where(there, plain.flatten(1).gather(1, best), -torch.inf)
+            tokens.append(torch.where(there, token, 0))
+
+            start, stop, old = stop, stop + width, start
+            over = torch.where(there, old + above, 0)
+            parent = torch.cat([parent[:, :start], over, parent[:, stop:]], 1)
+            seen = ancestors.gather(1, over[..., None].expand(-1, -1, nodes))
+            seen = seen | (slot[start:stop, None] == slot)
+            ancestors = torch.cat([ancestors[:, :start], seen, ancestors[:, stop:]], 1)
+            same = (over[:, :, None] == over[:, None, :]) & there[:, None, :]
+            rank = torch.where(there, same.tril(-1).sum(-1), width - 1)
+            cell = over * width + rank
+            kid = torch.where(there, slot[start:stop], -1)
+            # an absent child writes -1 over -1, or nothing over a present one
+            draws = draws.flatten(1).scatter_reduce(1, cell, kid, "amax").view_as(draws)
+
+        spans = (0, 1, *(1 + width * (d + 1) for d in range(self.depth)))
+        level = torch.cat([torch.full((b - a,), d, device=device) for d, (a, b) in _spans(spans)])
+        tree = Tree(
+            parent, level.expand(batch, -1), ancestors, self.depth, width, spans, is_chain=False
+        )
+        kind = torch.full((1, 1, 1), int(Kind.WITHOUT), device=device).expand(1, nodes, width)
+        row = torch.where(draws >= 0, slot[None, :, None], -1)
+        kinds = {Kind.WITHOUT}
+        if greedy == "all":
+            kinds, kind, row = {Kind.FIXED}, torch.zeros_like(kind), torch.full_like(row, -1)
+        elif greedy == "some":
+            kinds = {Kind.FIXED, Kind.WITHOUT}
+            kind, row = torch.where(hot, int(Kind.FIXED), kind), torch.where(hot, -1, row)
+        return Draft(
+            torch.cat(tokens, 1),
+            tree,
+            draws,
+            kind,
+            row,
+            None if greedy == "all" else stack(laws),
+            frozenset(kinds),
+        )
+
+
+def _spans(levels: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
+    return list(enumerate(pairwise(levels)))

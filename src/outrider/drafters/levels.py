@@ -1,0 +1,90 @@
+"""What drafters that grow a tree with a model share: its cache, and one call per level."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.prefill import ingest, width
+from outrider.tree import numbers, visible
+from outrider.types import Context, Draft, LanguageModel, Laws, Scores, Verdict
+
+
+class Grown:
+    """Cache keeping for a drafter with a `model`; the tree is the subclass's matter.
+
+    The last two committed tokens are fed again in every step: after a full acceptance the accepted
+    leaf was never run, and feeding it needs neither a branch nor a host read.
+    """
+
+    model: LanguageModel
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time spent inside the draft model so far."""
+        meter: Any = getattr(self.model, "meter", None)
+        return float(meter.seconds) if meter is not None else 0.0
+
+    def open(self, context: Context, capacity: int) -> Any:
+        """The draft model's cache, with all but the last two committed tokens ingested."""
+        cache = self.model.open(context.tokens_BL.shape[0], capacity)
+        ingest(self.model, cache, context.tokens_BL, context.bound - 1)
+        return cache
+
+    def commit(
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Keep the accepted path's entries; a chain's lie where they belong."""
+        if not draft.tree.is_chain:
+            memory.keep(context.length_B - 1, verdict.path_BD)
+
+    def take(self, memory: Any, rows_B: Tensor) -> Any:
+        """The cache of only these rows."""
+        return memory.take(rows_B)
+
+
+class Growth(NamedTuple):
+    """One proposal under way."""
+
+    model: LanguageModel
+    memory: Any
+    first_B: Tensor  #: slot and position of the pending token
+    wide: int
+    pending_B1: Tensor
+
+    def feed(self, tokens_Bn: Tensor, depth: int, start: int, ancestors: Tensor | None) -> Tensor:
+        """Logits [B, n, V] after nodes start, start + 1, ... of one level.
+
+        `ancestors` [B or 1, N, N] covers at least these nodes; None: every node sees all before it.
+        """
+        stop = start + tokens_Bn.shape[1]
+        device = tokens_Bn.device
+        slot = self.first_B[:, None] + numbers(stop, device)[start:]
+        if ancestors is None:
+            seen = numbers(self.wide, device) <= slot[..., None]
+        else:
+            seen = visible(ancestors, self.first_B, start, stop, self.wide)
+        at = (self.first_B[:, None] + depth).expand_as(slot)
+        return self.model.forward(self.memory, tokens_Bn, at, slot, seen)
+
+
+def begin(model: LanguageModel, memory: Any, context: Context, nodes: int) -> tuple[Growth, Tensor]:
+    """Feed the committed tail. The growth, and the logits [B, 1, V] after the pending token."""
+    device = context.length_B.device
+    first = context.length_B - 1
+    wide = width(context.bound, nodes, memory.capacity)
+    tail = (first[:, None] + (numbers(2, device) - 1)).clamp(min=0)
+    tokens, seen = context.tokens_BL.gather(1, tail), numbers(wide, device) <= tail[..., None]
+    logits = model.forward(memory, tokens, tail, tail, seen, last=1)[:, -1:]
+    pending = context.tokens_BL.gather(1, first[:, None])
+    return Growth(model, memory, first, wide, pending), logits
+
+
+def stack(laws: list[Laws]) -> Laws:
+    """The laws of all inner nodes, level after level, as one table."""
+    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
+    return laws[0]._replace(
+        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
+        floor_BR=torch.cat(floors, 1) if floors else None,
+        lse_BR=None,
+    )

@@ -1,0 +1,159 @@
+"""Trees of a shape chosen beforehand, the same for every row; a subclass fills each level.
+
+The shape is a branching vector, or any parents in BFS order (`shapes.optimal`). Because it is fixed
+before a token is drawn, no draw can influence which draws are judged.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider import noise
+from outrider.drafters.levels import Grown, begin, stack
+from outrider.errors import ConfigurationError
+from outrider.noise import Purpose
+from outrider.sampling import warp
+from outrider.tree import branching, from_parents
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Tree
+
+
+class Level(NamedTuple):
+    """The inner nodes of one depth: `fan[i]` children of node i, all of them next-level nodes."""
+
+    start: int
+    stop: int
+    fan_n: Tensor  #: children of each node
+    most: int  #: most children of a node here
+    parent_m: Tensor  #: for each next-level node: its parent, counted from `start`
+    rank_m: Tensor  #: and its place among its siblings
+
+
+class Shape(NamedTuple):
+    """Constant tables of one shape on one device."""
+
+    tree: Tree
+    draws_BNK: Tensor
+    levels: tuple[Level, ...]
+
+
+@lru_cache(maxsize=64)
+def shape(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Shape:
+    """Tables of a shape from the parent of each node."""
+    tree = from_parents(parents, device)
+    kids = [[k for k, parent in enumerate(parents) if parent == n] for n in range(len(parents))]
+    draws = torch.full((1, len(parents), max(tree.max_draws, 1)), -1)
+    for node, below in enumerate(kids):
+        draws[0, node, : len(below)] = torch.tensor(below, dtype=torch.int64)
+    levels = []
+    for depth in range(tree.max_depth):
+        start, stop = tree.levels[depth], tree.levels[depth + 1]
+        after = range(stop, tree.levels[depth + 2])
+        fan = [len(kids[node]) for node in range(start, stop)]
+        levels.append(
+            Level(
+                start,
+                stop,
+                torch.tensor(fan, device=device),
+                max(fan),
+                torch.tensor([parents[k] - start for k in after], device=device),
+                torch.tensor([kids[parents[k]].index(k) for k in after], device=device),
+            )
+        )
+    return Shape(tree, draws.to(device), tuple(levels))
+
+
+@dataclass(frozen=True)
+class Shaped(Grown):
+    """A tree of `counts[l]` children per node of level l, or of the shape given by `parents`."""
+
+    model: LanguageModel
+    counts: tuple[int, ...] = (3, 2, 2, 1)
+    parents: tuple[int, ...] | None = None
+    kinds: frozenset[Kind] = field(init=False)
+    is_chain: bool = field(init=False)
+    max_nodes: int = field(init=False)
+
+    drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})  #: kinds at a temperature above 0
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.parents is None:
+            parents = tuple(branching(tuple(self.counts)).parent_BN[0].tolist())
+            object.__setattr__(self, "parents", parents)
+        assert self.parents is not None
+        tree = from_parents(self.parents)
+        if tree.max_depth == 0:
+            raise ConfigurationError(
+                f"drafter {self.name!r} needs at least one drafted token; got no branching; "
+                "use drafter='root' for plain decoding"
+            )
+        object.__setattr__(self, "kinds", self.drawn | {Kind.FIXED})
+        object.__setattr__(self, "is_chain", tree.is_chain)
+        object.__setattr__(self, "max_nodes", tree.nodes)
+
+    def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
+        """Tokens and presence [B, n, most] of the children, and the law declared for drawn ones."""
+        raise NotImplementedError
+
+    def kind_of(self, table: Shape) -> Tensor:
+        """Kind of each draw [1, N, K] at a temperature above 0."""
+        return torch.full_like(table.draws_BNK, int(next(iter(self.drawn))))
+
+    def propose(self, memory: Any, context: Context) -> Draft:
+        """Fill the shape level by level, one draft-model call each."""
+        sampling, device = context.sampling, context.length_B.device
+        assert self.parents is not None
+        table = shape(self.parents, device)
+        tree, greedy = table.tree, sampling.greedy
+        growth, logits = begin(self.model, memory, context, tree.nodes)
+        keys = noise.stream(context.seed_B, growth.first_B, Purpose.DRAFT)
+        keys = noise.split(keys, tree.levels[-2])
+        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        ancestors = None if tree.is_chain else tree.ancestors_BNN
+        tokens, laws, present = [growth.pending_B1], [], []
+        for depth, level in enumerate(table.levels):
+            if depth:
+                logits = growth.feed(tokens[-1], depth, level.start, ancestors)
+            law = warp(logits, sampling)
+            top = logits.topk(min(level.most, logits.shape[-1]), -1).indices
+            if greedy == "all":
+                chosen, there = top, torch.ones_like(top, dtype=torch.bool)
+            else:
+                chosen, there, law = self.fill(law, level, keys[:, level.start : level.stop])
+                if greedy == "some":
+                    chosen, there = torch.where(hot, top, chosen), there | hot
+            laws.append(law)
+            present.append(_wide(there, tree.max_draws))
+            chosen = _wide(chosen, level.most)
+            tokens.append(chosen[:, level.parent_m, level.rank_m])
+        leaves = tree.nodes - tree.levels[-2]
+        there_BNK = torch.cat(
+            [*present, torch.zeros_like(present[0][:, :1]).expand(-1, leaves, -1)], 1
+        )
+        draws = torch.where(there_BNK, table.draws_BNK, -1)
+        kind = self.kind_of(table)
+        placed = greedy == "all" or self.drawn == {Kind.FIXED}
+        if placed:
+            kind = torch.full_like(kind, int(Kind.FIXED))
+        elif greedy == "some":
+            kind = torch.where(hot, int(Kind.FIXED), kind)
+        node = torch.arange(tree.nodes, device=device)[None, :, None]
+        row = torch.where((draws >= 0) & (kind != Kind.FIXED), node, -1)
+        return Draft(
+            torch.cat(tokens, 1),
+            tree,
+            draws,
+            kind,
+            row,
+            None if placed else stack(laws),
+            frozenset({Kind.FIXED})
+            if placed
+            else self.drawn | ({Kind.FIXED} if greedy == "some" else set()),
+        )
+
+
+def _wide(there: Tensor, most: int) -> Tensor:
+    return torch.nn.functional.pad(there, (0, most - there.shape[2]), value=0)

@@ -1,0 +1,55 @@
+"""Shapes of static trees: the best one for a vector of acceptances (Sequoia, Chen et al. 2024).
+
+`acceptance[k]` is the chance that the k-th child of a node is the one that is kept, given that the
+node was. A tree's expected tokens are the sum over its nodes of the product along their paths. For
+non-increasing acceptances the best tree of n nodes has the n most valuable nodes, so a heap finds
+the best trees of all sizes in one pass, depth cap included.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from outrider.errors import ConfigurationError
+
+
+def optimal(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[int, ...]:
+    """Parents, in BFS order, of the best tree with `nodes` nodes and at most `depth` levels.
+
+    The pending token counts as a node. `StaticTree(model, parents=optimal(...))` uses it.
+
+    >>> optimal([0.7, 0.2], 5, 3)
+    (-1, 0, 0, 1, 3)
+    """
+    values = [float(a) for a in acceptance]
+    if not values or any(not 0 <= a <= 1 for a in values) or values != sorted(values)[::-1]:
+        raise ConfigurationError(
+            f"acceptances must lie in [0, 1] and not increase; got {list(acceptance)!r}; "
+            "sort them by child"
+        )
+    if nodes < 1 or depth < 1:
+        raise ConfigurationError(f"need nodes >= 1 and depth >= 1; got {nodes} and {depth}")
+    picked: list[tuple[int, int, int]] = [(0, -1, 0)]  # depth, parent in picking order, rank
+    waiting = [(-values[0], 1, 0, 0)]
+    while waiting and len(picked) < nodes:
+        value, level, parent, rank = heappop(waiting)
+        node = len(picked)
+        picked.append((level, parent, rank))
+        if rank + 1 < len(values) and values[rank]:
+            sibling = value / values[rank] * values[rank + 1]
+            heappush(waiting, (sibling, level, parent, rank + 1))
+        if level < depth:
+            heappush(waiting, (value * values[0], level + 1, node, 0))
+    return _breadth_first(picked)
+
+
+def _breadth_first(picked: list[tuple[int, int, int]]) -> tuple[int, ...]:
+    """Parents in BFS order from (depth, parent, rank) in any order with parents first."""
+    kids: list[list[int]] = [[] for _ in picked]
+    for node, (_, parent, _) in enumerate(picked):
+        if parent >= 0:
+            kids[parent].append(node)
+    order, parents = [0], [-1]
+    for place, node in enumerate(order):  # grows while it is read
+        order += sorted(kids[node], key=lambda kid: picked[kid][2])
+        parents += [place] * len(kids[node])
+    return tuple(parents)

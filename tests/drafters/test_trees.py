@@ -1,0 +1,259 @@
+"""What tree drafters draw: laws, topologies, shapes."""
+
+import doctest
+import math
+from collections import Counter
+from functools import lru_cache
+from itertools import permutations
+
+import enumeration as e
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from outrider import ConfigurationError, Sampling, ops, step
+from outrider.drafters import (
+    Beam,
+    DraftModel,
+    HubTree,
+    Paths,
+    SampledTree,
+    StaticTree,
+    beam,
+    shapes,
+)
+from outrider.sampling import rows
+from outrider.theory.length import tokens_of_tree
+from outrider.types import Kind
+from tiny import pair
+
+PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000
+
+
+def propose(drafter, settings, prompt=PROMPT):
+    target, _ = pair(0.4, VOCAB)
+    state = step.begin(
+        target,
+        drafter,
+        [prompt] * len(settings),
+        rows(settings),
+        limits=[64] * len(settings),
+        limit_reasons=[step.LENGTH] * len(settings),
+        stop_ids=[[]] * len(settings),
+        capacity=64,
+    )
+    return step.propose(drafter, state)
+
+
+@lru_cache
+def many(name: str):
+    _, small = pair(0.4, VOCAB)
+    drafter = {
+        "beam": Beam(small, 2, 2),
+        "paths": Paths(small, 2, 2),
+        "hub": HubTree(small, (3, 1)),
+        "sampled": SampledTree(small, parents=(-1, 0, 0, 1)),
+    }[name]
+    return propose(drafter, [Sampling(1.0, seed=i) for i in range(MANY)])
+
+
+def root_law(draft) -> np.ndarray:
+    """The declared law of the first row's root: the same prompt gives all rows the same."""
+    return ops.probs(draft.laws)[0, 0].double().numpy()
+
+
+def agrees(seen: Counter, law: dict) -> bool:
+    assert sum(law.values()) == pytest.approx(1, abs=1e-6)
+    assert set(seen) <= {key for key, share in law.items() if share > 0}
+    total = sum(seen.values())
+    statistic = sum(
+        (seen[key] - total * share) ** 2 / (total * share) for key, share in law.items()
+    )
+    return statistic < chi2.isf(1e-4, len(law) - 1)
+
+
+@pytest.mark.parametrize("name", ["sampled", "beam"])
+def test_siblings_of_the_root_are_drawn_without_replacement(name):
+    draft = many(name)
+    q = root_law(draft)
+    pairs = draft.tokens_BN.gather(1, draft.draws_BNK[:, 0, :2].expand(MANY, -1)).tolist()
+    law = {(i, j): q[i] * q[j] / (1 - q[i]) for i, j in permutations(range(VOCAB), 2)}
+    assert agrees(Counter(map(tuple, pairs)), law)
+
+
+def test_paths_are_independent():
+    draft = many("paths")
+    q = root_law(draft)
+    pairs = draft.tokens_BN.gather(1, draft.draws_BNK[:, 0]).tolist()
+    law = {(i, j): q[i] * q[j] for i in range(VOCAB) for j in range(VOCAB)}
+    assert agrees(Counter(map(tuple, pairs)), law)
+    same = draft.draws_BNK[:, 0, 0] == draft.draws_BNK[:, 0, 1]
+    assert same.float().mean() == pytest.approx(float((q**2).sum()), abs=0.02)
+    twice = draft.draws_BNK[same, 1]  # both paths go on from the shared node
+    assert (twice >= 0).all()
+
+
+def test_the_drawn_child_of_a_hub_comes_from_the_rest():
+    draft = many("hub")
+    placed = draft.tokens_BN[:, 2:4]
+    assert (placed == placed[0]).all()
+    m = root_law(draft)
+    assert m[placed[0].numpy()].sum() == 0
+    law = {token: m[token] for token in range(VOCAB) if m[token] > 0}
+    assert agrees(Counter(draft.tokens_BN[:, 1].tolist()), law)
+    assert draft.kind_BNK[0, 0].tolist() == [Kind.WITHOUT, Kind.FIXED, Kind.FIXED]
+    one = ops.probs(draft.laws)[0, 1]  # a node with one child draws it from the whole law
+    assert (one > 0).all()
+
+
+def test_beams_follow_the_enumeration():
+    """The tree of stochastic beam search has the law that Plackett-Luce orders give it."""
+    draft = many("beam")
+    world = e.World(VOCAB, 2, 0, ("random",))
+    laws = ops.probs(draft.laws).double().numpy()
+    world.draft[0, 0] = laws[0, 0]
+    for row in range(1500):
+        for slot in (1, 2):
+            world.draft[0, 1 + int(draft.tokens_BN[row, slot])] = laws[row, slot]
+    forest = e.beam(world, 2, 2)
+    law: Counter = Counter()
+    for weight, code in zip(forest.weight_R, forest.code_RN, strict=True):
+        law[tuple(code.tolist())] += float(weight)
+    parent, tokens = draft.tree.parent_BN, draft.tokens_BN
+    code = torch.zeros_like(tokens)
+    for node in range(1, draft.tree.nodes):
+        code[:, node] = VOCAB * code.gather(1, parent[:, node, None])[:, 0] + 1 + tokens[:, node]
+    seen = Counter(map(tuple, code.tolist()))
+    rare = {key for key, share in law.items() if share * MANY < 8}
+    merged = Counter({key: n for key, n in seen.items() if key not in rare})
+    merged["rare"] = sum(seen[key] for key in rare)
+    expected = {key: share for key, share in law.items() if key not in rare}
+    expected["rare"] = sum(law[key] for key in rare)
+    assert set(seen) <= set(law)
+    assert agrees(merged, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: Beam(m, 4, 3),
+        lambda m: Paths(m, 3, 3),
+        lambda m: HubTree(m, (3, 2)),
+        lambda m: StaticTree(m, (3, 2)),
+        lambda m: SampledTree(m, (3, 2)),
+    ],
+)
+def test_tokens_outside_the_filters_never_enter_a_tree(make):
+    _, small = pair(0.4, VOCAB)
+    draft = propose(make(small), [Sampling(1.0, top_k=2, seed=i) for i in range(50)])
+    draws = draft.draws_BNK.expand(50, -1, -1)
+    assert (draws[:, 0] >= 0).sum(1).unique().tolist() in ([2], [3])  # paths repeat theirs
+    if draft.laws is not None:
+        laws, row = ops.probs(draft.laws), draft.row_BNK.expand_as(draws)
+        for b, n, k in ((draws >= 0) & (row >= 0)).nonzero().tolist():
+            token = draft.tokens_BN[b, draws[b, n, k]]
+            assert laws[b, row[b, n, k], token] > 0
+
+
+def test_one_child_at_every_node_is_a_chain():
+    _, small = pair(0.4, VOCAB)
+    for make in (SampledTree, HubTree, StaticTree):
+        drafter = make(small, (1, 1, 1))
+        assert drafter.is_chain
+        assert propose(drafter, [Sampling(1.0, seed=0)]).tree.is_chain
+
+
+def test_greedy_rows_of_a_beam_keep_the_best_paths():
+    """At the root these are the top tokens, like a greedy branching draft's."""
+    _, small = pair(0.4, VOCAB)
+    draft = propose(Beam(small, 3, 2), [Sampling(0)])
+    assert draft.kinds == {Kind.FIXED}
+    assert draft.laws is None
+    first = draft.tokens_BN[0, 1:4].tolist()
+    assert len(set(first)) == 3
+    other = propose(DraftModel(small, (3,)), [Sampling(0)])
+    assert first == other.tokens_BN[0, 1:4].tolist()
+
+
+def naive(psi, perturbed):
+    top = perturbed.max()
+    return -np.log(np.exp(-psi) - np.exp(-top) + np.exp(-perturbed))
+
+
+def test_truncated_scores_equal_the_naive_form_and_survive_where_it_does_not():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        perturbed, psi = rng.normal(size=6) - 2, rng.normal() - 2
+        found = beam.truncated(
+            torch.tensor([[psi]], dtype=torch.float64), torch.tensor(perturbed)[None, None]
+        )
+        np.testing.assert_allclose(found[0, 0], naive(psi, perturbed), atol=1e-9)
+        assert float(found.max()) == pytest.approx(psi, abs=1e-12)
+    far = torch.tensor(rng.normal(size=6) - 900, dtype=torch.float32)
+    found = beam.truncated(torch.tensor([[-905.0]]), far[None, None])[0, 0]
+    assert found.isfinite().all()
+    assert (found.argsort() == far.argsort()).all()
+    dead = beam.truncated(torch.tensor([[-torch.inf]]), torch.full((1, 1, 3), -torch.inf))
+    assert (dead == -torch.inf).all()
+
+
+# Shapes
+
+
+def best_by_dynamic_programming(a, nodes, depth):
+    @lru_cache(None)
+    def tree(m, levels):
+        return 0.0 if m == 0 else 1.0 if m == 1 or levels == 0 else 1 + kids(0, m - 1, levels)
+
+    @lru_cache(None)
+    def kids(k, m, levels):
+        if m == 0 or k == len(a):
+            return 0.0
+        return max(
+            (a[k] * tree(i, levels - 1) + kids(k + 1, m - i, levels) if i else 0.0)
+            for i in range(m + 1)
+        )
+
+    return max(tree(m, depth) for m in range(1, nodes + 1))
+
+
+def expected(parents, a):
+    rank, seen = [0.0], Counter()
+    for parent in parents[1:]:
+        rank.append(a[seen[parent]])
+        seen[parent] += 1
+    return tokens_of_tree(parents, rank)
+
+
+@pytest.mark.parametrize("a", [(0.7, 0.12, 0.05, 0.02), (0.5, 0.3, 0.1, 0.05), (0.9, 0.05, 0.01)])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 9, 14])
+@pytest.mark.parametrize("depth", [2, 4, 14])
+def test_the_heap_finds_the_best_tree(a, nodes, depth):
+    parents = shapes.optimal(a, nodes, depth)
+    assert len(parents) == nodes or depth == 2  # three children at most: a full tree has 13
+    assert expected(parents, a) == pytest.approx(
+        best_by_dynamic_programming(a, nodes, depth), abs=1e-12
+    )
+
+
+def test_shapes_are_checked():
+    for bad in ((), (0.2, 0.5), (1.5,)):
+        with pytest.raises(ConfigurationError, match="acceptances"):
+            shapes.optimal(bad, 4, 2)
+    assert shapes.optimal((1.0, 0.0), 4, 3) == (-1, 0, 1, 2)
+    assert math.isclose(expected((-1, 0, 0, 1), (0.5, 0.2)), 1.95)
+
+
+@pytest.mark.parametrize("module", [shapes, beam], ids=lambda m: m.__name__)
+def test_the_examples_in_the_docstrings(module):
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda m: Beam(m, 1, 3), lambda m: Paths(m, 1, 3), lambda m: HubTree(m, ())],
+)
+def test_shapes_that_draft_nothing_are_refused(make):
+    with pytest.raises(ConfigurationError, match="use drafter="):
+        make(pair(0.4, VOCAB)[1])

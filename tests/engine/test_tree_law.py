@@ -1,0 +1,145 @@
+"""Every tree drafter with every exact rule that judges it emits the target's law, end to end.
+
+2000 texts of three tokens against the exact law of the tiny target, by chi-square with fixed seeds.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from outrider import Engine, Limits, Sampling, verifiers
+from outrider.drafters import Beam, HubTree, Paths, SampledTree, StaticTree
+from outrider.types import Kind
+from tiny import decode, llama, pair
+
+VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
+TREES = {
+    "beam": lambda small: Beam(small, 3, 2),
+    "paths": lambda small: Paths(small, 3, 2),
+    "hub": lambda small: HubTree(small, (2, 2)),
+    "wide hub": lambda small: HubTree(small, (3, 1)),
+    "static": lambda small: StaticTree(small, (2, 2)),
+    "uneven": lambda small: SampledTree(small, parents=(-1, 0, 0, 0, 1, 1, 2)),
+}
+#: Filters act on both sides.
+SETTINGS = {"plain": {"temperature": 1.0}, "filtered": {"temperature": 1.3, "top_k": 3}}
+
+
+@lru_cache
+def exact(setting: str):
+    """Probability of every text of three tokens under the warped target."""
+    model, how = llama(vocab_size=VOCAB), SETTINGS[setting]
+    texts = list(product(range(VOCAB), repeat=LENGTH))
+    ids = torch.tensor([PROMPT + text for text in texts])
+    with torch.inference_mode():
+        logits = model(ids).logits[:, len(PROMPT) - 1 : -1].double() / how["temperature"]
+    if "top_k" in how:
+        floor = logits.topk(how["top_k"], -1).values[..., -1:]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    each = logits.softmax(-1).gather(2, ids[:, len(PROMPT) :, None])[..., 0].prod(1)
+    assert float(each.sum()) == pytest.approx(1)
+    return each
+
+
+def chance(drafter, rule, setting="plain"):
+    """The p-value of the emitted texts, and accepted tokens per step."""
+    target, _ = pair(0.4, VOCAB)
+    rows = [Sampling(seed=seed, **SETTINGS[setting]) for seed in range(ROWS)]
+    engine = Engine(target, drafter, rule)
+    texts, run = decode(engine, [PROMPT] * ROWS, rows, Limits(LENGTH))
+    weights = torch.tensor([VOCAB**2, VOCAB, 1])
+    seen = torch.bincount((torch.tensor(texts) * weights).sum(1), minlength=VOCAB**LENGTH)
+    expected = exact(setting) * ROWS
+    assert not seen[expected == 0].any()
+    rare = expected < 8
+    seen = torch.cat([seen[~rare].double(), seen[rare].sum()[None].double()])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    keep = expected > 0
+    statistic = float(((seen - expected)[keep] ** 2 / expected[keep]).sum())
+    return float(chi2.sf(statistic, int(keep.sum()) - 1)), run.stats.accepted / run.stats.steps
+
+
+#: Rules that play the very same lines on the other trees as one that is tested there.
+ONLY = {"coupled": (), "hub": ("hub", "wide hub"), "multi_round": ("paths",), "kseq": ("paths",)}
+
+
+def legal():
+    _, small = pair(0.4, VOCAB)
+    for name, make in TREES.items():
+        drafter = make(small)
+        for rule in verifiers.VERIFIERS.values():
+            if name not in ONLY.get(rule.name, TREES):
+                continue
+            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+                yield pytest.param(name, rule, id=f"{name}-{rule.name}")
+
+
+@pytest.mark.parametrize(("name", "rule"), list(legal()))
+def test_the_law_is_the_targets(name, rule):
+    _, small = pair(0.4, VOCAB)
+    value, accepted = chance(TREES[name](small), rule)
+    assert value > 1e-4
+    assert 0.1 < accepted < 1.95
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_law_is_the_targets_under_filters(name):
+    """A support of three tokens: most trees want more children than there are tokens."""
+    _, small = pair(0.4, VOCAB)
+    drafter = TREES[name](small)
+    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    assert chance(drafter, rule, "filtered")[0] > 1e-4
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A drafter whose drafts are changed before they are judged."""
+
+    drafter: Any
+    change: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def propose(self, memory, context):
+        return self.change(self.drafter.propose(memory, context))
+
+
+def _with_placed_tokens(draft):
+    """A hub's law that forgets to leave the placed tokens out: give back a flat law."""
+    flat = torch.where(draft.laws.logits_BRV > -torch.inf, draft.laws.logits_BRV, 0.0)
+    return draft._replace(laws=draft.laws._replace(logits_BRV=flat))
+
+
+def _flatter(draft):
+    declared = draft.laws.inverse_temperature_B * 0.25
+    return draft._replace(laws=draft.laws._replace(inverse_temperature_B=declared))
+
+
+def _once_each(draft):
+    draws = draft.draws_BNK.clone()
+    for k in range(1, draws.shape[2]):
+        again = (draws[..., :k] == draws[..., k : k + 1]).any(-1)
+        draws[..., k] = torch.where(again, -1, draws[..., k])
+    return draft._replace(draws_BNK=draws)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule"),
+    [
+        ("wide hub", _with_placed_tokens, "hub"),
+        ("beam", _flatter, "rejection"),
+        ("beam", _flatter, "traversal"),
+        ("paths", _once_each, "kseq"),
+        ("uneven", lambda d: d._replace(kinds=frozenset({Kind.WITH}),
+                                        kind_BNK=d.kind_BNK * 0 + int(Kind.WITH)), "rejection"),
+    ],
+)  # fmt: skip
+def test_a_draft_that_lies_is_caught(name, change, rule):
+    _, small = pair(0.4, VOCAB)
+    assert chance(Lie(TREES[name](small), change), verifiers.get(rule))[0] < 1e-4
