@@ -195,3 +195,26 @@ def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
     assert int(n) == int(m)
     assert valid.shape == theirs.shape
     assert torch.equal(valid[:, :n], theirs[:, :n])
+
+
+def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
+    """Both functions on every step of a real generation, with the same uniforms."""
+    from outrider.bench.wagner import generate, shipped_pair
+
+    counts = []
+
+    def both(*inputs):
+        state = torch.get_rng_state()
+        theirs, n = ORIGINAL(*inputs[:4])
+        torch.set_rng_state(state)
+        ours, m = fast.speculative_sampling(*inputs[:4])
+        assert int(n) == int(m)
+        assert torch.equal(ours[:, :n], theirs[:, :n])
+        counts.append(int(n))
+        return ours, m
+
+    monkeypatch.setattr(utils, fast.NAME, lambda *a, assistant_ensemble_weight=None: both(*a))
+    text = generate(shipped_pair(1), 0, 30, None, seed=4)
+    assert len(text) == 30
+    assert len(counts) > 3
+    assert sum(counts) > 0

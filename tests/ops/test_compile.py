@@ -30,7 +30,8 @@ def _list(large):
              {"BLOCK": 2048, "HAS_FLOOR": False, "INJECTED": False}),
             ("block_sums", "bf16", capability, 4, {"DEPTH_P2": 8, **CHAIN, **wide}),
             ("tree_walk", "bf16", capability, 8,
-             {"CHUNK": 2048, "HAS_DRAFT": True, "UNIFORMS": False, "RACE": False, **BARE}),
+             {"CHUNK": 2048, "DEPTH_P2": 8, "HAS_DRAFT": True, "UNIFORMS": False, "RACE": False,
+              **BARE}),
             ("chain_one", "bf16", capability, 4,
              {"NB": 32, "SUB": 128, "NPROG_P2": 64, "DEPTH_P2": 8, **ONE}),
         ]  # fmt: skip
@@ -40,7 +41,7 @@ def _list(large):
             continue
         found += [
             ("block_reach", "bf16", capability, 4, {**BARE, "HAS_DRAFT": True, **wide}),
-            ("match_walk", "bf16", capability, 1, {"NPROG_P2": 128, "MOST_P2": 4}),
+            ("match_walk", "bf16", capability, 1, {"NPROG_P2": 128, "MOST_P2": 4, "DEPTH_P2": 8}),
             ("sigmoid_one", "bf16", capability, 4,
              {"DEPTH_P2": 8, "INJECTED": False, **BARE, **fine}),
             ("paper_tile", "fp32", capability, 32, {"TILE": 1024, "SIGMOID": True}),

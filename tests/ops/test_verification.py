@@ -132,6 +132,15 @@ def test_a_smaller_draft_vocabulary(kernels, op, kept):
         same(CPU.judges[op](small, scores, with_race(draws, scores)), theirs)
 
 
+def test_match_takes_an_injected_race(kernels):
+    draft, scores, draws = build(Case(counts=(2, 1), kind=Kind.FIXED))
+    race = torch.rand(2, 3, 65).exp()
+    draws = draws._replace(target_race_BDV=race)
+    theirs = twin("match", draft, scores, draws)
+    same(kernels.judges["match"](draft, scores, draws), theirs)
+    same(CPU.judges["match"](draft, scores, draws), theirs)
+
+
 def test_shared_topology_broadcasts(kernels):
     draft, scores, draws = build(Case())
     shared = draft._replace(

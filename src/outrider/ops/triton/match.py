@@ -60,7 +60,7 @@ def match_race(
 @triton.jit
 def match_walk(
     tables, winners, path, count, next_token, nodes, depth, NPROG, NPROG_P2: tl.constexpr,
-    MOST_P2: tl.constexpr,
+    MOST_P2: tl.constexpr, DEPTH_P2: tl.constexpr,
 ):  # fmt: skip
     """Follow the child that carries each node's token. Grid (batch,)."""
     b = tl.program_id(0).to(tl.int64)
@@ -89,6 +89,9 @@ def match_walk(
             node = kid
             n += 1
     tl.store(count + b, n.to(tl.int64))
+    d = tl.arange(0, DEPTH_P2)
+    none = tl.full([DEPTH_P2], -1, tl.int64)
+    tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
 def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
@@ -112,12 +115,12 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         target, keys, depths, depths.stride(0) if depths.shape[0] > 1 else 0, winners, vocab,
         nodes, count_p, BLOCK=block, HAS_FLOOR=floor, INJECTED=injected, num_warps=warps,
     )  # fmt: skip
-    path = torch.full((batch, depth), -1, dtype=torch.int64, device=device)
+    path = torch.empty(batch, depth, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     next_token = torch.empty(batch, dtype=torch.int64, device=device)
     match_walk[batch,](
         tables, winners, path, count, next_token, nodes, depth, count_p,
         NPROG_P2=next_power(count_p), MOST_P2=next_power(max(draft.draws_BNK.shape[2], 1)),
-        num_warps=1,
+        DEPTH_P2=next_power(max(depth, 1)), num_warps=1,
     )  # fmt: skip
     return Verdict(path, count, next_token)

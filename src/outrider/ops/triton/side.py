@@ -59,10 +59,11 @@ def scaled(side, b, r, offs, HAS_FLOOR: tl.constexpr):
 def law(side, b, r, offs, HAS_FLOOR: tl.constexpr):
     """Probabilities of the tokens `offs`; 0 beyond this model's vocabulary."""
     z = scaled(side, b, r, offs, HAS_FLOOR)
-    lse = tl.load(side.lse + b * side.rows + r)
+    lse = tl.load(side.lse + b * side.rows + r, cache_modifier=".cg")
+    best = tl.load(side.best + b * side.rows + r, cache_modifier=".cg")
     hot = tl.load(side.inverse + b) == float("inf")
     soft = tl.where(z == float("-inf"), 0.0, tl.exp(z - lse))
-    return tl.where(hot, (offs == tl.load(side.best + b * side.rows + r)).to(tl.float32), soft)
+    return tl.where(hot, (offs == best).to(tl.float32), soft)
 
 
 @triton.jit

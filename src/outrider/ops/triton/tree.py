@@ -47,7 +47,7 @@ def _left(
 def tree_walk(
     target, drafted, tables, keys, path, count, next_token, depth, MOST,
     CHUNK: tl.constexpr, TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, UNIFORMS: tl.constexpr, RACE: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, UNIFORMS: tl.constexpr, RACE: tl.constexpr, DEPTH_P2: tl.constexpr,
 ):  # fmt: skip
     """Walk and draw. Grid (batch,)."""
     b = tl.program_id(0).to(tl.int64)
@@ -149,6 +149,9 @@ def tree_walk(
         c += CHUNK
     tl.store(next_token + b, tl.where(mass > EMPTY, token, spare))
     tl.store(count + b, n.to(tl.int64))
+    d = tl.arange(0, DEPTH_P2)
+    none = tl.full([DEPTH_P2], -1, tl.int64)
+    tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
 def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
@@ -171,7 +174,7 @@ def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     )  # fmt: skip
     if draft.laws is not None:
         draft_sums(draft.laws, drafted, block, warps, draft_floor)
-    path = torch.full((batch, depth), -1, dtype=torch.int64, device=device)
+    path = torch.empty(batch, depth, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     next_token = torch.empty(batch, dtype=torch.int64, device=device)
     chunk = race_size(block)
@@ -179,6 +182,6 @@ def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         target, drafted, tables_of(draft), keys, path, count, next_token, depth,
         draft.draws_BNK.shape[2], CHUNK=chunk, TARGET_FLOOR=target_floor,
         DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft, UNIFORMS=uniforms, RACE=race,
-        num_warps=8,
+        DEPTH_P2=next_power(max(depth, 1)), num_warps=8,
     )  # fmt: skip
     return Verdict(path, count, next_token)

@@ -1,0 +1,40 @@
+"""The paper's protocol runs on any pair and its tables hold every method."""
+
+import torch
+
+from outrider.bench import wagner
+from outrider.bench.score import rouge1
+from outrider.bench.wagner_tables import render
+
+
+def test_all_tables_of_a_tiny_pair(monkeypatch):
+    monkeypatch.setattr(wagner, "QUICK_GAMMAS", (1, 3))
+    monkeypatch.setattr(wagner, "TABLE_8", (3,))
+    pair = wagner.tiny_pair(40)
+    document = wagner.run(pair, quick=True, prompts=1, tokens=5, large_vocab=60)
+    methods = [row["method"] for row in document["main"]]
+    assert methods == ["transformers", "paper exact", "paper sigmoid", "outrider"]
+    assert [row["exact"] for row in document["main"]] == [True, True, False, True]
+    assert all(row["calls"] > 0 for row in document["main"])
+    assert {row["gamma"] for row in document["gamma"]} == {1, 3}
+    text = render(document)
+    assert "constructed agreement" in text
+    assert "paper sigmoid (lossy)" in text
+
+
+def test_the_function_is_put_back_after_an_error():
+    from transformers.generation import utils
+
+    before = utils._speculative_sampling
+    try:
+        with wagner.measured(lambda *a: 1 / 0, wagner.Calls()):
+            utils._speculative_sampling(None, None, 1, torch.zeros(1))
+    except ZeroDivisionError:
+        pass
+    assert utils._speculative_sampling is before
+
+
+def test_rouge_counts_shared_words():
+    assert rouge1("a b c", "a b c") == 1
+    assert rouge1("", "") == 0
+    assert rouge1("a a", "a b") == 0.5
