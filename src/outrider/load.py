@@ -11,7 +11,8 @@ import torch
 
 from outrider import calibrate, check, verifiers
 from outrider.calibrate import Calibration, Setting
-from outrider.drafters import DRAFTERS, DraftModel, PromptLookup, Root
+from outrider.drafters import DRAFTERS, PromptLookup, Root
+from outrider.drafters.make import WITH_MODEL, with_model
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, refusals
@@ -49,6 +50,7 @@ def load(
     drafter: str | None = None,
     num_speculative_tokens: int = 4,
     branching: Sequence[int] | None = None,
+    width: int | None = None,
     ngram: tuple[int, int] | None = None,
     coupled: bool = False,
     rule: str | Verifier | None = None,
@@ -61,9 +63,11 @@ def load(
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models
-    drafter         "draft_model" (default when there is a draft), "prompt_lookup" or "root"
+    drafter         "draft_model" (default when there is a draft), "sampled_tree", "hub_tree",
+                    "static_tree", "beam", "paths", "prompt_lookup" or "root"
     num_speculative_tokens  length of a chain (gamma)
     branching       children per level instead of a chain, e.g. (3, 2, 1)
+    width           paths of the drafters "beam" and "paths", num_speculative_tokens long
     ngram           shortest and longest n-gram of prompt lookup, e.g. (1, 4)
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     rule            name of a verification rule; None takes the default for the drafter
@@ -79,17 +83,17 @@ def load(
     pair_default = target is None
     if pair_default:
         target = shipped("target")
-        draft = shipped("draft") if draft is None and drafter in (None, "draft_model") else draft
+        draft = shipped("draft") if draft is None and drafter in (None, *WITH_MODEL) else draft
     assert target is not None
     drafter = drafter or ("draft_model" if draft is not None else "prompt_lookup")
     if drafter not in DRAFTERS:
         raise UnknownName("drafter", drafter, DRAFTERS)
-    if drafter == "draft_model" and draft is None:
+    if drafter in WITH_MODEL and draft is None:
         raise ConfigurationError(
-            "drafter 'draft_model' needs a draft model; got draft=None; pass draft=..., or use "
+            f"drafter {drafter!r} needs a draft model; got draft=None; pass draft=..., or use "
             "drafter='prompt_lookup'"
         )
-    if drafter != "draft_model":
+    if drafter not in WITH_MODEL:
         draft = None
     if num_speculative_tokens < 1:
         raise ConfigurationError(
@@ -133,13 +137,19 @@ def load(
         check.trees(small, "draft")
     made: Drafter
     if small is not None:
-        counts = tuple(branching) if branching is not None else (1,) * num_speculative_tokens
-        if not small.trees and max(counts, default=1) > 1:
+        made = with_model(
+            drafter,
+            small,
+            num_speculative_tokens=num_speculative_tokens,
+            branching=branching,
+            width=width,
+            coupled=coupled,
+        )
+        if not small.trees and not made.is_chain:
             raise UnsupportedModel(
-                f"the draft model {sources['draft']} scores chains but not trees; got "
-                f"branching={counts}; leave branching out"
+                f"the draft model {sources['draft']} scores chains but not trees; got drafter "
+                f"{drafter!r} with branching={branching}; use drafter='draft_model' without it"
             )
-        made = DraftModel(small, counts, coupled)
     elif drafter == "prompt_lookup":
         least, most = ngram or (1, 4)
         made = PromptLookup(num_speculative_tokens, most_ngram=most, least_ngram=least)

@@ -14,6 +14,7 @@ from scipy.stats import chi2
 
 from outrider import ConfigurationError, Sampling, ops, step
 from outrider.drafters import (
+    DRAFTERS,
     Beam,
     DraftModel,
     HubTree,
@@ -23,6 +24,7 @@ from outrider.drafters import (
     beam,
     shapes,
 )
+from outrider.drafters.make import WITH_MODEL, with_model
 from outrider.sampling import rows
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
@@ -257,3 +259,39 @@ def test_the_examples_in_the_docstrings(module):
 def test_shapes_that_draft_nothing_are_refused(make):
     with pytest.raises(ConfigurationError, match="use drafter="):
         make(pair(0.4, VOCAB)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "kind", "nodes"),
+    [
+        ("draft_model", {}, DraftModel, 5),
+        ("draft_model", {"branching": (2, 1)}, DraftModel, 5),
+        ("beam", {"width": 2}, Beam, 9),
+        ("paths", {}, Paths, 13),
+        ("hub_tree", {"branching": (3, 2)}, HubTree, 10),
+        ("static_tree", {}, StaticTree, 34),
+        ("sampled_tree", {"branching": (2,)}, SampledTree, 3),
+    ],
+)
+def test_drafters_by_name(name, how, kind, nodes):
+    made = with_model(name, pair(0.4, VOCAB)[1], num_speculative_tokens=4, **how)
+    assert type(made) is kind
+    assert made.name == name
+    assert made.max_nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "what"),
+    [
+        ("beam", {"branching": (2,)}, "branching"),
+        ("hub_tree", {"width": 2}, "width"),
+        ("paths", {"coupled": True}, "coupled"),
+    ],
+)
+def test_shapes_of_another_drafter_are_refused(name, how, what):
+    with pytest.raises(ConfigurationError, match=what):
+        with_model(name, pair(0.4, VOCAB)[1], num_speculative_tokens=4, **how)
+
+
+def test_every_drafter_with_a_model_can_be_asked_for_by_name():
+    assert set(DRAFTERS) == {*WITH_MODEL, "root", "prompt_lookup"}
