@@ -6,9 +6,10 @@ chosen from the laws alone then holds x_t with probability p_t(A_t), and
     Z = sum (1[x_t in A_t] - p_t(A_t)) / sqrt(sum p_t(A_t) (1 - p_t(A_t)))
 
 is standard normal, whatever the contexts are (a martingale). The PIT u_t = F_t(x_t-) + U p_t(x_t),
-with the vocabulary in any order chosen from the laws, is uniform. Two orders and three sets, since
+with the vocabulary in any order chosen from the laws, is uniform. Two orders and four sets, since
 no single one finds every mistake: {q > p} finds a wrong residual or a rule that keeps too much,
-the draft's top tokens find a draft that is not what it says (algorithms.md, I4).
+the draft's top tokens find a draft that is not what it says, {p/4 < q < p} a residual that is drawn
+with the draft's noise.
 """
 
 import math
@@ -25,7 +26,7 @@ from outrider.certify.statistics import (
     uniform_distance,
 )
 
-SETS = ("set q > p", "set top 1 of q", "set top 8 of q")
+SETS = ("set q > p", "set p/4 < q < p", "set top 1 of q", "set top 8 of q")
 ORDERS = ("PIT by q / p", "PIT by q")
 TOP = 8
 
@@ -63,7 +64,9 @@ class Pool:
 
         surplus = guess_BTV > law_BTV
         self._set(SETS[0], (law_BTV * surplus).sum(-1), surplus.gather(-1, token)[..., 0], valid_BT)
-        for name, count in ((SETS[1], 1), (SETS[2], TOP)):
+        near = (4 * guess_BTV > law_BTV) & ~surplus
+        self._set(SETS[1], (law_BTV * near).sum(-1), near.gather(-1, token)[..., 0], valid_BT)
+        for name, count in ((SETS[2], 1), (SETS[3], TOP)):
             ids = top.indices[..., :count]
             there = top.values[..., :count] > 0
             mass = (law_BTV.gather(-1, ids) * there).sum(-1)

@@ -97,7 +97,8 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
 class Guesses:
     """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
 
-    A drafter with a model: its teacher-forced law. Any other: what it would propose first.
+    A drafter with a model: its teacher-forced law (under `own_sampling` if the drafter has that).
+    Any other: what it would propose first.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
@@ -107,7 +108,8 @@ class Guesses:
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None:
-            return ops.probs(score(self.model, texts, sampling).laws)
+            own: Sampling | None = getattr(self.drafter, "own_sampling", None)
+            return ops.probs(score(self.model, texts, own or sampling).laws)
         return self._proposed(texts, sampling)
 
     @torch.inference_mode()

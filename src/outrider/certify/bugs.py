@@ -1,0 +1,300 @@
+"""Planted mistakes: each has been shipped somewhere, each must fail the certification.
+
+A mistake wraps a part of an engine (drafter, rule or target model) and breaks one thing. It names
+the configuration that exposes it: some are invisible on chains, others on trees.
+
+    filtered_draft       drawn under top-k, declared without the filter      (transformers #47932)
+    argmax_as_softmax    the argmax, declared as a draw from the softmax     (recurrent-drafter #6)
+    residual_from_target after a refusal draw from p, not from (p - q)+      (common in ports)
+    shared_noise         the draft's Gumbel noise again in the residual      (vLLM #47386)
+    dropped_token        a token is dropped because its own q is low         (early-exit drafters)
+    reordered_siblings   children sorted by q after drawing                  (tree drafters)
+    wrong_slot           accepted tree entries are not moved to their slots  (cache roll-back)
+    stale_position       siblings get positions by slot instead of by depth  (tree attention)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider import noise, ops, verifiers
+from outrider.drafters import DraftModel
+from outrider.engine import Engine
+from outrider.errors import ConfigurationError, UnknownName
+from outrider.noise import Purpose
+from outrider.sampling import Sampling, rows
+from outrider.types import Context, Draft, Draws, Kind, Scores, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One mistake and the configuration in which it shows."""
+
+    name: str
+    says: str
+    counts: tuple[int, ...]  #: branching of the draft
+    rule: str
+    plant: Callable[[Engine], Engine]
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def engine(self, sound: Engine) -> Engine:
+        """An engine with this mistake, on the models of a sound one with a draft model."""
+        model = getattr(sound.drafter, "model", None)
+        if model is None:
+            raise ConfigurationError(
+                f"planting {self.name!r} needs a draft model; got drafter {sound.drafter.name!r}; "
+                "load one with draft=..."
+            )
+        drafter = DraftModel(model, self.counts)
+        return self.plant(Engine(sound.target, drafter, verifiers.get(self.rule)))
+
+
+class _Wrapped:
+    """Everything as the inner object has it, but for what a subclass breaks."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def sound(self, memory: Any, context: Context) -> Draft:
+        draft: Draft = self.inner.propose(memory, context)
+        return draft
+
+
+def _drawn_law(draft: Draft) -> Tensor:
+    """[B, N, V]: the declared law at each node that has drawn children."""
+    assert draft.laws is not None
+    law = ops.probs(draft.laws)
+    return torch.nn.functional.pad(law, (0, 0, 0, draft.tree.nodes - law.shape[1]))
+
+
+class _Filtered(_Wrapped):
+    def propose(self, memory: Any, context: Context) -> Draft:
+        given = context.sampling
+        if given.greedy != "none":
+            return self.sound(memory, context)
+        few = given._replace(
+            top_k_B=torch.full_like(given.top_k_B, 8), most_top_k=8, all_top_k=True
+        )
+        draft: Draft = self.inner.propose(memory, context._replace(sampling=few))
+        assert draft.laws is not None
+        return draft._replace(laws=draft.laws._replace(floor_BR=None, lse_BR=None))
+
+
+class _Argmax(_Wrapped):
+    def propose(self, memory: Any, context: Context) -> Draft:
+        given = context.sampling
+        if given.greedy != "none":
+            return self.sound(memory, context)
+        hot = torch.full_like(given.inverse_temperature_B, torch.inf)
+        greedy = given._replace(inverse_temperature_B=hot, greedy="some")
+        draft: Draft = self.inner.propose(memory, context._replace(sampling=greedy))
+        assert draft.laws is not None
+        node = torch.arange(draft.tree.nodes, device=draft.draws_BNK.device)[None, :, None]
+        laws = draft.laws._replace(
+            inverse_temperature_B=given.inverse_temperature_B, greedy=given.greedy, lse_BR=None
+        )
+        return draft._replace(
+            laws=laws,
+            kind_BNK=torch.full_like(draft.draws_BNK, int(Kind.WITHOUT)),
+            row_BNK=torch.where(draft.draws_BNK >= 0, node, -1),
+            kinds=frozenset({Kind.WITHOUT}),
+        )
+
+
+class _TargetResidual(_Wrapped):
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        verdict: Verdict = self.inner(draft, scores, draws)
+        if draft.laws is None:
+            return verdict
+        law = ops.probs(scores.laws)
+        row = torch.arange(law.shape[0], device=law.device)
+        here = law[row, verdict.count_B]  # chains: node number and depth agree
+        race = noise.residual_race(draws, law.shape[-1])
+        return verdict._replace(next_B=ops.draw(here, race))
+
+
+def _draft_race(seed_B: Tensor, start_B: Tensor, vocab: int) -> Tensor:
+    return noise.exponentials(noise.stream(seed_B, start_B, Purpose.DRAFT), vocab)
+
+
+class _OneRace(_Wrapped):
+    """Draws one token, alike from its top four, by a race that the rule below reads again.
+
+    A draft may follow any law, so the flat one is no mistake; it is refused often, and the noise
+    that is used twice then shows in many residuals.
+    """
+
+    own_sampling = Sampling(8.0, top_k=4)
+
+    def propose(self, memory: Any, context: Context) -> Draft:
+        if context.sampling.greedy != "none":
+            return self.sound(memory, context)
+        flat = rows([self.own_sampling] * context.length_B.shape[0], context.length_B.device)
+        draft = self.sound(memory, context._replace(sampling=flat))
+        law = _drawn_law(draft)[:, 0]
+        race = _draft_race(context.seed_B, context.length_B - 1, law.shape[-1])
+        token = ops.draw(law, race)[:, None]
+        return draft._replace(tokens_BN=torch.cat([draft.tokens_BN[:, :1], token], 1))
+
+
+class _SameRace(_Wrapped):
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        vocab = scores.laws.logits_BRV.shape[-1]
+        race = _draft_race(draws.seed_B, draws.start_B, vocab)
+        verdict: Verdict = self.inner(draft, scores, draws._replace(race_BV=race))
+        return verdict
+
+
+class _Dropped(_Wrapped):
+    def propose(self, memory: Any, context: Context) -> Draft:
+        draft: Draft = self.inner.propose(memory, context)
+        if draft.laws is None:  # greedy rows place their children
+            return draft
+        chance = _drawn_law(draft)[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+        going = torch.nn.functional.pad((chance >= 0.3).long().cumprod(1).bool(), (0, 1))
+        return draft._replace(draws_BNK=torch.where(going[..., None], draft.draws_BNK, -1))
+
+
+class _Reordered(_Wrapped):
+    def propose(self, memory: Any, context: Context) -> Draft:
+        draft: Draft = self.inner.propose(memory, context)
+        if draft.laws is None:  # greedy rows place their children
+            return draft
+        batch = draft.tokens_BN.shape[0]
+        draws = draft.draws_BNK.expand(batch, -1, -1)
+        flat = draws.clamp(min=0).flatten(1)
+        token = draft.tokens_BN.gather(1, flat).view(draws.shape)
+        merit = _drawn_law(draft).gather(2, token).masked_fill(draws < 0, -1.0)
+        order = merit.argsort(dim=-1, descending=True, stable=True)
+        return draft._replace(draws_BNK=draws.gather(-1, order))
+
+
+class _Forgetful(_Wrapped):
+    """A target whose cache leaves accepted entries where the tree had put them."""
+
+    def open(self, rows: int, capacity: int) -> Any:
+        return self._spoil(self.inner.open(rows, capacity))
+
+    def _spoil(self, cache: Any) -> Any:
+        take = cache.take
+        cache.keep = lambda first_B, path_BD: None
+        cache.take = lambda rows_B: self._spoil(take(rows_B))
+        return cache
+
+
+class _BySlot(_Wrapped):
+    """A target that takes the slot of a tree node for its position."""
+
+    def forward(
+        self,
+        cache: Any,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible_BQW: Tensor,
+        *,
+        last: int | None = None,
+    ) -> Tensor:
+        logits: Tensor = self.inner.forward(
+            cache, tokens_BQ, slots_BQ, slots_BQ, visible_BQW, last=last
+        )
+        return logits
+
+
+def _drafter(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
+    return lambda sound: Engine(sound.target, wrap(sound.drafter), sound.rule)
+
+
+def _rule(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
+    def plant(sound: Engine) -> Engine:
+        rule: Verifier = wrap(sound.rule)
+        return Engine(sound.target, sound.drafter, rule)
+
+    return plant
+
+
+def _target(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
+    return lambda sound: Engine(wrap(sound.target), sound.drafter, sound.rule)
+
+
+CHAIN, ONE, TREE = (1, 1, 1, 1), (1,), (3, 2, 1)
+
+BUGS: dict[str, Bug] = {
+    bug.name: bug
+    for bug in (
+        Bug(
+            "filtered_draft",
+            "drawn under top-k 8, declared without it",
+            CHAIN,
+            "rejection",
+            _drafter(_Filtered),
+        ),
+        Bug(
+            "argmax_as_softmax",
+            "the argmax, declared as a draw",
+            CHAIN,
+            "rejection",
+            _drafter(_Argmax),
+        ),
+        Bug(
+            "residual_from_target",
+            "after a refusal a draw from p",
+            CHAIN,
+            "rejection",
+            _rule(_TargetResidual),
+        ),
+        Bug(
+            "shared_noise",
+            "draft and residual race with one noise",
+            ONE,
+            "rejection",
+            lambda sound: _rule(_SameRace)(_drafter(_OneRace)(sound)),
+        ),
+        Bug(
+            "dropped_token",
+            "a token of q < 0.3 is dropped after it was drawn",
+            CHAIN,
+            "rejection",
+            _drafter(_Dropped),
+        ),
+        Bug(
+            "reordered_siblings",
+            "children sorted by q after drawing",
+            TREE,
+            "rejection",
+            _drafter(_Reordered),
+        ),
+        Bug(
+            "wrong_slot",
+            "accepted entries of a tree stay where they were",
+            TREE,
+            "rejection",
+            _target(_Forgetful),
+        ),
+        Bug(
+            "stale_position",
+            "positions of a tree's nodes by slot, not by depth",
+            TREE,
+            "rejection",
+            _target(_BySlot),
+        ),
+    )
+}
+
+
+def get(name: str) -> Bug:
+    """The planted mistake of that name."""
+    if name not in BUGS:
+        raise UnknownName("planted mistake", name, BUGS)
+    return BUGS[name]
+
+
+def sound(bug: Bug, engine: Engine) -> Engine:
+    """The same configuration without the mistake: it must pass."""
+    return replace(bug, plant=lambda same: same).engine(engine)

@@ -1,0 +1,183 @@
+"""Certification on tiny models: exact engines pass, planted mistakes and lossy rules fail."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import pair
+
+from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
+from outrider.certify import Power, bugs, certify, foreign, marginal, matrix, statistics
+from outrider.certify.conditional import Pool
+from outrider.certify.laws import Text, score
+from outrider.engine import Limits
+from outrider.errors import ConfigurationError, PromptError
+
+SMALL = Power(
+    tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
+)
+PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
+
+
+def chain(rule=None, counts=(1, 1, 1), **how):
+    target, draft = pair(0.5)
+    verifier = verifiers.get(rule) if isinstance(rule, str) else rule
+    return Engine(target, DraftModel(draft, counts, **how), verifier)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        chain("block"),
+        chain("rejection", (3, 2)),
+        chain("match", (2, 1), coupled=True),
+        Engine(pair(0.5)[0], PromptLookup(3)),
+        Engine(pair(0.5)[0], Root()),
+    ],
+    ids=lambda e: f"{e.drafter.name}-{e.choose_rule('none').name}",
+)
+def test_exact_engines_pass(engine):
+    report = certify(engine, PROMPTS, Sampling(1.0), SMALL)
+    assert not report.failed, report.as_dict()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=6), Sampling(1.0, top_p=0.8)])
+def test_filters_pass(sampling):
+    report = certify(chain("block"), PROMPTS, sampling, SMALL)
+    assert report.verdict == "exact", report.as_dict()
+
+
+def test_greedy_has_one_certificate():
+    report = certify(chain("rejection", (2, 2)), PROMPTS, Sampling(0), SMALL)
+    assert [t.name for t in report.tests] == ["greedy certificate"]
+    assert report.verdict == "exact"
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("rule", ["lenience", "typical", "sigmoid"])
+def test_lossy_rules_fail(rule):
+    report = certify(chain(rule), PROMPTS, Sampling(1.0), SMALL)
+    assert report.verdict == "not exact"
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("name", bugs.BUGS)
+def test_planted_mistakes_fail(name):
+    bug = bugs.get(name)
+    power = replace(SMALL, tokens=30_000) if name == "shared_noise" else SMALL
+    report = certify(bug.engine(chain()), PROMPTS, bug.sampling, power)
+    assert report.verdict == "not exact", report.as_dict()
+
+
+@pytest.mark.parametrize("name", ["shared_noise", "reordered_siblings"])
+def test_the_same_configuration_without_the_mistake_passes(name):
+    bug = bugs.get(name)
+    report = certify(bugs.sound(bug, chain()), PROMPTS, bug.sampling, SMALL)
+    assert not report.failed, report.as_dict()
+
+
+def test_too_little_power_is_not_a_pass():
+    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    report = certify(chain("block"), PROMPTS, Sampling(1.0), few)
+    assert report.verdict == "not judged"
+    assert report.exit_code == 3
+
+
+def test_report_is_json():
+    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    report = certify(chain("block"), PROMPTS, Sampling(1.0), few)
+    read = json.loads(json.dumps(report.as_dict()))
+    assert read["verdict"] == "not judged"
+    assert {t["name"] for t in read["tests"]} >= {"coupled equality", "marginal", "set q > p"}
+
+
+def test_texts_do_not_depend_on_how_often_they_are_certified():
+    few = Power(tokens=256, samples=64, equality=32, new_tokens=16, rows=8)
+    first, again = (certify(chain("block"), PROMPTS, Sampling(1.0), few) for _ in range(2))
+    assert [t.statistic for t in first.tests] == [t.statistic for t in again.tests]
+
+
+def test_bad_input():
+    with pytest.raises(PromptError, match="at least one"):
+        certify(chain(), [], Sampling(1.0), SMALL)
+    with pytest.raises(PromptError, match="at least 3 tokens"):
+        certify(chain(), [[1]], Sampling(1.0), SMALL)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        Power(tokens=0)
+    with pytest.raises(ConfigurationError, match="unknown planted mistake"):
+        bugs.get("no such")
+
+
+def test_teacher_forced_laws_of_ragged_texts():
+    target, _ = pair()
+    texts = [Text((1, 2, 3), (4, 5)), Text((7, 8, 9, 10, 11), (3,)), Text((5, 6), (1, 2, 3))]
+    together = score(target, texts, Sampling(1.0))
+    for row, text in enumerate(texts):
+        alone = score(target, [text], Sampling(1.0))
+        count = len(text.new)
+        assert together.token_BT[row, :count].tolist() == list(text.new)
+        assert together.valid_BT[row].sum() == count
+        gap = together.laws.logits_BRV[row, :count] - alone.laws.logits_BRV[0, :count]
+        assert gap.abs().max() < 1e-4
+
+
+def test_tails_against_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for x, freedom in ((3.0, 2), (34.1, 9), (120.0, 99)):
+        expected = stats.chi2.sf(x, freedom)
+        assert statistics.chi_square_tail(x, freedom) == pytest.approx(expected, rel=1e-6)
+    assert statistics.kolmogorov_tail(0.02, 5000) == pytest.approx(
+        stats.kstwo.sf(0.02, 5000), rel=0.05
+    )
+    for freedom, known in ((1, 20.9), (4, 27.7), (19, 42.6), (99, 77.5)):
+        assert statistics.noncentrality(freedom, 1e-3, 0.9) == pytest.approx(known, rel=0.02)
+
+
+def test_null_statistics_are_standard():
+    """Tokens drawn from p itself: Z is small, ranks are uniform, the marginal fits."""
+    torch.manual_seed(0)
+    law = torch.randn(64, 64, 20).mul(2).softmax(-1)
+    guess = torch.randn(64, 64, 20).mul(2).softmax(-1)
+    token = torch.multinomial(law.view(-1, 20), 1).view(64, 64)
+    pool = Pool()
+    pool.add(law, guess, token, torch.ones(64, 64, dtype=torch.bool), torch.rand(64, 64))
+    assert all(t.p_value > 1e-3 for t in pool.results(1e-4, 0.9))
+    again = torch.multinomial(law[0, 0], 4000, replacement=True).tolist()
+    assert marginal.test(law[0, 0], again, 1e-4, 0.9).p_value > 1e-3
+    wrong = torch.multinomial(guess[0, 0], 4000, replacement=True).tolist()
+    assert not marginal.test(law[0, 0], wrong, 1e-4, 0.9).passed
+
+
+def test_foreign_generator_passes_and_a_warm_one_fails():
+    target, draft = pair(0.5)
+    engine, seed = Engine(target, Root()), iter(range(10**6))
+
+    def sample(prompts, temperature):
+        settings = [Sampling(temperature, seed=next(seed)) for _ in prompts]
+        tokens = [[] for _ in prompts]
+        for block in engine.run(prompts, settings, Limits(32)):
+            tokens[block.row] += block.token_ids
+        return tokens
+
+    good = foreign(lambda p: sample(p, 1.0), target, PROMPTS, Sampling(1.0), SMALL)
+    assert good.verdict == "exact", good.as_dict()
+    warm = foreign(lambda p: sample(p, 1.15), target, PROMPTS, Sampling(1.0), SMALL, draft=draft)
+    assert warm.verdict == "not exact"
+    cold = foreign(lambda p: sample(p, 0), target, PROMPTS, Sampling(0), SMALL)
+    assert cold.verdict == "exact"
+    with pytest.raises(ConfigurationError, match="empty lists"):
+        foreign(lambda p: [[] for _ in p], target, PROMPTS, Sampling(1.0), SMALL)
+
+
+def test_matrix_resumes(tmp_path):
+    target, draft = pair(0.5)
+    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    todo = matrix.pairs(draft)
+    assert all(pair.rule.exact for pair in todo)
+    assert len({pair.key for pair in todo}) == len(todo)
+    path = tmp_path / "results.jsonl"
+    first = list(matrix.run(target, todo[:2], PROMPTS, Sampling(1.0), few, path))
+    assert [old for *_, old in first] == [False, False]
+    second = list(matrix.run(target, todo[:3], PROMPTS, Sampling(1.0), few, path))
+    assert [old for *_, old in second] == [True, True, False]
