@@ -56,7 +56,7 @@ def render(document: dict[str, Any]) -> str:
         _PAPER,
         "`formula` is the mean of min(1, p^/q^) over drafted tokens, what the paper's acceptance "
         "should be near; a position behind a rejection counts as not accepted.",
-        "Methods draw different texts from one law, so calls, tokens and wall time differ by chance: "
+        "Methods draw different texts from one law, so calls and wall time differ by chance: "
         "compare the time of a step.",
         "\nConstant gamma (figure 3, table 8): ms a step / accepted",
     ]
