@@ -1,7 +1,7 @@
 """What users hold: a model pair with its tokenizer. Text in, text and statistics out."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider import verifiers
@@ -13,7 +13,7 @@ from outrider.stats import RequestStats, Stats
 from outrider.text import Detokenizer, encode
 from outrider.types import Drafter, Verifier
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,17 @@ class Stop:
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished request. `token_ids` include the stop token, `text` does not."""
+    """One finished request. `token_ids` include the stop token, `text` does not.
+
+    `logprobs` are of the law each token was emitted from: penalties, temperature and filters are
+    in. Greedy requests report the law at temperature 1.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: str
     stats: RequestStats
+    logprobs: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,24 @@ class Speculator:
         sampling: Sampling | Sequence[Sampling] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
         *,
+        num_return_sequences: int = 1,
+        logprobs: bool = False,
         capacity: int | None = None,
     ) -> Generation:
-        """Complete one prompt or a batch; every row has its own sampling and stop settings."""
-        stream = self.stream(prompts, sampling, stop, capacity=capacity)
+        """Complete one prompt or a batch; every row has its own sampling and stop settings.
+
+        A prompt is text, token ids, or a list of messages for the chat template. With
+        `num_return_sequences` each prompt's completions stand together; copy i of a seeded request
+        has seed + i.
+        """
+        stream = self.stream(
+            prompts,
+            sampling,
+            stop,
+            num_return_sequences=num_return_sequences,
+            logprobs=logprobs,
+            capacity=capacity,
+        )
         for _ in stream:
             pass
         return stream.result()
@@ -117,6 +136,8 @@ class Speculator:
         sampling: Sampling | Sequence[Sampling] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
         *,
+        num_return_sequences: int = 1,
+        logprobs: bool = False,
         capacity: int | None = None,
         trace: bool = False,
     ) -> "Stream":
@@ -124,13 +145,29 @@ class Speculator:
         batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
         ids = [encode(self.tokenizer, p, i) for i, p in enumerate(batch)]
         stops = spread("stop", stop, Stop(), len(ids))
+        copies = num_return_sequences
+        if copies < 1:
+            raise ConfigurationError(
+                f"num_return_sequences must be at least 1; got {copies}; use 1 for one completion"
+            )
+        if copies > 1:
+            each = spread("sampling", sampling, Sampling(), len(ids))
+            sampling = [
+                s if s.seed is None else replace(s, seed=s.seed + copy)
+                for s in each
+                for copy in range(copies)
+            ]
+            ids = [p for p in ids for _ in range(copies)]
+            stops = [s for s in stops for _ in range(copies)]
         limits = [
             Limits(s.max_new_tokens, self.eos_ids if s.token_ids is None else s.token_ids)
             for s in stops
         ]
         if any(s.strings for s in stops) and self.tokenizer is None:
             raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
-        run = self.engine.run(ids, sampling, limits, capacity=capacity, trace=trace)
+        run = self.engine.run(
+            ids, sampling, limits, capacity=capacity, trace=trace, logprobs=logprobs
+        )
         return Stream(run, self.tokenizer, stops)
 
 
@@ -140,6 +177,7 @@ class Stream(Iterator[TextBlock]):
     def __init__(self, run: Run, tokenizer: Any, stops: Sequence[Stop]) -> None:
         self.run = run
         self._tokens: list[list[int]] = [[] for _ in stops]
+        self._logprobs: list[list[float] | None] = [None for _ in stops]
         self._text = [Detokenizer(tokenizer, s.strings) if tokenizer else None for s in stops]
 
     def __iter__(self) -> "Stream":
@@ -162,6 +200,8 @@ class Stream(Iterator[TextBlock]):
             elif reason is not None:
                 text += words.finish()
         self._tokens[row].extend(ids)
+        if block.logprobs is not None:
+            self._logprobs[row] = [*(self._logprobs[row] or []), *block.logprobs[: len(ids)]]
         return TextBlock(row, text, ids, min(block.accepted, len(ids)), reason, block)
 
     def result(self) -> Generation:
@@ -173,6 +213,7 @@ class Stream(Iterator[TextBlock]):
                 self._tokens[row],
                 run.reasons[row] or "running",
                 run.requests[row],
+                self._logprobs[row],
             )
             for row, words in enumerate(self._text)
         ]
@@ -182,4 +223,4 @@ class Stream(Iterator[TextBlock]):
 def _is_one(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+    return len(prompts) > 0 and isinstance(prompts[0], (int, Mapping))

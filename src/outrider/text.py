@@ -1,15 +1,19 @@
 """The tokenizer edge: encode prompts, decode incrementally, find stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.errors import ConfigurationError, PromptError
 
 
-def encode(tokenizer: Any, prompt: str | Sequence[int], number: int = 0) -> list[int]:
-    """Token ids of a prompt; ids pass through."""
+def encode(
+    tokenizer: Any, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], number: int = 0
+) -> list[int]:
+    """Token ids of a prompt; ids pass through, messages go through the chat template."""
+    if is_chat(prompt):
+        return chat(tokenizer, prompt, number)
     if not isinstance(prompt, str):
-        return [int(token) for token in prompt]
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
     if not prompt:
         raise PromptError(
             f"prompt {number} is empty; got ''; give at least one character, or the ids of the BOS "
@@ -20,6 +24,31 @@ def encode(tokenizer: Any, prompt: str | Sequence[int], number: int = 0) -> list
             "a text prompt needs a tokenizer; none was loaded; pass tokenizer=... or give token ids"
         )
     ids: list[int] = tokenizer(prompt)["input_ids"]
+    return ids
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a conversation: a list of messages."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def chat(tokenizer: Any, messages: Any, number: int = 0) -> list[int]:
+    """Token ids of a conversation, with the opening of the assistant's next turn."""
+    if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
+        raise ConfigurationError(
+            f"prompt {number} is a list of messages, but there is no chat template; got "
+            f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; set "
+            "tokenizer.chat_template, or give text"
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise PromptError(
+                f"prompt {number} has a message without role and content; got {message!r}; write "
+                '{"role": "user", "content": "..."}'
+            )
+    ids: list[int] = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     return ids
 
 

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from outrider.cli import certify, demo, generate
+from outrider.cli import certify, compare, demo, generate
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("certify")(certify.command)
+app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 

@@ -1,0 +1,127 @@
+"""`outrider compare`: plain, speculative and transformers' decoding, side by side."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.cli.console import out, progress
+from outrider.cli.generate import parse_branching
+from outrider.compare import Comparison, Plan
+
+
+def compare(
+    target: Annotated[
+        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model; without one, prompt lookup on both sides.")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="File: JSON lines with a `prompt` field, or plain text.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Only the first prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 64,
+    temperature: Annotated[
+        list[float] | None, typer.Option("--temperature", "-t", help="May be repeated.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        list[int] | None, typer.Option("--num-speculative-tokens", "-k", help="May be repeated.")
+    ] = None,
+    branching: Annotated[
+        list[str] | None, typer.Option(help="A tree, e.g. 3,2,1. May be repeated.")
+    ] = None,
+    assisted: Annotated[
+        list[int] | None,
+        typer.Option(help="Fixed draft length for transformers; repeat for a sweep."),
+    ] = None,
+    repeats: Annotated[int, typer.Option()] = 2,
+    dtype: Annotated[str, typer.Option(help="One dtype for all arms: auto, float32, ...")] = "auto",
+    fastest: Annotated[
+        bool, typer.Option(help="Also measure each arm in its own fastest dtype.")
+    ] = False,
+    device: Annotated[str | None, typer.Option()] = None,
+    threads: Annotated[int | None, typer.Option()] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+) -> None:
+    """Compare with plain decoding and with transformers on the same prompts, interleaved."""
+    trees = tuple(parse_branching(text) or () for text in branching or ())
+    plan = Plan(
+        target,
+        draft,
+        prompts,
+        count,
+        max_new_tokens,
+        tuple(temperature or (0.0, 1.0)),
+        tuple(num_speculative_tokens or ((4,) if not trees else ())),
+        trees,
+        tuple(assisted or (2, 4, 6)),
+        repeats,
+        dtype,
+        fastest,
+        device,
+        threads,
+    )
+    comparison = Comparison(plan)
+    with progress(comparison.total, "measuring") as bar:
+        comparison.run(lambda: bar.advance(bar.task_ids[0]))
+    document = comparison.document()
+    if as_json:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        return
+    show(document)
+
+
+def show(document: dict[str, Any]) -> None:
+    """The document as tables."""
+    chosen = document["settings"]
+    out.print(
+        f"{chosen['prompt_count']} prompts, {chosen['max_new_tokens']} tokens, "
+        f"{chosen['repeats']} repeats; {chosen['dtype']} in every arm, {chosen['threads']} "
+        f"thread(s), packed weights on our side: {'yes' if chosen['packed'] else 'no'}; times of "
+        "whole calls"
+    )
+    for name, block in document["by_temperature"].items():
+        table = Table(title=f"temperature {name}")
+        for column in ("arm", "ms/token", "tok/s", "per call", "ms per step"):
+            table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+        for arm, row in block["methods"].items():
+            parts = row.get("ms_per_step")
+            table.add_row(
+                _short(arm) + (" *" if arm in block["best"].values() else ""),
+                f"{row['ms_per_token']:.2f}",
+                f"{row['tokens_per_second']:.0f}",
+                f"{row['mean_acceptance_length']:.2f}",
+                " ".join(f"{parts[p]:.1f}" for p in parts) if parts else "",
+            )
+        out.print(table)
+        for pair, ratio in block["ratios"].items():
+            out.print(f"  {pair}: {ratio['median']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]")
+    if document["text_equal"]:
+        for pair, same in document["text_equal"].items():
+            out.print(f"greedy texts {pair}: {same['equal']} of {same['of']} equal")
+        out.print(f"greedy texts that loop: {100 * document['loop_share']:.0f} %")
+    for name, block in (document["fastest"] or {}).items():
+        parts = [
+            f"{family} {row['ms_per_token']:.2f} ms ({row['dtype']})"
+            for family, row in block.items()
+            if family != "ratios"
+        ]
+        out.print(f"each arm's fastest dtype, temperature {name}: {'; '.join(parts)}")
+    machine = document["environment"]
+    out.print(
+        f"{machine['processor']}, {machine['cores']} cores, {machine['device']}; torch "
+        f"{machine['torch']}, transformers {machine['transformers']}"
+    )
+    out.print("per call: tokens per target call; ms per step: draft target verify host")
+    out.print("* the family's best setting, used in the ratios", markup=False)
+
+
+def _short(arm: str) -> str:
+    if arm == "transformers_generate":
+        return "transformers"
+    return arm.replace("transformers_assisted", "assisted")
