@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import pair
 
 from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
 from outrider.certify import Power, bugs, certify, foreign, marginal, matrix, statistics
@@ -13,6 +12,7 @@ from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.engine import Limits
 from outrider.errors import ConfigurationError, PromptError
+from tiny import pair
 
 SMALL = Power(
     tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
