@@ -1,0 +1,92 @@
+"""`outrider compare`: one document, complete and honest about what it compared."""
+
+import json
+
+import pytest
+from test_vocabularies import WORDS, save
+from typer.testing import CliRunner
+
+from outrider import cli, compare
+from outrider.errors import ConfigurationError, PromptError
+
+RUN = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    prompts = root / "prompts.txt"
+    prompts.write_text("w5 w6 w7\n\nw8 w9\n", encoding="utf-8")
+    return save(root / "t", WORDS, 96, 0), save(root / "d", WORDS, 96, 0), prompts
+
+
+def test_the_json_document_has_everything(pair):
+    target, draft, prompts = pair
+    words = f"compare --target {target} --draft {draft} --prompts {prompts} -n 10 --repeats 1"
+    words += " -k 2 -k 3 --branching 2,1 --assisted 3 --dtype float32 --threads 1 --json"
+    done = RUN.invoke(cli.app, words.split())
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    for key in (
+        "speculative/plain",
+        "speculative/transformers_assisted",
+        "plain/transformers_generate",
+    ):
+        ratio = document["ratios"][key]
+        assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert set(document) >= {"ratios", "methods", "text_equal", "environment", "settings"}
+    assert set(document["methods"]) == {
+        "plain",
+        "speculative: 2 tokens",
+        "speculative: 3 tokens",
+        "speculative: tree 2,1",
+        "transformers_generate",
+        "transformers_assisted: default",
+        "transformers_assisted: 3 tokens",
+    }
+    assert document["text_equal"]["speculative=plain"] == {"equal": 2, "of": 2}
+    assert document["text_equal"]["plain=transformers_generate"] == {"equal": 2, "of": 2}
+    assert document["methods"]["transformers_generate"]["mean_acceptance_length"] == 1
+    assert document["methods"]["speculative: 3 tokens"]["mean_acceptance_length"] == 4
+    assert {m["dtype"] for m in document["methods"].values()} == {"float32"}
+    assert set(document["by_temperature"]) == {"0", "1"}
+    assert document["settings"]["threads"] == 1
+    assert document["environment"]["transformers"]
+
+
+def test_tables_and_prompt_lookup_without_a_draft_model(pair):
+    target, _, prompts = pair
+    words = f"compare --target {target} --prompts {prompts} -n 6 --repeats 1 -t 0 --assisted 3"
+    done = RUN.invoke(
+        cli.app, [*words.split(), *"--dtype float32 --threads 1 --fastest --count 1".split()]
+    )
+    assert done.exit_code == 0, done.output
+    assert "speculative/transformers_assisted" in done.stdout
+    assert "fastest dtype" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_prompt_files(tmp_path):
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt": "one"}\n{"prompt": "two", "id": 3}\n', encoding="utf-8")
+    assert compare.read_prompts(good) == ["one", "two"]
+    assert compare.read_prompts(good, 1) == ["one"]
+    assert len(compare.read_prompts(None)) >= 30
+    bad = tmp_path / "bad.jsonl"
+    for text, words in (
+        ('{"text": "x"}', "line 1 .* prompt field"),
+        ("", "empty file"),
+        ('{"prompt": ""}', "line 1 .* no text"),
+    ):
+        bad.write_text(text, encoding="utf-8")
+        with pytest.raises(PromptError, match=words):
+            compare.read_prompts(bad)
+    with pytest.raises(PromptError, match="cannot read prompts"):
+        compare.read_prompts(tmp_path / "none")
+
+
+def test_plans_that_compare_nothing_are_refused():
+    with pytest.raises(ConfigurationError, match="nothing to compare"):
+        compare.Plan(chains=())
+    with pytest.raises(ConfigurationError, match="repeats must be at least 1"):
+        compare.Plan(repeats=0)
