@@ -86,7 +86,7 @@ def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
     def build(setting):
         return (setting.dtype, setting.packed), None
 
-    def cost(model, widths, repeats):
+    def cost(model, widths=(1, 2), repeats=5):
         return {n: costs[model] * n / torch.get_num_threads() for n in widths}
 
     monkeypatch.setattr(calibrate, "cost", cost)
@@ -100,6 +100,7 @@ def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
     )
     assert found.setting == Setting(2, "float32", True)
     assert len(found.candidates) == 8
+    assert found.curves == {"target": {1: 0.5, 2: 1.0}}
     assert json.dumps(found.candidates)
     assert torch.get_num_threads() == before
 

@@ -56,7 +56,7 @@ def key(*configs: Any) -> str:
         platform.processor(),
         _cpu_name(),
         str(os.cpu_count()),
-        "3",
+        "4",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -129,7 +129,7 @@ def choose(
     choice that slows ordinary decoding down can win by flattering the ratio.
     """
     before = torch.get_num_threads()
-    tried: list[tuple[float, Setting, dict[str, dict[int, float]]]] = []
+    tried: list[tuple[float, Setting]] = []
     try:
         for dtype in dtypes:
             for packed in packings:
@@ -141,9 +141,16 @@ def choose(
                     score = target[1] + target[n]
                     if models[1] is not None:
                         score += num_speculative_tokens * cost(models[1], (1,), repeats=3)[1]
-                    tried.append((score, Setting(count, dtype, packed), {"target": target}))
+                    tried.append((score, Setting(count, dtype, packed)))
     finally:
         torch.set_num_threads(before)
     tried.sort(key=lambda entry: entry[0])
-    notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s, _ in tried]
-    return Calibration(tried[0][1], {}, notes)
+    notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s in tried]
+    best = tried[0][1]
+    target, draft = build(best)
+    torch.set_num_threads(best.threads)
+    try:
+        curves = {"target": cost(target)} | ({"draft": cost(draft)} if draft is not None else {})
+    finally:
+        torch.set_num_threads(before)
+    return Calibration(best, curves, notes)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from outrider.certify import Power, Report, certify, matrix
-from outrider.cli.console import out, progress
+from outrider.cli.console import LOADING, out, progress, working
 from outrider.cli.demo import held_out
 from outrider.cli.generate import parse_branching
 from outrider.errors import ConfigurationError, PromptError
@@ -62,18 +62,19 @@ def command(
     """
     power = Power(tokens=tokens, samples=samples, level=level, effect=effect, seed=seed)
     sampling = Sampling(temperature, top_k, top_p, min_p)
-    speculator = load(
-        target,
-        draft,
-        drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
-        branching=parse_branching(branching),
-        coupled=coupled,
-        rule=rule,
-        dtype=dtype,
-        device=device,
-        threads=threads or "auto",
-    )
+    with working(LOADING):
+        speculator = load(
+            target,
+            draft,
+            drafter=drafter,
+            num_speculative_tokens=num_speculative_tokens,
+            branching=parse_branching(branching),
+            coupled=coupled,
+            rule=rule,
+            dtype=dtype,
+            device=device,
+            threads=threads or "auto",
+        )
     ids = read_prompts(speculator, prompts)
     if every is not None:
         _matrix(speculator, ids, sampling, power, every, as_json)

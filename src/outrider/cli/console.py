@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -28,3 +29,11 @@ def progress(total: int, what: str) -> Progress:
     )
     bar.add_task(what, total=total)
     return bar
+
+
+def working(what: str) -> Status:
+    """A spinner on stderr for work without a count; nothing when stderr is no terminal."""
+    return err.status(what)
+
+
+LOADING = "loading (the first time this measures the machine for some seconds)"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from outrider import measure, verifiers
 from outrider.cli import paint
-from outrider.cli.console import out, progress
+from outrider.cli.console import LOADING, out, progress, working
 from outrider.drafters import DraftModel
 from outrider.load import load, shipped
 from outrider.sampling import Sampling
@@ -33,7 +33,8 @@ def demo(
     out.print(
         "Loading the shipped pair (the first run measures this machine for a few seconds) ..."
     )
-    pair = load(num_speculative_tokens=num_speculative_tokens)
+    with working(LOADING):
+        pair = load(num_speculative_tokens=num_speculative_tokens)
     notes = pair.notes
     out.print(
         f"target 20 M parameters, draft 2.7 M; {notes.dtype}, {notes.threads} thread(s), "

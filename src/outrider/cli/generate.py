@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli import paint
-from outrider.cli.console import EXIT_INTERRUPTED, err, out
+from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
 from outrider.errors import ConfigurationError, PromptError
 from outrider.load import load
 from outrider.sampling import Sampling
@@ -88,18 +88,19 @@ def generate(
     text = read_prompt(prompt, file)
     if not text:
         raise PromptError("the prompt is empty; got ''; give at least one character")
-    speculator = load(
-        target,
-        draft,
-        drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
-        branching=parse_branching(branching),
-        coupled=coupled,
-        rule=rule,
-        dtype=dtype,
-        device=device,
-        threads=threads or "auto",
-    )
+    with working(LOADING):
+        speculator = load(
+            target,
+            draft,
+            drafter=drafter,
+            num_speculative_tokens=num_speculative_tokens,
+            branching=parse_branching(branching),
+            coupled=coupled,
+            rule=rule,
+            dtype=dtype,
+            device=device,
+            threads=threads or "auto",
+        )
     if verbose:
         _describe(speculator)
     running = speculator.stream(text, how, end, trace=trace)
