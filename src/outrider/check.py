@@ -123,7 +123,8 @@ def paths(model: Any, name: str, tolerance: float | None = None) -> float | None
     except Exception as error:
         raise UnsupportedModel(
             f"the {name} model ({type(runner.model).__name__}) cannot be driven with a cache, "
-            f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use another model"
+            f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use "
+            "another model"
         ) from error
     if not worst <= tolerance:
         raise UnsupportedModel(

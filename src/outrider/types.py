@@ -85,7 +85,7 @@ class Scores(NamedTuple):
 
     laws: Laws
     hidden_BNE: Tensor | None = None
-    raw_BNV: Tensor | None = None  #: the model's own logits where penalties or processors changed them
+    raw_BNV: Tensor | None = None  #: the model's own logits, where shaping changed them
 
 
 class Draws(NamedTuple):
