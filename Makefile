@@ -65,7 +65,7 @@ types: $(STAMP)
 	@$(BIN)/mypy
 
 test: lint types
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
