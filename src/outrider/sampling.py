@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider import ops
 from outrider.errors import ConfigurationError
 from outrider.shaping import Processor, Shaping
 from outrider.types import Greedy, Laws
@@ -180,10 +181,15 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
     inverse = sampling.inverse_temperature_B
     if sampling.greedy != "none":
         inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    partial = 0 < k < vocab and (sampling.all_top_k or not p)
+    fast = None
+    if p and not partial:
+        fast = ops.nucleus(logits, inverse, sampling.top_k_B if k else None, sampling.top_p_B)
     inverse = inverse[:, None, None]
     floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
-    if k or p:
-        partial = 0 < k < vocab and (sampling.all_top_k or not p)
+    if fast is not None:
+        floor = fast
+    elif k or p:
         count = min(k, vocab) if partial else vocab
         values = logits.topk(count, -1).values  # descending
         if k:

@@ -1,6 +1,6 @@
 """Numerical operations behind one set of names; the PyTorch reference is the specification."""
 
-from outrider.ops.backend import NAMES, chosen, fused, use
+from outrider.ops.backend import NAMES, chosen, fused, nucleus, use
 from outrider.ops.reference import (
     draw,
     follow,
@@ -19,6 +19,7 @@ __all__ = [
     "follow",
     "fused",
     "log_probs",
+    "nucleus",
     "probs",
     "residual",
     "sample",

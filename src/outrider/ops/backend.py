@@ -116,6 +116,17 @@ def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
     return None
 
 
+def nucleus(
+    logits_BRV: Tensor, inverse_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor
+) -> Tensor | None:
+    """Top-k and top-p as floors [B, R] without sorting whole rows, or None for the plain way."""
+    if chosen(logits_BRV.device) != "cpu" or logits_BRV.device.type != "cpu":
+        return None
+    from outrider.ops.cpu.nucleus import nucleus as on_cpu
+
+    return on_cpu(logits_BRV, inverse_B, top_k_B, top_p_B)
+
+
 def sampler(device: torch.device) -> Sampler | None:
     """The backend's draft-step sampler, or None for the reference."""
     name = chosen(device)
