@@ -163,10 +163,7 @@ def commit(
     reason = torch.where(full & ((reason == RUNNING) | cut), state.limit_reason_B, reason)
     emitted = torch.minimum(emitted, room.clamp(min=0))
     emitted = torch.where(running, emitted, 0)
-    fault = ~torch.isfinite(scores.laws.logits_BRV.amax(-1)).all(-1)
-    if draft.laws is not None:
-        fault |= ~torch.isfinite(draft.laws.logits_BRV.amax(-1)).all(-1)
-    reason = torch.where(running & fault, FAULT, reason)
+    reason = torch.where(running & _fault(draft, scores, verdict), FAULT, reason)
 
     place = length[:, None] + at  # what lies past the block is rewritten by the next one
     context.tokens_BL.scatter_(1, place, tokens)
@@ -188,6 +185,20 @@ def commit(
         length_B=length + emitted, bound=min(context.bound + size, context.tokens_BL.shape[1])
     )
     return state._replace(context=context, reason_B=reason), block
+
+
+def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:
+    """Rows [B] with NaN anywhere, or without any possible token at a node of the kept path.
+
+    A node that was not kept may have no possible token: a grammar masks everything behind a
+    drafted token that it forbids.
+    """
+    top = scores.laws.logits_BRV.amax(-1)
+    kept = torch.nn.functional.pad(verdict.path_BD, (1, 0), value=0).clamp(min=0)
+    fault = ~torch.isfinite(top.gather(1, kept)).all(-1) | top.isnan().any(-1)
+    if draft.laws is not None:
+        fault |= draft.laws.logits_BRV.amax(-1).isnan().any(-1)
+    return fault
 
 
 @torch.inference_mode()
