@@ -30,14 +30,18 @@ def make(
     `forced` = "accept" makes both laws equal, "reject" puts the first token where the target has
     no mass.
     """
-    rng = torch.Generator().manual_seed(seed)
-    rank = torch.arange(1, vocab + 1, dtype=torch.float32)
-    rows = []
-    for _ in range(batch * (gamma + 1)):
-        order = torch.randperm(vocab, generator=rng)
-        rows.append((-1.1 * rank.log() + 0.3 * torch.randn(vocab, generator=rng))[order])
+    rng = torch.Generator(device).manual_seed(seed)
+    rank = torch.arange(1, vocab + 1, dtype=torch.float32, device=device)
+    rows: list[Tensor] = []
+    for i in range(batch * (gamma + 1)):
+        if i < 8:
+            order = torch.randperm(vocab, generator=rng, device=device)
+            noise = torch.randn(vocab, generator=rng, device=device)
+            rows.append((-1.1 * rank.log() + 0.3 * noise)[order])
+        else:  # enough laws: the rest are the same ones, turned
+            rows.append(rows[i % 8].roll(7919 * i))
     target = torch.stack(rows).view(batch, gamma + 1, vocab)
-    other = target[:, :gamma, torch.randperm(vocab, generator=rng)]
+    other = target[:, :gamma, torch.randperm(vocab, generator=rng, device=device)]
     share = 0.0 if forced == "accept" else distance
     law = (1 - share) * target[:, :gamma].softmax(-1) + share * other.softmax(-1)
     guess = law.log()
@@ -46,8 +50,9 @@ def make(
     ).view(batch, gamma)  # fmt: skip
     if forced == "reject":
         target[:, 0].scatter_(1, tokens[:, :1], -torch.inf)
-    ids = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), tokens], 1).to(device)
-    target, guess = target.to(device, dtype), guess.to(device, dtype)
+    start = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    ids = torch.cat([start, tokens], 1)
+    target, guess = target.to(dtype), guess.to(dtype)
     ones = torch.ones(batch, device=device)
     draws_BNK = children((1,) * gamma, device)
     node = torch.arange(gamma + 1, device=device)[None, :, None]

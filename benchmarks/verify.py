@@ -78,7 +78,7 @@ def g_test(device: str, backend: str) -> float:
     from outrider import ops, verifiers
     from outrider.types import Draws
 
-    vocab, batch = 64, 4_096 if device == "cpu" else 65_536
+    vocab, batch = 64, 4_096 if device == "cpu" else 32_768
     counts = np.zeros(vocab)
     x = make(1, 1, vocab, torch.float32, 0.4, 0, device)
     guess = x.draft_logits[0, 0].float().softmax(-1)
@@ -217,6 +217,11 @@ def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
         floors = {}
         for one in contestants.on_gpu():
             if one.single and (batch > 1 or (batch, gamma, vocab, name) not in DIAGONAL):
+                continue
+            try:
+                one.run(data[0])
+            except Exception as error:  # a contestant that cannot run here must not end the run
+                print(f"dropped: {one.name}: {type(error).__name__}: {str(error)[:200]}")
                 continue
             runs[one.name] = (lambda i, one=one, data=data: one.run(data[i]), one.graph)
             floors[one.name] = row_bytes * (gamma + 1 + gamma * one.drafts) / bandwidth * 1e6

@@ -92,7 +92,7 @@ def test_graph_replay_reads_new_keys_and_logits(op):
 def test_first_token_follows_the_target_over_ten_million_draws(op):
     from scipy.stats import chi2
 
-    vocab, batch, launches = 256, 65_536, 153
+    vocab, batch, launches = 256, 32_768, 306
     counts = (2,) if op == "tree" else (1,)
     case = Case(counts=counts, vocab=vocab, batch=1, spread=1.0)
     draft, scores, _ = _cuda(case)

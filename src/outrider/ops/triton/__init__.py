@@ -18,6 +18,7 @@ from outrider.ops.triton.sample import sample
 from outrider.ops.triton.tree import tree
 from outrider.types import Draft, Kind, Scores
 
+_MOST_ROWS = 65_535
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -32,6 +33,8 @@ def _unfit(device: torch.device) -> str | None:
 def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
     if scores.laws.logits_BRV.dtype is torch.float64:
         return "kernels compute in float32; got float64 logits"
+    if scores.laws.logits_BRV.shape[0] > _MOST_ROWS:
+        return f"a grid has at most {_MOST_ROWS} rows; split the batch"
     if draft.draws_BNK.shape[2] == 0:
         return "the draft has no draw table"
     if op != "match" and Kind.COUPLED in draft.kinds:
