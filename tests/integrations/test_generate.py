@@ -8,6 +8,8 @@ import torch
 from families import FAMILIES, based, build
 from test_parameters import Grammar
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -24,6 +26,7 @@ from transformers.generation import (
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.integrations.generate import Speculative, generate, settings, speculative
 from outrider.keywords import load_arguments
+from outrider.load import shipped
 
 EOS = 2
 
@@ -221,6 +224,19 @@ def test_the_streamer_gets_every_token_in_order(pair):
         assert streamer.ended
 
 
+def test_stop_strings_stop_where_plain_generate_stops():
+    target, draft = (AutoModelForCausalLM.from_pretrained(shipped(p)) for p in ("target", "draft"))
+    words = AutoTokenizer.from_pretrained(shipped("target"))
+    ids = words("def add(a, b):\n    return", return_tensors="pt")["input_ids"]
+    how = {"do_sample": False, "max_new_tokens": 24, "tokenizer": words}
+    how["attention_mask"] = torch.ones_like(ids)
+    made = words.decode(target.generate(ids, **how)[0, ids.shape[1] :])
+    how["stop_strings"] = [made[8:11]]
+    plain = target.generate(ids, **how)
+    assert plain.shape[1] < ids.shape[1] + 24
+    assert torch.equal(generate(target, ids, assistant_model=draft, **how), plain)
+
+
 @pytest.mark.parametrize("processed", [False, True], ids=["filters", "with a processor"])
 def test_the_law_at_temperature_1(processed):
     """Three tokens of V = 8: sample frequencies against exact enumeration, chi-square."""
@@ -376,3 +392,16 @@ def test_unknown_and_contradictory_names_are_errors():
         load_arguments({"num_speculative_tokens": 3, "num_assistant_tokens": 4})
     with pytest.raises(ConfigurationError, match="must be 'constant'"):
         load_arguments({"num_assistant_tokens_schedule": "heuristic"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_generate_on_a_cuda_device(pair):
+    target, draft = (copy.deepcopy(model).cuda() for model in pair)
+    for ids in prompts():
+        how = ways()["everything"]
+        plain = target.generate(ids.cuda(), **how, **OUTPUTS)
+        fast = target.generate(
+            ids.cuda(), custom_generate=speculative, draft_model=draft, **how, **OUTPUTS
+        )
+        same(fast, plain)

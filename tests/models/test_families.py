@@ -256,3 +256,24 @@ def test_configurations_are_not_shared_between_models():
     AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="sdpa")
     assert eager.config._attn_implementation == "eager"
     assert EAGER_ONLY <= set(FAMILIES)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_family_on_a_cuda_device():
+    """Ragged trees against the model's own forward past the window, then coupled against plain."""
+    prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], Sampling(0.9, seed=11)
+    for name, attention in CASES:
+        target = adapt(build(FAMILIES[name](), attention).cuda())
+        assert check.paths(target, name) < 1e-4
+
+        def text(drafter, target=target):
+            out = [[], []]
+            engine = Engine(target, drafter, verifiers.get("match"))
+            for block in engine.run(prompts, how, Limits(14)):
+                out[block.row] += block.token_ids
+            return out
+
+        plain = text(Root())
+        assert text(DraftModel(target, (1, 1, 1), coupled=True)) == plain, name
+        assert text(DraftModel(target, (2, 2), coupled=True)) == plain, name

@@ -31,7 +31,7 @@ from outrider.stats import Stats
 from outrider.step import Block
 from outrider.types import Draft, Drafter, Scores, Verdict
 
-_KEPT = "_outrider_runner"
+_KEPT, _STATE = "_outrider_runner", "_outrider_state"
 _FROM_CONFIG = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -121,6 +121,13 @@ def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
             keywords[ours] = keywords.pop(name)
     if inputs is not None:
         keywords["inputs"] = inputs
+    strings, tokenizer = keywords.pop("stop_strings", None), keywords.pop("tokenizer", None)
+    if strings:
+        if tokenizer is None:
+            raise ConfigurationError("stop_strings need tokenizer=...; pass the model's tokenizer")
+        criteria = hf.StoppingCriteriaList(keywords.get("stopping_criteria") or ())
+        criteria.append(hf.StopStringCriteria(tokenizer, strings))
+        keywords["stopping_criteria"] = criteria
     return model.generate(custom_generate=Speculative(), **keywords)
 
 
@@ -138,13 +145,12 @@ def _named(config: Any) -> dict[str, Any]:
 def _driven(model: Any, role: str) -> CausalModel:
     """The model behind a runner that reads its live weights; checked once per model object."""
     known: CausalModel | None = model.__dict__.get(_KEPT)
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if known is None or known.runner.model is not model or known.runner.attention != attention:  # type: ignore[attr-defined]
+    state = (model.device, model.dtype, model.config.get_text_config()._attn_implementation)
+    if known is None or known.runner.model is not model or model.__dict__[_STATE] != state:  # type: ignore[attr-defined]
         refusals.check(model)
         known = CausalModel(runner_of(model)(model))
-        known.runner.attention = attention  # type: ignore[attr-defined]
         check.paths(known, role)
-        model.__dict__[_KEPT] = known
+        model.__dict__[_KEPT], model.__dict__[_STATE] = known, state
     return known
 
 
