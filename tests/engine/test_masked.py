@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tiny import pair
 
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
+from tiny import pair
 
 
 def only_even(ids, scores):
