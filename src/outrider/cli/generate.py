@@ -62,6 +62,11 @@ def generate(
     top_k: Annotated[int, typer.Option()] = 0,
     top_p: Annotated[float, typer.Option()] = 1.0,
     min_p: Annotated[float, typer.Option()] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option()] = 0.0,
+    presence_penalty: Annotated[float, typer.Option()] = 0.0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    min_new_tokens: Annotated[int, typer.Option(help="No stop token before.")] = 0,
     seed: Annotated[int | None, typer.Option()] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -83,7 +88,18 @@ def generate(
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
-    how = Sampling(temperature, top_k, top_p, min_p, seed)
+    how = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        min_new_tokens=min_new_tokens,
+    )
     end = Stop(max_new_tokens, tuple(stop or ()))
     text = read_prompt(prompt, file)
     if not text:
