@@ -32,6 +32,8 @@ from outrider.types import Context, Draft, Kind, LanguageModel, Tree
 def truncated(parent_Bn: Tensor, perturbed_BnV: Tensor) -> Tensor:
     """psi' [B, n, V]: scores as if drawn under the condition that their maximum is the parent's.
 
+    Of each row any part that holds the largest may be given.
+
     >>> truncated(torch.tensor([[0.0]]), torch.tensor([[[1.0, -900.0]]])).tolist()
     [[[0.0, -900.0]]]
     """
@@ -89,12 +91,18 @@ class Beam(Grown):
             laws.append(law)
             scores = logits if greedy == "all" else ops.scaled(law)
             plain = phi[..., None] + scores.float().log_softmax(-1)
-            merit = plain
-            if greedy != "all":
-                race = noise.exponentials(keys[:, start:stop], vocab)
-                merit = truncated(psi, plain - race.log_())
+            # psi' grows with phi~ below one parent, so each parent's best are enough
+            few = min(width, vocab)
+            if greedy == "all":
+                merit, token = plain.topk(few, -1)
+            else:
+                race = noise.exponentials(keys[:, start:stop], vocab).log_()
+                perturbed, token = (plain - race).topk(few, -1)
+                merit = truncated(psi, perturbed)
                 if greedy == "some":
-                    merit = torch.where(hot, plain, merit)
+                    best, place = plain.topk(few, -1)
+                    merit = torch.where(hot, best, merit)
+                    token = torch.where(hot, place, token)
             flat = merit.flatten(1)
             if flat.shape[1] < width:
                 pad = (0, width - flat.shape[1])
@@ -102,8 +110,9 @@ class Beam(Grown):
             psi, best = flat.topk(width, -1)
             best = best.clamp(max=merit[0].numel() - 1)
             there = psi > -torch.inf
-            above, token = best // vocab, best % vocab
-            phi = torch.where(there, plain.flatten(1).gather(1, best), -torch.inf)
+            above, token = best // few, token.flatten(1).gather(1, best)
+            cell = above * vocab + token
+            phi = torch.where(there, plain.flatten(1).gather(1, cell), -torch.inf)
             tokens.append(torch.where(there, token, 0))
 
             start, stop, old = stop, stop + width, start

@@ -100,7 +100,8 @@ class LenienceArgmax:
 
     def _keeps(self, scores: Scores, line: chain.Chain) -> Tensor:
         """In logits: p(x) >= l max p, without a softmax."""
-        logits = scores.laws.logits_BRV[:, :-1].to(line.law_BNV.dtype)
+        raw = scores.laws.logits_BRV if scores.raw_BNV is None else scores.raw_BNV
+        logits = raw[:, :-1].to(line.law_BNV.dtype)
         token = logits.gather(2, line.token_BD[..., None])[..., 0]
         log_lenience = torch.tensor(self.lenience, dtype=logits.dtype).log()
         return token - logits.amax(-1) >= log_lenience.to(logits.device)
