@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
 from outrider.drafters import Beam, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
 
@@ -65,6 +66,7 @@ def pair(
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),

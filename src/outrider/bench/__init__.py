@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from outrider.bench import commands
+
 app = typer.Typer(help="Measure: claims stand beside the command that prints them.")
 
 
@@ -46,3 +48,6 @@ def run_wagner(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+commands.register(app)

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from outrider import bench
 from outrider.cli import certify, compare, demo, generate
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
@@ -15,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench.app, name="bench")
 app.command("certify")(certify.command)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)

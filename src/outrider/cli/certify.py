@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli.console import LOADING, out, progress, working
@@ -125,17 +124,13 @@ def _text(line: str) -> str:
 
 def _print(report: Report) -> None:
     setup = report.setup
-    table = Table(title=f"{setup['drafter']} judged by {setup['rule']}", title_justify="left")
-    for name in ("test", "statistic", "p-value", "seen", "result", "detail"):
-        table.add_column(
-            name, justify="right" if name in ("statistic", "p-value", "seen") else "left"
-        )
+    out.print(f"{setup['drafter']} judged by {setup['rule']}\n", style="bold", markup=False)
     for test in report.tests:
-        chance = "" if test.p_value is None else f"{test.p_value:.2g}"
-        result = "ok" if test.passed else "FAILED"
-        statistic = f"{test.statistic:.4g}"
-        table.add_row(test.name, statistic, chance, str(test.count), result, test.detail)
-    out.print(table)
+        mark = "ok    " if test.passed else "FAILED"
+        chance = " " * 11 if test.p_value is None else f"p = {test.p_value:<7.2g}"
+        line = f"{mark} {test.name:<20} {test.statistic:>9.4g}  {chance}  {test.detail}"
+        out.print(line, style=None if test.passed else "red", markup=False)
+    out.print()
     out.print(f"verdict: {report.verdict.upper()}", style="bold", markup=False)
     out.print(explain(report), markup=False)
 

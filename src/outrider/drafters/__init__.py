@@ -3,6 +3,7 @@
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hub_tree import HubTree
+from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.root import Root
@@ -18,6 +19,7 @@ DRAFTERS = {
     "hub_tree": HubTree,
     "static_tree": StaticTree,
     "prompt_lookup": PromptLookup,
+    "ngram_table": NgramTable,
 }
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Beam",
     "DraftModel",
     "HubTree",
+    "NgramTable",
     "Paths",
     "PromptLookup",
     "Root",

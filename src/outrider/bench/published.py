@@ -1,0 +1,67 @@
+"""Values printed in the papers, to stand beside ours. Their models, tasks and machines differ."""
+
+#: Jeon et al. 2024, table 28: Llama 2-7B with a 115 M draft, XSum, T = 0.3; target budget ->
+#: method -> (tree, block efficiency, MBSU), the tree of the best block efficiency.
+RSD_BUDGET: dict[int, dict[str, tuple[str, float, float]]] = {
+    6: {
+        "SD": ("6", 3.087, 2.796),
+        "SpecTr": ("2x3", 2.577, 2.450),
+        "RSD-C": ("2-1-1", 2.571, 2.444),
+        "RSD-S": ("2x3", 2.791, 2.653),
+    },
+    10: {
+        "SD": ("10", 3.438, 2.929),
+        "SpecTr": ("2x5", 3.030, 2.788),
+        "RSD-C": ("2-1-1-1-1", 3.021, 2.780),
+        "RSD-S": ("2x5", 3.300, 3.036),
+    },
+    14: {
+        "SD": ("14", 3.565, 2.868),
+        "SpecTr": ("2x7", 3.296, 2.939),
+        "RSD-C": ("2-1-1-1-1-1-1", 3.250, 2.898),
+        "RSD-S": ("2x7", 3.586, 3.198),
+    },
+    21: {
+        "SD": ("21", 3.677, 2.695),
+        "SpecTr": ("3x7", 3.494, 3.116),
+        "RSD-C": ("3-1-1-1-1-1-1", 3.326, 2.966),
+        "RSD-S": ("3x7", 3.918, 3.494),
+    },
+    30: {
+        "SD": ("30", 3.743, 2.462),
+        "SpecTr": ("5x6", 3.353, 3.037),
+        "RSD-C": ("5-1-1-1-1-1", 3.222, 2.918),
+        "RSD-S": ("5x6", 3.959, 3.585),
+    },
+}
+
+#: Leviathan et al. 2023, table 3, T5-XXL on English to German: model -> (T = 0, T = 1).
+LEVIATHAN_ALPHA = {
+    "unigram": (0.08, 0.07),
+    "bigram": (0.20, 0.19),
+    "T5-small": (0.75, 0.62),
+    "T5-base": (0.80, 0.68),
+    "T5-large": (0.82, 0.71),
+}
+
+#: Table 4: model, T, gamma, alpha, c, expected and measured improvement (English to German).
+LEVIATHAN_SPEED = [
+    ("T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+    ("T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+    ("T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+    ("T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+    ("T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+    ("T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+]
+
+#: Table 5: alpha by lenience 1, 0.5, 0.3, 0.1 at T = 1.
+LEVIATHAN_LENIENCE = {
+    "unigram": (0.07, 0.10, 0.11, 0.16),
+    "bigram": (0.19, 0.23, 0.25, 0.32),
+    "T5-small": (0.62, 0.71, 0.76, 0.84),
+    "T5-base": (0.68, 0.80, 0.83, 0.90),
+}
+
+#: Chen et al. 2023, table 1 (K = 4): task -> ms per token without and with speculation.
+CHEN = {"XSum nucleus": (14.1, 7.52), "HumanEval nucleus": (14.1, 5.73)}
+CHEN_BEST_K = "XSum with nucleus sampling is fastest at K = 3; the deviation grows with K"

@@ -1,0 +1,116 @@
+"""What every experiment needs: results that survive a stop, tables, intervals, pictures."""
+
+import csv
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from outrider.errors import ConfigurationError
+
+Row = dict[str, Any]
+
+
+class Store:
+    """One JSON line per finished measurement, found again by its key when a run is resumed."""
+
+    def __init__(self, folder: Path, name: str, settings: Row) -> None:
+        self.folder, self.name, self.settings = folder, name, settings
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{name}.jsonl"
+        self._mark = json.dumps(settings, sort_keys=True)
+        self.rows: dict[str, Row] = {}
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                if row.get("settings") == self._mark:
+                    self.rows[row["key"]] = row
+
+    def get(self, key: str, measure: Callable[[], Row]) -> Row:
+        """The stored result, or a new one, stored at once."""
+        if key not in self.rows:
+            row = {"key": key, "settings": self._mark} | measure()
+            with self.path.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+            self.rows[key] = row
+        return self.rows[key]
+
+    def write(self, tables: dict[str, list[Row]]) -> None:
+        """All tables as one JSON document and one CSV file each."""
+        document = {"experiment": self.name, "settings": self.settings, "tables": tables}
+        path = self.folder / f"{self.name}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for name, rows in tables.items():
+            if not rows:
+                continue
+            fields = list(dict.fromkeys(key for row in rows for key in row))
+            target = self.folder / f"{self.name}-{name}.csv"
+            with target.open("w", newline="", encoding="utf-8") as out:
+                writer = csv.DictWriter(out, fields)
+                writer.writeheader()
+                writer.writerows(rows)
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """A text table of rows that share their columns."""
+    made = Table(title=title, title_justify="left")
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    for name in fields:
+        numeric = all(isinstance(row.get(name, 0), (int, float, type(None))) for row in rows)
+        made.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        made.add_row(*(_shown(row.get(name)) for name in fields))
+    return made
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def interval(
+    value: Callable[[Sequence[int]], float], count: int, resamples: int = 1000
+) -> tuple[float, float, float]:
+    """A statistic of indexed units with its 95 % bootstrap interval; the seed is fixed.
+
+    >>> interval(lambda units: 1.0, 5)
+    (1.0, 1.0, 1.0)
+    """
+    draw = random.Random(0)
+    every = range(count)
+    found = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
+    low, high = found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+    return value(every), low, high
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and interval of independent values."""
+    return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot without a display."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigurationError(
+            "pictures need matplotlib, which is not installed; install the extra with "
+            "pip install 'outrider[bench]', or pass --no-pictures"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, folder: Path, name: str) -> list[Path]:
+    """The picture as PNG and SVG."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=130, bbox_inches="tight")
+    return paths

@@ -1,0 +1,198 @@
+"""An n-gram table with a true law as a draft model: Leviathan et al. 2023, section 3.6.
+
+Interpolated Kneser-Ney of orders 1..n: the law after a context is
+
+    q_n(v) = (count_n(v) - d)+ / total_n + d distinct_n / total_n q_{n-1}(v),   q_0 = 1 / V
+
+so it is positive everywhere and says with what probability a token was drawn. Order 1 is a unigram
+model, order 2 a bigram model with back-off. Costs look-ups, no model; a chain is drawn from it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.drafters.root import pending
+from outrider.errors import ConfigurationError
+from outrider.noise import Purpose
+from outrider.sampling import warp
+from outrider.tree import chain, children, numbers
+from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
+
+DISCOUNT = 0.75
+
+
+@dataclass(frozen=True)
+class Table:
+    """Counts by order: sorted keys of `n` tokens packed into one integer (the last one follows).
+
+    >>> table = count([1, 2, 1, 2, 1, 3], 4, order=2)
+    >>> table.probs(torch.tensor([[1]])).argmax().item()
+    2
+    """
+
+    keys: tuple[np.ndarray, ...]
+    counts: tuple[np.ndarray, ...]
+    vocab_size: int
+
+    @property
+    def order(self) -> int:
+        """Tokens of the longest n-gram."""
+        return len(self.keys)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one token in a key."""
+        return int(self.vocab_size - 1).bit_length()
+
+    def probs(self, context_BC: Tensor) -> Tensor:
+        """[B, V] float32: the law after each row's last tokens (-1: no token there)."""
+        context = context_BC.cpu().numpy().astype(np.int64)
+        rows = len(context)
+        law = np.full((rows, self.vocab_size), 1.0 / self.vocab_size)
+        known = np.ones(rows, dtype=bool)
+        prefix = np.zeros(rows, dtype=np.int64)
+        for n, (keys, counts) in enumerate(zip(self.keys, self.counts, strict=True), start=1):
+            if n > 1:
+                if n - 1 > context.shape[1]:
+                    break
+                token = context[:, -(n - 1)]
+                known = known & (token >= 0)
+                prefix = prefix | (np.maximum(token, 0) << (self.bits * (n - 2)))
+            first = np.searchsorted(keys, prefix << self.bits)
+            last = np.searchsorted(keys, (prefix + 1) << self.bits)
+            known = known & (last > first)
+            if not known.any():
+                break
+            self._mix(law, keys, counts, np.where(known, first, 0), np.where(known, last, 0))
+        return torch.from_numpy(law).float()
+
+    def _mix(
+        self,
+        law: np.ndarray,
+        keys: np.ndarray,
+        counts: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+    ) -> None:
+        """Add one order to the rows that know their context, all rows at once."""
+        size = last - first
+        row = np.repeat(np.arange(len(size)), size)
+        at = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size) + first[row]
+        number = counts[at].astype(np.float64)
+        total = np.bincount(row, number, len(size))
+        there = size > 0
+        law[there] *= (DISCOUNT * size[there] / total[there])[:, None]
+        law[row, keys[at] & ((1 << self.bits) - 1)] += (number - DISCOUNT) / total[row]
+
+
+def count(tokens: Sequence[int] | np.ndarray, vocab_size: int, order: int = 3) -> Table:
+    """Count a text. Below the highest order a count is the number of different tokens in front."""
+    bits = int(vocab_size - 1).bit_length()
+    if order < 1 or order * bits > 62:
+        raise ConfigurationError(
+            f"n-grams of {order} tokens of {bits} bits do not fit into a key; "
+            f"use an order from 1 to {62 // bits}"
+        )
+    text = np.asarray(tokens, dtype=np.int64)
+    if len(text) < order:
+        raise ConfigurationError(f"the text has {len(text)} tokens; give at least {order}")
+    packed = np.zeros(len(text) - order + 1, dtype=np.int64)
+    for place in range(order):
+        packed = packed << bits | text[place : place + len(packed)]
+    top, number = np.unique(packed, return_counts=True)
+    keys, counts = [top], [number]
+    for n in range(order - 1, 0, -1):
+        below, number = np.unique(keys[0] & ((1 << bits * n) - 1), return_counts=True)
+        keys.insert(0, below)
+        counts.insert(0, number)
+    return Table(tuple(keys), tuple(counts), vocab_size)
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """A chain drawn from an n-gram table, token by token."""
+
+    table: Table
+    num_speculative_tokens: int = 3
+    name: str = "ngram_table"
+    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    is_chain: bool = True
+    draft_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens < 1:
+            raise ConfigurationError(
+                f"num_speculative_tokens must be at least 1; got {self.num_speculative_tokens}; "
+                "use drafter='root' for plain decoding"
+            )
+
+    @property
+    def max_nodes(self) -> int:
+        """The pending token and the chain."""
+        return self.num_speculative_tokens + 1
+
+    def open(self, context: Context, capacity: int) -> None:
+        """The engine's own tokens are all the memory it needs."""
+
+    def propose(self, memory: None, context: Context) -> Draft:
+        """Draw each token from the table's law after the ones before it."""
+        length, sampling, device = context.length_B, context.sampling, context.length_B.device
+        depth = self.num_speculative_tokens
+        back = numbers(max(self.table.order - 1, 1), device).flip(0) + 1
+        at = length[:, None] - back
+        tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
+        keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
+        tokens, laws = [pending(context)], []
+        for step in range(depth):
+            logits = self.table.probs(tail).to(device).log()[:, None]
+            law = warp(logits, sampling)
+            if sampling.greedy == "all":
+                token = logits[:, 0].argmax(-1, keepdim=True)
+            else:
+                token, lse = ops.sample(law, keys[:, step : step + 1])
+                law = law._replace(lse_BR=lse)
+            laws.append(law)
+            tokens.append(token)
+            tail = torch.cat([tail[:, 1:], token], 1)
+        tree, draws = chain(depth, device), children((1,) * depth, device)
+        greedy = sampling.greedy
+        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        drawn = draws >= 0
+        node = numbers(depth + 1, device)[None, :, None]
+        kind = torch.where(hot, int(Kind.FIXED), int(Kind.WITHOUT)).expand(-1, depth + 1, 1)
+        row = torch.where(hot | ~drawn, -1, node)
+        kinds = {Kind.FIXED} if greedy == "all" else {Kind.WITHOUT}
+        if greedy == "some":
+            kinds = {Kind.FIXED, Kind.WITHOUT}
+        return Draft(
+            torch.cat(tokens, 1),
+            tree,
+            draws,
+            kind,
+            row,
+            None if greedy == "all" else _stack(laws),
+            frozenset(kinds),
+        )
+
+    def commit(
+        self, memory: None, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Nothing to learn: the table is fixed."""
+
+    def take(self, memory: None, rows_B: Tensor) -> None:
+        """Nothing to select."""
+
+
+def _stack(laws: list[Laws]) -> Laws:
+    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
+    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
+    return laws[0]._replace(
+        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
+        floor_BR=torch.cat(floors, 1) if floors else None,
+        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
+    )
