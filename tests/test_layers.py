@@ -134,3 +134,11 @@ def test_importing_outrider_loads_nothing_optional():
     code = f"import outrider, sys; sys.exit(','.join(m for m in {heavy} if m in sys.modules) or 0)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_no_two_test_files_share_a_name():
+    from collections import Counter
+
+    names = Counter(path.name for path in Path(__file__).parent.rglob("*.py"))
+    names.pop("conftest.py")
+    assert not [name for name, count in names.items() if count > 1], "pytest imports by basename"
