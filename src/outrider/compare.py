@@ -51,6 +51,7 @@ class Plan:
     fastest: bool = False
     device: str | None = None
     threads: int | None = None
+    packed: bool | None = None  #: pack our weights on a CPU; None measures
 
     def __post_init__(self) -> None:
         for name in ("count", "max_new_tokens", "repeats"):
@@ -222,6 +223,7 @@ class Comparison:
             num_speculative_tokens=max(self.plan.chains, default=4),
             device=self.plan.device,
             threads=self.plan.threads or "auto",
+            packed="auto" if self.plan.packed is None else self.plan.packed,
         )
         notes = pair.notes
         self.settings[notes.dtype] = {

@@ -44,6 +44,10 @@ def compare(
     ] = False,
     device: Annotated[str | None, typer.Option()] = None,
     threads: Annotated[int | None, typer.Option()] = None,
+    packed: Annotated[
+        bool | None,
+        typer.Option("--packed/--no-packed", help="Pack our weights on a CPU; default: measured."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on standard output.")
     ] = False,
@@ -65,6 +69,7 @@ def compare(
         fastest,
         device,
         threads,
+        packed,
     )
     comparison = Comparison(plan)
     with progress(comparison.total, "measuring") as bar:
