@@ -60,7 +60,8 @@ that transformers marks as stateful, and encoder-decoders.
 
 ## On a CUDA device
 
-The same tests run there with `pytest -m gpu tests/models`; they skip where there is no device.
+The families and `model.generate` are tested there with
+`pytest -m gpu tests/models tests/integrations`; without a device these tests skip.
 """
 
 
