@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB, pair
 
 from outrider import DraftModel, Engine, Sampling, Speculator, verifiers
 from outrider.bench import record, score_code, toy, trees
 from outrider.certify import Power, certify
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.errors import ConfigurationError
+from tiny import VOCAB, pair
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 6, 1, 2, 3, 7, 3, 1, 2, 9, 9, 1]
 
@@ -100,9 +100,7 @@ def test_trees_resume_and_pair(tmp_path, monkeypatch):
     assert any("block" in r["difference"] for r in tables["differences"])
     assert tables["published"]
     lines = (tmp_path / "budget.jsonl").read_text().count("\n")
-    again = trees.run(
-        "budget", groups, speculator, prompts, plan, tmp_path, lambda *a: None, False
-    )
+    again = trees.run("budget", groups, speculator, prompts, plan, tmp_path, lambda *a: None, False)
     assert again == tables
     assert (tmp_path / "budget.jsonl").read_text().count("\n") == lines
 

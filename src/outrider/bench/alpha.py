@@ -32,7 +32,7 @@ LENIENCES = (1.0, 0.5, 0.3, 0.1)
 Progress = Callable[[str, int, int], None]
 
 
-def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: int) -> np.ndarray:
+def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: int) -> Tensor:
     """Tokens of the standard library, without the prompts' modules and without tests."""
     held_out = {row.get("id", "").split(":")[0] for row in prompts}
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -47,7 +47,7 @@ def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: in
             continue
         if len(found) >= most:
             break
-    return np.array(found[:most])
+    return torch.tensor(found[:most])
 
 
 def run(

@@ -10,8 +10,8 @@ model, order 2 a bigram model with back-off. Costs look-ups, no model; a chain i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
 DISCOUNT = 0.75
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Counts by order: sorted keys of `n` tokens packed into one integer (the last one follows).
 
@@ -35,8 +35,10 @@ class Table:
     2
     """
 
-    keys: tuple[np.ndarray, ...]
-    counts: tuple[np.ndarray, ...]
+    keys: tuple[Tensor, ...]
+    counts: tuple[Tensor, ...]
+    sums: tuple[Tensor, ...]  #: counts summed up to each key, a zero in front
+    most: tuple[int, ...]  #: most followers of one context: host constants
     vocab_size: int
 
     @property
@@ -51,46 +53,44 @@ class Table:
 
     def probs(self, context_BC: Tensor) -> Tensor:
         """[B, V] float32: the law after each row's last tokens (-1: no token there)."""
-        context = context_BC.cpu().numpy().astype(np.int64)
-        rows = len(context)
-        law = np.full((rows, self.vocab_size), 1.0 / self.vocab_size)
-        known = np.ones(rows, dtype=bool)
-        prefix = np.zeros(rows, dtype=np.int64)
-        for n, (keys, counts) in enumerate(zip(self.keys, self.counts, strict=True), start=1):
+        table = _placed(self, context_BC.device)
+        rows, device = context_BC.shape[0], context_BC.device
+        law = torch.full(
+            (rows, self.vocab_size), 1.0 / self.vocab_size, dtype=torch.float64, device=device
+        )
+        known = torch.ones(rows, dtype=torch.bool, device=device)
+        prefix = torch.zeros(rows, dtype=torch.int64, device=device)
+        for n in range(1, min(self.order, context_BC.shape[1] + 1) + 1):
             if n > 1:
-                if n - 1 > context.shape[1]:
-                    break
-                token = context[:, -(n - 1)]
+                token = context_BC[:, -(n - 1)]
                 known = known & (token >= 0)
-                prefix = prefix | (np.maximum(token, 0) << (self.bits * (n - 2)))
-            first = np.searchsorted(keys, prefix << self.bits)
-            last = np.searchsorted(keys, (prefix + 1) << self.bits)
+                prefix = prefix | (token.clamp(min=0) << (self.bits * (n - 2)))
+            keys, counts, sums = table.keys[n - 1], table.counts[n - 1], table.sums[n - 1]
+            first = torch.searchsorted(keys, prefix << self.bits)
+            last = torch.searchsorted(keys, (prefix + 1) << self.bits)
             known = known & (last > first)
-            if not known.any():
-                break
-            self._mix(law, keys, counts, np.where(known, first, 0), np.where(known, last, 0))
-        return torch.from_numpy(law).float()
-
-    def _mix(
-        self,
-        law: np.ndarray,
-        keys: np.ndarray,
-        counts: np.ndarray,
-        first: np.ndarray,
-        last: np.ndarray,
-    ) -> None:
-        """Add one order to the rows that know their context, all rows at once."""
-        size = last - first
-        row = np.repeat(np.arange(len(size)), size)
-        at = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size) + first[row]
-        number = counts[at].astype(np.float64)
-        total = np.bincount(row, number, len(size))
-        there = size > 0
-        law[there] *= (DISCOUNT * size[there] / total[there])[:, None]
-        law[row, keys[at] & ((1 << self.bits) - 1)] += (number - DISCOUNT) / total[row]
+            total = torch.where(known, sums[last] - sums[first], 1)
+            lower = torch.where(known, DISCOUNT * (last - first) / total, 1.0)
+            at = first[:, None] + numbers(self.most[n - 1], device)
+            inside = (at < last[:, None]) & known[:, None]
+            at = at.clamp(max=len(keys) - 1)
+            share = torch.where(inside, (counts[at].double() - DISCOUNT) / total[:, None], 0.0)
+            follower = keys[at] & ((1 << self.bits) - 1)
+            law = (law * lower[:, None]).scatter_add(1, follower, share)
+        return law.float()
 
 
-def count(tokens: Sequence[int] | np.ndarray, vocab_size: int, order: int = 3) -> Table:
+@lru_cache(maxsize=8)
+def _placed(table: Table, device: torch.device) -> Table:
+    if table.keys[0].device == device:
+        return table
+    keys, counts, sums = (
+        tuple(t.to(device) for t in ts) for ts in (table.keys, table.counts, table.sums)
+    )
+    return Table(keys, counts, sums, table.most, table.vocab_size)
+
+
+def count(tokens: Sequence[int] | Tensor, vocab_size: int, order: int = 3) -> Table:
     """Count a text. Below the highest order a count is the number of different tokens in front."""
     bits = int(vocab_size - 1).bit_length()
     if order < 1 or order * bits > 62:
@@ -98,19 +98,23 @@ def count(tokens: Sequence[int] | np.ndarray, vocab_size: int, order: int = 3) -
             f"n-grams of {order} tokens of {bits} bits do not fit into a key; "
             f"use an order from 1 to {62 // bits}"
         )
-    text = np.asarray(tokens, dtype=np.int64)
+    text = torch.as_tensor(tokens, dtype=torch.int64)
     if len(text) < order:
         raise ConfigurationError(f"the text has {len(text)} tokens; give at least {order}")
-    packed = np.zeros(len(text) - order + 1, dtype=np.int64)
+    packed = torch.zeros(len(text) - order + 1, dtype=torch.int64)
     for place in range(order):
         packed = packed << bits | text[place : place + len(packed)]
-    top, number = np.unique(packed, return_counts=True)
-    keys, counts = [top], [number]
+    found = [torch.unique(packed, return_counts=True)]
     for n in range(order - 1, 0, -1):
-        below, number = np.unique(keys[0] & ((1 << bits * n) - 1), return_counts=True)
-        keys.insert(0, below)
-        counts.insert(0, number)
-    return Table(tuple(keys), tuple(counts), vocab_size)
+        found.insert(0, torch.unique(found[0][0] & ((1 << bits * n) - 1), return_counts=True))
+    keys, counts = tuple(k for k, _ in found), tuple(c for _, c in found)
+    return Table(
+        keys,
+        counts,
+        tuple(torch.nn.functional.pad(c.cumsum(0), (1, 0)) for c in counts),
+        tuple(int(torch.unique(k >> bits, return_counts=True)[1].max()) for k in keys),
+        vocab_size,
+    )
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class NgramTable:
         keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
         tokens, laws = [pending(context)], []
         for step in range(depth):
-            logits = self.table.probs(tail).to(device).log()[:, None]
+            logits = self.table.probs(tail).log()[:, None]
             law = warp(logits, sampling)
             if sampling.greedy == "all":
                 token = logits[:, 0].argmax(-1, keepdim=True)
