@@ -36,7 +36,7 @@ def test_lossy_rules_fail(pair, prompts, rule):
     assert report.verdict == "not exact", report.as_dict()
 
 
-@pytest.mark.parametrize("name", ["shared_noise", "filtered_draft", "reordered_siblings"])
+@pytest.mark.parametrize("name", bugs.BUGS)
 def test_sound_configurations_pass(pair, prompts, name):
     report = certify(bugs.sound(bugs.get(name), pair.engine), prompts, power=POWER)
     assert report.verdict == "exact", report.as_dict()

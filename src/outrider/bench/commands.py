@@ -18,6 +18,8 @@ DraftName = Annotated[str | None, typer.Option(help="Draft model.")]
 Prompts = Annotated[Path | None, typer.Option(help="JSON lines: prompt, reference.")]
 Seed = Annotated[int, typer.Option()]
 Temperature = Annotated[float, typer.Option("--temperature", "-t")]
+Only = Annotated[str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")]
+Count = Annotated[int, typer.Option("--count", help="How many prompts.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: measured.")]
 
 console = Console(highlight=False, soft_wrap=True)
@@ -94,15 +96,24 @@ def _trees(
     temperature: float,
     seed: int,
     threads: int | None,
+    only: str | None,
+    count: int,
 ) -> None:
     from outrider.bench import trees
+    from outrider.errors import ConfigurationError
 
     pair, rows = _pair(target, draft, threads), _prompts(prompts)
     groups = trees.draft_lengths() if name == "draft-length" else trees.budgets()
-    plan = trees.Plan(temperature=temperature, seed=seed)
+    if only is not None:
+        wanted = only.split(",")
+        if not set(wanted) <= {str(group) for group in groups}:
+            raise ConfigurationError(f"--only must name some of {sorted(groups)}; got {only!r}")
+        groups = {group: arms for group, arms in groups.items() if str(group) in wanted}
+    plan = trees.Plan(prompts=count, temperature=temperature, seed=seed)
     if quick:
         plan = trees.Plan(8, 32, temperature, timed=1, rows=8, seed=seed)
-        kept = (2, 4) if name == "draft-length" else (6, 14)
+        kept = {2, 4} if name == "draft-length" else {6, 14}
+        kept = kept if only is None else set(groups)
         groups = {group: arms for group, arms in groups.items() if group in kept}
     with _bar(name) as progress:
         tables = trees.run(name, groups, pair, rows, plan, out, progress, pictures)
@@ -128,9 +139,24 @@ def draft_length(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     threads: Threads = None,
+    only: Only = None,
+    count: Count = 32,
 ) -> None:
     """RSD experiment 1: methods at equal draft length."""
-    _trees("draft-length", out, quick, pictures, target, draft, prompts, temperature, seed, threads)
+    _trees(
+        "draft-length",
+        out,
+        quick,
+        pictures,
+        target,
+        draft,
+        prompts,
+        temperature,
+        seed,
+        threads,
+        only,
+        count,
+    )
 
 
 def budget(
@@ -143,9 +169,24 @@ def budget(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     threads: Threads = None,
+    only: Only = None,
+    count: Count = 32,
 ) -> None:
     """RSD experiment 2: methods at equal target budget (6, 10, 14, 21, 30 tokens a call)."""
-    _trees("budget", out, quick, pictures, target, draft, prompts, temperature, seed, threads)
+    _trees(
+        "budget",
+        out,
+        quick,
+        pictures,
+        target,
+        draft,
+        prompts,
+        temperature,
+        seed,
+        threads,
+        only,
+        count,
+    )
 
 
 def k_sweep(

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.certify import marginal, margins
 from outrider.certify.conditional import Pool
-from outrider.certify.laws import Guesses, Text, score
+from outrider.certify.laws import Text, flatter, score
 from outrider.certify.report import Report, Test
 from outrider.certify.run import Ids, Power, Progress, add, support
 from outrider.errors import ConfigurationError, PromptError
@@ -38,8 +38,7 @@ class _Flatter:
         self.model = model
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
-        laws = score(self.model, texts, sampling).laws
-        return ops.probs(laws._replace(inverse_temperature_B=laws.inverse_temperature_B / 2))
+        return flatter(self.model, texts, sampling)
 
 
 def foreign(
@@ -178,4 +177,4 @@ def _adapted(model: Any) -> LanguageModel:
     return made
 
 
-__all__ = ["Generator", "Guesses", "foreign"]
+__all__ = ["Generator", "foreign"]

@@ -94,15 +94,23 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     )
 
 
+def flatter(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    """The target's own law at twice the temperature: a q for generators without one."""
+    laws = score(model, texts, sampling).laws
+    return ops.probs(laws._replace(inverse_temperature_B=laws.inverse_temperature_B / 2))
+
+
 class Guesses:
     """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
 
     A drafter with a model: its teacher-forced law (under `own_sampling` if the drafter has that).
-    Any other: what it would propose first.
+    Any other: what it would propose first, and where that is nothing the target's law at twice the
+    temperature.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self.drafter, self.vocab_size = drafter, vocab_size
+    def __init__(self, drafter: Drafter, target: LanguageModel) -> None:
+        self.drafter, self.target = drafter, target
+        self.vocab_size = target.vocab_size
         self.model: LanguageModel | None = getattr(drafter, "model", None)
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
@@ -110,7 +118,11 @@ class Guesses:
         if self.model is not None:
             own: Sampling | None = getattr(self.drafter, "own_sampling", None)
             return ops.probs(score(self.model, texts, own or sampling).laws)
-        return self._proposed(texts, sampling)
+        flat = flatter(self.target, texts, sampling)
+        if not self.drafter.kinds:
+            return flat
+        proposed = self._proposed(texts, sampling).to(flat.device)
+        return torch.where(proposed.sum(-1, keepdim=True) > 0, proposed, flat)
 
     @torch.inference_mode()
     def _proposed(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:

@@ -190,7 +190,7 @@ class _Run:
         """Set tests, PIT and support over freshly decoded texts."""
         power, pool, outside = self.power, Pool(), 0
         target = self.engine.target
-        guesses = Guesses(self.engine.drafter, target.vocab_size)
+        guesses = Guesses(self.engine.drafter, target)
         rows = -(-power.tokens // power.new_tokens)
         self.stats = Stats()  # from here on: the configuration under test alone
         for batch in self.batches(rows, 2):
@@ -205,7 +205,7 @@ class _Run:
         power, target = self.power, self.engine.target
         short = [p[-8:] for p in self.prompts]
         texts = [Text(p, (0,)) for p in short]
-        guesses = Guesses(self.engine.drafter, target.vocab_size)
+        guesses = Guesses(self.engine.drafter, target)
         law_BTV = ops.probs(score(target, texts, self.sampling).laws)
         guess_BTV = guesses(texts, self.sampling)
         apart = (law_BTV - guess_BTV).abs().sum((1, 2)) - law_BTV.square().sum((1, 2))
