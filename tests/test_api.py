@@ -161,6 +161,7 @@ SET_UP = {"__init__", "__post_init__"}  # before any step
 #: Functions that read host values all the same, and why that is right.
 EXCEPTIONS = {
     "ops/cpu": "runs on a CPU only: there is no device to wait for",
+    "drafters/ngram_table.py:count": "counts a corpus before any run",
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",

@@ -50,7 +50,7 @@ class NgramTable:
                 self.keys[n], [start << self.bits, (start + 1) << self.bits]
             )
             if first == end:
-                break  # a context that is not in the table, so no longer one is worth a look
+                continue  # pruned, or never seen; a longer context may have been kept all the same
             followers = self.keys[n][first:end] & ((1 << self.bits) - 1)
             counts = self.counts[n][first:end].astype(np.float64)
             total = counts.sum()

@@ -95,6 +95,22 @@ def load(
         )
     if drafter not in WITH_MODEL:
         draft = None
+    if drafter == "ngram_table":
+        raise ConfigurationError(
+            "drafter 'ngram_table' needs a table; load has none to give it; count one and use "
+            "load(drafter='root').using(NgramTable(count(token_ids, vocab_size)))"
+        )
+    unused = {
+        "branching": branching is not None and drafter not in WITH_MODEL,
+        "width": width is not None and drafter not in WITH_MODEL,
+        "ngram": ngram is not None and drafter != "prompt_lookup",
+    }
+    if any(unused.values()):
+        name = next(name for name, given in unused.items() if given)
+        raise ConfigurationError(
+            f"drafter {drafter!r} has no use for {name}; got {name}={locals()[name]!r}; leave it "
+            "out or choose another drafter"
+        )
     if num_speculative_tokens < 1:
         raise ConfigurationError(
             f"num_speculative_tokens must be at least 1; got {num_speculative_tokens}; use "
@@ -154,6 +170,7 @@ def load(
         least, most = ngram or (1, 4)
         made = PromptLookup(num_speculative_tokens, most_ngram=most, least_ngram=least)
     else:
+        assert drafter == "root"
         made = Root()
     if coupled and verifier is None:
         verifier = verifiers.get("match")

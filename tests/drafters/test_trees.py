@@ -294,4 +294,4 @@ def test_shapes_of_another_drafter_are_refused(name, how, what):
 
 
 def test_every_drafter_with_a_model_can_be_asked_for_by_name():
-    assert set(DRAFTERS) == {*WITH_MODEL, "root", "prompt_lookup"}
+    assert set(DRAFTERS) == {*WITH_MODEL, "root", "prompt_lookup", "ngram_table"}

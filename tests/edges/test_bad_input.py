@@ -245,3 +245,17 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         assert issubclass(kind, outrider.OutriderError)
         assert getattr(outrider, kind.__name__) is kind
     assert issubclass(outrider.ConfigurationError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ({"drafter": "prompt_lookup", "branching": (2, 2)}, "no use for branching"),
+        ({"drafter": "root", "width": 3}, "no use for width"),
+        ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
+        ({"drafter": "ngram_table"}, "needs a table"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(how, what):
+    with pytest.raises(outrider.ConfigurationError, match=what):
+        outrider.load(**how)

@@ -24,7 +24,11 @@ app.command("generate")(generate.generate)
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 failed, 2 bad usage, 3 not judged, 130 interrupted."""
+    """Entry point.
+
+    Exit codes: 0 done or exact, 1 not exact, 2 an error that the message explains, 3 could not be
+    judged, 130 interrupted.
+    """
     try:
         code = app(standalone_mode=False)  # typer hands the code of an Exit back
         if isinstance(code, int) and code:
