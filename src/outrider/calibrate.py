@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+#: More threads must win by this factor: beside a busy neighbour they cost more than they give.
+MORE_THREADS = 1.15
 _CONTEXT = 96  #: committed tokens in the cache while timing
 
 
@@ -55,7 +57,7 @@ def key(*configs: Any) -> str:
         platform.processor(),
         _cpu_name(),
         str(os.cpu_count()),
-        "5",
+        "6",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -129,7 +131,8 @@ def choose(
     """Time every combination and take the one with the lowest cost of decoding both ways.
 
     The score is the sum of a plain step t(1) and of a speculative step t(n) + gamma t_draft: no
-    choice that slows ordinary decoding down can win by flattering the ratio.
+    choice that slows ordinary decoding down can win by flattering the ratio. More threads than the
+    fewest on offer must win by MORE_THREADS.
     """
     before = torch.get_num_threads()
     tried: list[tuple[float, Setting]] = []
@@ -147,7 +150,8 @@ def choose(
                     tried.append((score, Setting(count, dtype, packed)))
     finally:
         torch.set_num_threads(before)
-    tried.sort(key=lambda entry: entry[0])
+    fewest = min(threads)
+    tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))
     notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s in tried]
     best = tried[0][1]
     target, draft = build(best)
