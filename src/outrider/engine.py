@@ -191,6 +191,9 @@ class Run(Iterator[HostBlock]):
 
     def _step(self) -> None:
         self._retire()
+        if self.done:
+            self._account()
+            return
         engine, state = self.engine, self.state
         draft = step.propose(engine.drafter, state)
         scores = step.score(engine.target, state, draft)
@@ -247,9 +250,16 @@ class Run(Iterator[HostBlock]):
             self._ready.append(HostBlock(request, ids, kept, reason, pending.trace_of(at), logs))
 
     def _retire(self) -> None:
-        """Drop ended rows once they are half of the batch: a coarse host decision between steps."""
-        alive = [at for at, request in enumerate(self._rows) if self.reasons[request] is None]
-        if self._unread or not alive or 2 * len(alive) > len(self._rows):
+        """Drop ended rows once they are half of the batch: a coarse host decision between steps.
+
+        What is unread is read first, so that every retirement waits for the device once.
+        """
+        if 2 * len(self._running()) > len(self._rows):
+            return
+        while self._unread:
+            self._read(self._unread.popleft())
+        alive = self._running()
+        if not alive:
             return
         state, device = self.state, self.state.reason_B.device
         with torch.inference_mode():
@@ -270,6 +280,9 @@ class Run(Iterator[HostBlock]):
                 state.reason_B[index],
             )
         self._rows = [self._rows[at] for at in alive]
+
+    def _running(self) -> list[int]:
+        return [at for at, request in enumerate(self._rows) if self.reasons[request] is None]
 
     def _account(self) -> None:
         if self._lag and not self.done:

@@ -20,6 +20,7 @@ from outrider.models.linear import can_pack
 from outrider.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
+SHARED = (None, "match", "coupled")  #: rules whose text depends on the seed alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -104,6 +105,9 @@ def load(
         "branching": branching is not None and drafter not in WITH_MODEL,
         "width": width is not None and drafter not in WITH_MODEL,
         "ngram": ngram is not None and drafter != "prompt_lookup",
+        "coupled": coupled
+        and drafter not in WITH_MODEL
+        and getattr(rule, "name", rule) not in SHARED,
     }
     if any(unused.values()):
         name = next(name for name, given in unused.items() if given)
@@ -120,7 +124,7 @@ def load(
     if coupled:
         verifier = verifier or verifiers.get("match")
     sources = {"target": _Source(target, "target"), "draft": _Source(draft, "draft")}
-    place = torch.device(
+    place = _place(
         device
         or sources["target"].loaded_device()
         or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -187,6 +191,21 @@ def load(
     )
     eos = sources["target"].eos_ids()
     return Speculator(Engine(model, made, verifier), tokenizer, eos, notes)
+
+
+def _place(given: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(given)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"unknown device; got {given!r}; use 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"torch sees {torch.cuda.device_count()} CUDA devices; got device={str(given)!r}; use "
+            "device='cpu', or a build of torch for your GPU"
+        )
+    return place
 
 
 def _settle(

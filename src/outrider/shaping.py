@@ -49,6 +49,7 @@ class Shaping(NamedTuple):
     stops_BV: Tensor | None  #: stop tokens of rows with a least length
     processors: tuple[tuple[Processor, ...], ...]  #: per row
     padding: tuple[tuple[int, ...], ...]  #: per row: ids that processors see ahead of the prompt
+    ends: tuple[frozenset[int], ...]  #: per row: stop tokens; processors see no text behind one
 
     @property
     def processed(self) -> bool:
@@ -66,6 +67,7 @@ class Shaping(NamedTuple):
             index = rows_B.tolist()
             picked["processors"] = tuple(self.processors[row] for row in index)
             picked["padding"] = tuple(self.padding[row] for row in index)
+            picked["ends"] = tuple(self.ends[row] for row in index)
         return self._replace(**picked)
 
 
@@ -107,7 +109,7 @@ def build(
     tried: dict[int, tuple[Processor, ...]] = {}
     for row, (s, prompt) in enumerate(zip(settings, prompts, strict=True)):
         if s.processors and id(s.processors) not in tried:
-            check(s.processors, [*s.padding, *prompt], vocab, device)
+            check(s.processors, [*s.padding, *prompt], vocab, device, stop_ids[row])
             tried[id(s.processors)] = s.processors
         processors.append(_of_row(s.processors, row))
     sizes = {s.no_repeat_ngram_size for s in settings} - {0}
@@ -123,6 +125,7 @@ def build(
         stops,
         tuple(processors),
         tuple(tuple(s.padding) for s in settings),
+        tuple(frozenset(ids) for ids in stop_ids),
     )
 
 
@@ -242,12 +245,14 @@ def _process(
 ) -> Tensor:
     """Run every row's processors on its nodes, depth by depth. Reads the device: they are Python.
 
-    A node whose path cannot be emitted keeps its logits: a grammar has nothing to say about a text
-    it forbids, and nothing can be emitted there.
+    A node whose path cannot be emitted, or whose text has ended with a stop token, keeps its
+    logits: a grammar has nothing to say about a text it forbids, and nothing can be emitted there.
     """
     logits = logits.clone()
     rows, count = logits.shape[:2]
     lengths: list[int] = context.length_B.tolist()
+    prompts: list[int] = shaping.prompt_B.tolist()
+    tokens: list[list[int]] = nodes_BM.tolist()
     parents, depths = tree.parent_BN.tolist(), tree.depth_BN.tolist()
     paths = [_paths(parents[0 if len(parents) == 1 else b], start + count) for b in range(rows)]
     alive = [[True] * count for _ in range(rows)]
@@ -268,7 +273,10 @@ def _process(
                         logits[b, parent, nodes_BM[b, node]] > -torch.inf
                     )
                     alive[b][r] = reached
-                if alive[b][r]:
+                text = paths[b][node]
+                if lengths[b] == prompts[b]:
+                    text = text[1:]  # a prompt may end with a stop token
+                if alive[b][r] and not any(tokens[b][n] in shaping.ends[b] for n in text):
                     size = len(shaping.padding[b]) + lengths[b] + level
                     groups.setdefault((id(shaping.processors[b]), size), []).append((b, r))
         for members in groups.values():
@@ -305,6 +313,7 @@ def check(
     prompt: Sequence[int],
     vocab: int,
     device: torch.device | str,
+    stop_ids: Sequence[int] = (),
 ) -> None:
     """Refuse by name what cannot be replayed: the same prefix must give the same scores again.
 
@@ -316,7 +325,7 @@ def check(
         if reason is None and getattr(processor, "replayable", True) is False:
             reason = "it says so itself (replayable = False)"
         if reason is None:
-            reason = _tried(processor, prompt, vocab, device)
+            reason = _tried(processor, prompt, vocab, device, stop_ids)
         if reason is not None:
             raise ConfigurationError(
                 f"logits processor {name} cannot be replayed at tree nodes: {reason}; make it a "
@@ -325,7 +334,11 @@ def check(
 
 
 def _tried(
-    processor: Processor, prompt: Sequence[int], vocab: int, device: torch.device | str
+    processor: Processor,
+    prompt: Sequence[int],
+    vocab: int,
+    device: torch.device | str,
+    stop_ids: Sequence[int],
 ) -> str | None:
     base = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
     spread = torch.arange(vocab, dtype=torch.float32, device=device)
@@ -341,8 +354,10 @@ def _tried(
 
     try:
         root = at([])
-        ways = root[0].topk(min(2, vocab)).indices.tolist()
-        ways = [token for token in ways if root[0, token] > -torch.inf]
+        going = root[0].clone()
+        going[[token for token in stop_ids if 0 <= token < vocab]] = -torch.inf  # the text ends
+        ways = going.topk(min(2, vocab)).indices.tolist()
+        ways = [token for token in ways if going[token] > -torch.inf]
         first = [at([token]) for token in ways]
         again = [at([]), *(at([token]) for token in ways)]
     except Exception as error:

@@ -35,6 +35,10 @@ class Stop:
                 f"strings must be a tuple of stop strings; got the string {self.strings!r}; "
                 f"write strings=({self.strings!r},)"
             )
+        if not all(self.strings):
+            raise ConfigurationError(
+                f"a stop string is empty; got strings={self.strings!r}; remove it"
+            )
         Limits(self.max_new_tokens)  # refuses a budget below 1
 
 

@@ -23,6 +23,13 @@ def encode(
         raise ConfigurationError(
             "a text prompt needs a tokenizer; none was loaded; pass tokenizer=... or give token ids"
         )
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"prompt {number} is not valid text; got {prompt[error.start]!r} at character "
+            f"{error.start}; give UTF-8"
+        ) from error
     ids: list[int] = tokenizer(prompt)["input_ids"]
     return ids
 
@@ -66,26 +73,36 @@ class Detokenizer:
         self.ids: list[int] = []
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
-        self._prefix, self._read = 0, 0
+        self._prefix, self._read, self._told = 0, 0, 0
         self._tail = max((len(s) for s in stop_strings), default=0)
 
     def push(self, ids: Sequence[int]) -> str:
         """Add tokens and return the new text; a stop string cuts it and what follows."""
-        start = len(self.text)
         for token in ids if self.stop_strings else [None]:
             self.ids.extend(ids if token is None else [token])
             before = len(self.text)
             self._decode()
             if self.stop_strings and self._cut(before):
                 break
-        return self.text[start:]
+        return self._tell(0 if self.stopped_at is not None else self._begun())
 
     def finish(self) -> str:
         """What was held back."""
         whole = self._text(self.ids[self._prefix :])
         rest = whole[len(self._text(self.ids[self._prefix : self._read])) :]
         self.text += rest if self.stopped_at is None else ""
-        return rest if self.stopped_at is None else ""
+        return self._tell(0)
+
+    def _tell(self, held: int) -> str:
+        new = self.text[self._told : len(self.text) - held]
+        self._told += len(new)
+        return new
+
+    def _begun(self) -> int:
+        """Length of the longest end of the text with which a stop string begins."""
+        sizes = range(min(self._tail - 1, len(self.text)), 0, -1)
+        ends = (n for n in sizes if any(s.startswith(self.text[-n:]) for s in self.stop_strings))
+        return next(ends, 0)
 
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(

@@ -231,7 +231,9 @@ def test_bad_text_and_stop_strings(shipped):
     with refused(outrider.ConfigurationError, "tuple of stop strings", r"strings=\('x',\)"):
         Stop(4, "x")
     with refused(outrider.ConfigurationError, "stop string is empty"):
-        shipped.generate("a", stop=Stop(4, ("",)))
+        Stop(4, ("",))
+    with refused(outrider.PromptError, "prompt 0 is not valid text", "character 1"):
+        shipped.generate("a\udcff")
 
 
 def test_every_error_is_an_outrider_error_and_a_usual_one():
@@ -254,6 +256,8 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"drafter": "root", "width": 3}, "no use for width"),
         ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
         ({"drafter": "ngram_table"}, "needs a table"),
+        ({"drafter": "root", "coupled": True, "rule": "rejection"}, "no use for coupled"),
+        ({"device": "nowhere"}, "unknown device.*'nowhere'"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(how, what):

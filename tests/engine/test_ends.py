@@ -3,6 +3,7 @@
 import pytest
 
 from outrider import Engine, Limits, Root, Sampling, Stop
+from outrider.text import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 NAMES = ["root", "chain", "tree", "prompt_lookup"]
@@ -84,6 +85,22 @@ def test_rows_that_ended_leave_the_batch_and_the_others_do_not_notice(name):
     assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
     assert len(run._rows) <= 2  # five rows began
     assert [r.new_tokens for r in run.requests] == budgets
+
+
+@pytest.mark.parametrize("name", ["root", "tree"])
+def test_rows_leave_the_batch_when_blocks_are_read_late_too(name):
+    """As on a GPU, where the host reads a block while the next step runs."""
+    target, small = pair()
+    budgets = [3, 40, 7, 41, 5]
+    run = Engine(target, DRAFTERS[name](small)).run(PROMPTS, GREEDY, [Limits(b) for b in budgets])
+    run._lag = 1
+    rows = [[] for _ in PROMPTS]
+    for block in run:
+        rows[block.row].extend(block.token_ids)
+    assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
+    assert len(run._rows) <= 2
+    assert [r.new_tokens for r in run.requests] == budgets
+    assert run.stats.target_ms > 0
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -197,6 +214,26 @@ def test_a_stop_string_cuts_at_the_right_token(arms, held_out):
             assert done.token_ids == whole.token_ids[:count], name
             assert done.finish_reason == "stop"
             assert done.stats.new_tokens == result.stats.new_tokens == count
+            blocks = arm.stream(prompt, GREEDY, Stop(40, ("never there", string)))
+            assert "".join(block.text for block in blocks) == done.text, name
+
+
+def test_streamed_text_never_holds_the_beginning_of_a_stop_string():
+    class Letters:
+        def decode(self, ids, **_):
+            return "".join(map(chr, ids))
+
+    for parts, told in [
+        (("abcE", "N", "Dx"), ["abc", "", ""]),
+        (("abcE", "EN", "x"), ["abc", "E", "ENx"]),
+        (("aE", "N"), ["a", "", "EN"]),  # the rest comes when the text ends
+    ]:
+        words = Detokenizer(Letters(), ("END",))
+        out = [words.push(list(map(ord, part))) for part in parts]
+        if words.stopped_at is None and told[len(out) :]:
+            out.append(words.finish())
+        assert out == told
+        assert "".join(told) == words.text
 
 
 def test_stop_strings_end_their_own_row_only(arms, held_out):

@@ -99,7 +99,8 @@ def test_every_node_is_shaped_by_its_own_prefix(as_processors):
             return Sampling(processors=(process,))
 
         settings = [rule(how, p) for how, p in zip(SETTINGS, prompts, strict=True)]
-    built = shaping.build(settings, prompts, [[2, 4]] * rows, VOCAB, "cpu")
+    stops = [[] if as_processors else [2, 4]] * rows  # processors see no text behind a stop token
+    built = shaping.build(settings, prompts, stops, VOCAB, "cpu")
     shaped = shaping.shape(logits, built, context, nodes, tree)
     levels = torch.cat(
         [
@@ -239,7 +240,7 @@ class Grammar(LogitsProcessor):
             return [start[len(made)]]
         last = made[-1]
         digits = list(range(20, 30))
-        follow = {15: [*digits, 16], 17: digits, 16: [11], 11: [2], 2: [2]}
+        follow = {15: [*digits, 16], 17: digits, 16: [11], 11: [2]}  # nothing after the stop
         if last in digits:
             return [17, 16]
         if last not in follow:
@@ -252,8 +253,13 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
     """Same text as plain decoding with shared noise; the strict grammar never sees a bad text."""
     model = build(FAMILIES["Llama"]())
     target, draft = adapt(model), adapt(build(FAMILIES["Llama"](), seed=5))
-    prompts = [[50, 51, 52, 10, 12, 13, 12, 14, 15, 21, 17, 22, 17, 23, 16, 60], [44, 45]]
-    how = [Sampling(temperature, seed=s, processors=(Grammar(len(prompts[s])),)) for s in (0, 1)]
+    prompts = [
+        [50, 51, 52, 10, 12, 13, 12, 14, 15, 21, 17, 22, 17, 23, 16, 60],
+        [44, 45],
+        [46, 2],  # rows end one by one and stay for a while; a prompt may end with a stop token
+    ]
+    every = range(len(prompts))
+    how = [Sampling(temperature, seed=s, processors=(Grammar(len(prompts[s])),)) for s in every]
     drafters = [
         Root(),
         DraftModel(draft, (1, 1, 1), coupled=True),
@@ -262,12 +268,12 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
     ]
     texts = []
     for drafter in drafters:
-        out = [[], []]
+        out = [[] for _ in every]
         run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, Limits(24, (2,)))
         for block in run:
             out[block.row] += block.token_ids
         texts.append(out)
-        for row in (0, 1):
+        for row in every:
             for end in range(len(out[row])):
                 assert out[row][end] in Grammar(0).allowed(out[row][:end])
     assert texts[1:] == texts[:1] * 3

@@ -21,6 +21,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ConfigurationError("got both a prompt and --file; give one of them")
     if prompt is not None:
         return prompt
+    if file is None and sys.stdin.isatty():
+        err.print("reading the prompt from the keyboard; Ctrl-D ends it", style="dim")
     try:
         raw = file.read_bytes() if file is not None else sys.stdin.buffer.read()
     except OSError as error:
@@ -115,7 +117,7 @@ def generate(
             rule=rule,
             dtype=dtype,
             device=device,
-            threads=threads or "auto",
+            threads="auto" if threads is None else threads,
         )
     if verbose:
         _describe(speculator)
