@@ -372,6 +372,12 @@ def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
     """One setting per row from one value, a list, or nothing."""
     if given is None:
         return [fallback] * rows
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(one, type(fallback)):
+            kind = type(fallback).__name__
+            raise ConfigurationError(
+                f"{name} must be a {kind} or one {kind} per prompt; got {one!r}; write {kind}(...)"
+            )
     if not isinstance(given, (list, tuple)):
         return [given] * rows
     if len(given) != rows:

@@ -226,6 +226,10 @@ def _settle(
         name = loaded
     if threads != "auto" and (not isinstance(threads, int) or threads < 1):
         raise ConfigurationError(f"threads must be 'auto' or at least 1; got {threads!r}; use 1")
+    if packed != "auto" and not isinstance(packed, bool):
+        raise ConfigurationError(
+            f"packed must be 'auto', True or False; got {packed!r}; use 'auto'"
+        )
     if place.type != "cpu":
         name = sources["target"].checkpoint_dtype() if name == "auto" else name
         return Setting(torch.get_num_threads(), name, False), None

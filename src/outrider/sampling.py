@@ -95,7 +95,8 @@ class Sampling:
             value = getattr(self, name)
             if value < 0 or int(value) != value:
                 refuse(f"{name} must be an integer >= 0", value, "use 0 to switch it off")
-        if not all(callable(p) for p in self.processors):
+        single = callable(self.processors)
+        if single or not all(callable(p) for p in self.processors):
             refuse(
                 "processors must be a tuple of functions of (input_ids, scores)",
                 self.processors,
@@ -133,7 +134,7 @@ class SamplingRows(NamedTuple):
 def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
     """Tensors [B] from one `Sampling` per row. Greedy rows have no filters."""
     hot = [s.temperature == 0 for s in settings]
-    top_k = [0 if h else s.top_k for s, h in zip(settings, hot, strict=True)]
+    top_k = [0 if h else int(s.top_k) for s, h in zip(settings, hot, strict=True)]
     top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]
     min_p = [0.0 if h else s.min_p for s, h in zip(settings, hot, strict=True)]
     seeds = [

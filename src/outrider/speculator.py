@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from outrider import verifiers
 from outrider.drafters import Root
 from outrider.engine import Engine, HostBlock, Limits, Run, spread
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, PromptError
 from outrider.sampling import Sampling
 from outrider.stats import RequestStats, Stats
 from outrider.text import Detokenizer, encode
@@ -146,6 +147,13 @@ class Speculator:
         trace: bool = False,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
+        if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
+            raise PromptError(
+                f"a prompt is text, token ids or messages; got {type(prompts).__name__}; decode "
+                "bytes first, and pass several prompts as a list"
+            )
+        if hasattr(prompts, "tolist"):  # a tensor or an array of token ids
+            prompts = prompts.tolist()
         batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
         ids = [encode(self.tokenizer, p, i) for i, p in enumerate(batch)]
         stops = spread("stop", stop, Stop(), len(ids))
@@ -227,4 +235,6 @@ class Stream(Iterator[TextBlock]):
 def _is_one(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
-    return len(prompts) > 0 and isinstance(prompts[0], (int, Mapping))
+    if not isinstance(prompts, Sequence) or not prompts:
+        return False
+    return isinstance(prompts[0], (Integral, Mapping))

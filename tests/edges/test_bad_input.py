@@ -236,6 +236,22 @@ def test_bad_text_and_stop_strings(shipped):
         shipped.generate("a\udcff")
 
 
+def test_arguments_of_another_kind(shipped):
+    with refused(outrider.ConfigurationError, "stop must be a Stop", "16"):
+        shipped.generate("a", Sampling(0), 16)
+    with refused(outrider.ConfigurationError, "stop must be a Stop", "Sampling"):
+        shipped.generate("a", Stop(4), Sampling(0))
+    with refused(outrider.ConfigurationError, "tuple of functions"):
+        Sampling(processors=lambda ids, scores: scores)
+    for given in (b"abc", None, 7):
+        with refused(outrider.PromptError, "text, token ids or messages"):
+            shipped.generate(given)
+    whole = shipped.generate([20, 21, 22], Sampling(0), Stop(4)).texts
+    ids = torch.tensor([20, 21, 22])
+    for given in (ids, ids[None], ids.numpy(), list(ids.numpy()), (p for p in [[20, 21, 22]])):
+        assert shipped.generate(given, Sampling(0), Stop(4)).texts == whole
+
+
 def test_every_error_is_an_outrider_error_and_a_usual_one():
     from outrider import errors
 
@@ -257,6 +273,7 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
         ({"drafter": "ngram_table"}, "needs a table"),
         ({"drafter": "root", "coupled": True, "rule": "rejection"}, "no use for coupled"),
+        ({"packed": "yes", "threads": 1}, "packed must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),
     ],
 )
