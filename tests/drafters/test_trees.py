@@ -49,15 +49,21 @@ def propose(drafter, settings, prompt=PROMPT):
 
 
 @lru_cache
-def many(name: str):
+def many(name: str, backend: str = "cpu"):
+    """Many rows of one prompt, drawn by the CPU's code or by the portable one."""
     _, small = pair(0.4, VOCAB)
     drafter = {
         "beam": Beam(small, 2, 2),
+        "branching": DraftModel(small, (2, 1)),
         "paths": Paths(small, 2, 2),
         "hub": HubTree(small, (3, 1)),
         "sampled": SampledTree(small, parents=(-1, 0, 0, 1)),
     }[name]
-    return propose(drafter, [Sampling(1.0, seed=i) for i in range(MANY)])
+    with ops.use(backend):
+        return propose(drafter, [Sampling(1.0, seed=i) for i in range(MANY)])
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 
 def root_law(draft) -> np.ndarray:
@@ -75,9 +81,10 @@ def agrees(seen: Counter, law: dict) -> bool:
     return statistic < chi2.isf(1e-4, len(law) - 1)
 
 
-@pytest.mark.parametrize("name", ["sampled", "beam"])
-def test_siblings_of_the_root_are_drawn_without_replacement(name):
-    draft = many(name)
+@BACKENDS
+@pytest.mark.parametrize("name", ["sampled", "beam", "branching"])
+def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):
+    draft = many(name, backend)
     q = root_law(draft)
     pairs = draft.tokens_BN.gather(1, draft.draws_BNK[:, 0, :2].expand(MANY, -1)).tolist()
     law = {(i, j): q[i] * q[j] / (1 - q[i]) for i, j in permutations(range(VOCAB), 2)}
@@ -96,8 +103,9 @@ def test_paths_are_independent():
     assert (twice >= 0).all()
 
 
-def test_the_drawn_child_of_a_hub_comes_from_the_rest():
-    draft = many("hub")
+@BACKENDS
+def test_the_drawn_child_of_a_hub_comes_from_the_rest(backend):
+    draft = many("hub", backend)
     placed = draft.tokens_BN[:, 2:4]
     assert (placed == placed[0]).all()
     m = root_law(draft)
@@ -109,9 +117,10 @@ def test_the_drawn_child_of_a_hub_comes_from_the_rest():
     assert (one > 0).all()
 
 
-def test_beams_follow_the_enumeration():
+@BACKENDS
+def test_beams_follow_the_enumeration(backend):
     """The tree of stochastic beam search has the law that Plackett-Luce orders give it."""
-    draft = many("beam")
+    draft = many("beam", backend)
     world = e.World(VOCAB, 2, 0, ("random",))
     laws = ops.probs(draft.laws).double().numpy()
     world.draft[0, 0] = laws[0, 0]

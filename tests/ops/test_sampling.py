@@ -9,7 +9,8 @@ from outrider import noise, ops
 from outrider.noise import Purpose
 from outrider.ops.cpu import BACKEND as CPU
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import pick
+from outrider.ops.cpu.rows import Urn, pick
+from outrider.ops.cpu.sample import several
 from outrider.tree import branching, children
 from outrider.types import Draft, Draws, Kind, Laws, Scores
 
@@ -76,6 +77,44 @@ def test_inverse_transform_never_picks_a_token_without_weight(size):
         assert index == size // 2
         assert mass == pytest.approx(0.5)
     assert pick(np.ones(size, dtype=np.float32), 1 - 2**-53)[0] == size - 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 129, 5000])
+def test_an_urn_gives_every_token_once_and_keeps_the_digits_of_small_weights(size):
+    weights = np.full(size, 1e-12, dtype=np.float32)
+    weights[size // 3] = 1.0
+    urn = Urn(weights)
+    seen = []
+    for k in range(min(size, 40)):
+        token, weight, mass = urn.draw(0.999 if k else 0.5)
+        assert weight == pytest.approx(1e-12 if k else 1.0)
+        assert mass == pytest.approx(1e-12 * (size - k) if k else 1.0, rel=1e-5)
+        seen.append(token)
+        urn.take(token)
+    assert len(set(seen)) == len(seen)
+    for token in range(size):
+        urn.take(token)
+    assert urn.draw(0.3)[1:] == (0.0, 0.0)
+
+
+def test_placed_tokens_leave_before_the_draw_and_what_lacks_is_told():
+    laws = _laws(40, torch.float32, floor=True)  # five tokens a row
+    streams = torch.arange(4).view(2, 2)
+    tokens, there = several(laws, streams, 1, [2, 0])
+    assert tokens.shape == there.shape == (2, 2, 3)
+    best = laws.logits_BRV.topk(5, -1).indices
+    assert tokens[:, 0, 1:].tolist() == best[:, 0, :2].tolist()
+    assert there.tolist() == [[[True] * 3, [True, False, False]]] * 2
+    assert tokens[:, 1, 1:].tolist() == tokens[:, 1, :1].expand(-1, 2).tolist()
+    tokens, there = several(laws, streams, 7)
+    assert there.sum(-1).eq(5).all()
+    assert tokens[..., :5].sort().values.tolist() == best.sort().values.tolist()
+
+
+def test_keys_of_a_few_rows_are_those_of_many():
+    seeds, starts = torch.tensor([3, -(2**61), 2**62]), torch.tensor([0, 7, 10**6])
+    few = ops.streams(seeds, starts, Purpose.DRAFT, 6)
+    assert few.tolist() == noise.split(noise.stream(seeds, starts, Purpose.DRAFT), 6).tolist()
 
 
 def _g(counts, law):

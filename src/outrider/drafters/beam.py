@@ -15,6 +15,7 @@ paths of an ordinary beam search and declare them placed.
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,9 @@ from outrider import noise, ops
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
+from outrider.ops.cpu.sample import Arrival, arrivals
 from outrider.sampling import warp
+from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, LanguageModel, Tree
 
 
@@ -67,10 +70,56 @@ class Beam(Grown):
             )
         object.__setattr__(self, "max_nodes", 1 + self.width * self.depth)
 
+    def _by_arrival(self, memory: Any, context: Context) -> Draft:
+        """The same law on a CPU: children in the order in which exponential clocks ring."""
+        width, nodes = self.width, self.max_nodes
+        growth, logits = begin(self.model, memory, context, nodes)
+        batch = logits.shape[0]
+        keys = ops.streams(context.seed_B, growth.first_B, Purpose.DRAFT, nodes)
+        token, parent = (torch.zeros(batch, nodes, dtype=torch.int64) for _ in range(2))
+        token[:, :1] = growth.pending_B1
+        parent[:, 0] = -1
+        ancestors = torch.eye(nodes, dtype=torch.bool).repeat(batch, 1, 1)
+        draws = torch.full((batch, nodes, width), -1)
+        tokens_BN, parent_BN, ancestors_BNN = token.numpy(), parent.numpy(), ancestors.numpy()
+        draws_BNK = draws.numpy()
+        seen = torch.zeros(batch, nodes, growth.wide, dtype=torch.bool)
+        seen_BNW, first = seen.numpy(), growth.first_B.tolist()
+        for b in range(batch):
+            seen_BNW[b, 0, : first[b] + 1] = True
+        paths, laws = [[Arrival(0.0, 0, 0, 0.0)] for _ in range(batch)], []
+        start, stop = 0, 1
+        for depth in range(self.depth):
+            if depth:
+                logits = growth.feed(token[:, start:stop], depth, start, seen[:, start:stop])
+            law = warp(logits, context.sampling)
+            laws.append(law)
+            paths = arrivals(law, keys[:, start:stop], paths, width)
+            for b, found in enumerate(paths):
+                number = [0] * (stop - start)
+                for slot, child in enumerate(found, start=stop):
+                    above = start + child.parent
+                    tokens_BN[b, slot] = child.token
+                    parent_BN[b, slot] = above
+                    ancestors_BNN[b, slot] |= ancestors_BNN[b, above]
+                    seen_BNW[b, slot] = seen_BNW[b, above]
+                    seen_BNW[b, slot, first[b] + slot] = True
+                    draws_BNK[b, above, number[child.parent]] = slot
+                    number[child.parent] += 1
+                for slot in range(stop + len(found), stop + width):
+                    ancestors_BNN[b, slot, 0] = True
+                    seen_BNW[b, slot] = seen_BNW[b, 0]
+            start, stop = stop, stop + width
+        tree, kind = _topology(parent, ancestors, self.depth, width)
+        row = torch.where(draws >= 0, numbers(nodes, draws.device)[None, :, None], -1)
+        return Draft(token, tree, draws, kind, row, stack(laws), frozenset({Kind.WITHOUT}))
+
     def propose(self, memory: Any, context: Context) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
         sampling, width = context.sampling, self.width
         greedy, nodes = sampling.greedy, self.max_nodes
+        if greedy == "none" and ops.on_host(context.length_B.device):
+            return self._by_arrival(memory, context)
         growth, logits = begin(self.model, memory, context, nodes)
         device, batch, vocab = logits.device, logits.shape[0], logits.shape[-1]
         keys = noise.stream(context.seed_B, growth.first_B, Purpose.DRAFT)
@@ -86,7 +135,7 @@ class Beam(Grown):
         start, stop = 0, 1
         for depth in range(self.depth):
             if depth:
-                logits = growth.feed(tokens[-1], depth, start, ancestors)
+                logits = growth.feed(tokens[-1], depth, start, growth.sees(start, stop, ancestors))
             law = warp(logits, sampling)
             laws.append(law)
             scores = logits if greedy == "all" else ops.scaled(law)
@@ -128,12 +177,7 @@ class Beam(Grown):
             # an absent child writes -1 over -1, or nothing over a present one
             draws = draws.flatten(1).scatter_reduce(1, cell, kid, "amax").view_as(draws)
 
-        spans = (0, 1, *(1 + width * (d + 1) for d in range(self.depth)))
-        level = torch.cat([torch.full((b - a,), d, device=device) for d, (a, b) in _spans(spans)])
-        tree = Tree(
-            parent, level.expand(batch, -1), ancestors, self.depth, width, spans, is_chain=False
-        )
-        kind = torch.full((1, 1, 1), int(Kind.WITHOUT), device=device).expand(1, nodes, width)
+        tree, kind = _topology(parent, ancestors, self.depth, width)
         row = torch.where(draws >= 0, slot[None, :, None], -1)
         kinds = {Kind.WITHOUT}
         if greedy == "all":
@@ -152,5 +196,21 @@ class Beam(Grown):
         )
 
 
-def _spans(levels: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
-    return list(enumerate(pairwise(levels)))
+def _topology(
+    parent_BN: Tensor, ancestors_BNN: Tensor, depth: int, width: int
+) -> tuple[Tree, Tensor]:
+    """The tree of a beam, and the kinds of its draws."""
+    level, kind, spans = _constants(depth, width, parent_BN.device)
+    level = level.expand(parent_BN.shape[0], -1)
+    return Tree(parent_BN, level, ancestors_BNN, depth, width, spans, is_chain=False), kind
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    depth: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Depth of each node, kind of each draw and the bounds of the levels."""
+    spans = (0, 1, *(1 + width * (d + 1) for d in range(depth)))
+    levels = [d for d, (a, b) in enumerate(pairwise(spans)) for _ in range(a, b)]
+    kind = torch.full((1, len(levels), width), int(Kind.WITHOUT), device=device)
+    return torch.tensor(levels, device=device), kind, spans

@@ -101,12 +101,20 @@ class DraftModel:
         logits = self.model.forward(
             memory, context.tokens_BL.gather(1, tail), tail, tail, slots <= tail[..., None], last=1
         )[:, -1:]
+        where_BN = first[:, None] + numbers(tree.nodes, device)
+        if tree.is_chain:
+            at_BN, seen_BNW = where_BN, slots <= where_BN[..., None]
+        else:
+            at_BN = first[:, None] + tree.depth_BN
+            seen_BNW = visible(tree.ancestors_BNN, first, 0, tree.nodes, wide)
 
         levels = tree.levels
         inner = levels[-2]  # nodes that have children are the first ones
         vocab = logits.shape[-1]
         noisy = None if greedy == "all" else _Noise(context, tree, inner, vocab, self.coupled)
-        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        hot = torch.zeros(())
+        if greedy == "some":
+            hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
         tokens = [context.tokens_BL.gather(1, first[:, None])]
         laws: list[Laws] = []
         present: list[Tensor] = []
@@ -116,13 +124,8 @@ class DraftModel:
         for depth, count in enumerate(self.counts):
             start, stop = levels[depth], levels[depth + 1]
             if depth:
-                where = first[:, None] + numbers(stop, device)[start:]
-                if tree.is_chain:
-                    at, seen = where, slots <= where[..., None]
-                else:
-                    at = first[:, None] + tree.depth_BN[:, start:stop]
-                    seen = visible(tree.ancestors_BNN, first, start, stop, wide)
-                logits = self.model.forward(memory, tokens[-1], at, where, seen)
+                at, where = at_BN[:, start:stop], where_BN[:, start:stop]
+                logits = self.model.forward(memory, tokens[-1], at, where, seen_BNW[:, start:stop])
             if shaping is not None:  # each node's own prefix, as the target's side has it
                 if depth and alive is not None:
                     alive = alive.repeat_interleave(self.counts[depth - 1], 1)
@@ -135,7 +138,20 @@ class DraftModel:
                 drawn_tokens, lse = ops.sample(law, noisy.keys[:, start:stop])
                 laws[-1] = law._replace(lse_BR=lse)
                 tokens.append(drawn_tokens)
-                present.append(torch.ones_like(drawn_tokens[..., None], dtype=torch.bool))
+                if alive is not None or not self.is_chain:
+                    present.append(torch.ones_like(drawn_tokens[..., None], dtype=torch.bool))
+                continue
+            several = None
+            if noisy is not None and noisy.single and count <= vocab:
+                several = ops.several(law, noisy.keys[:, start:stop], count)
+            if several is not None:
+                chosen, there = several
+                if greedy == "some":
+                    top = logits.topk(count, -1)
+                    chosen = torch.where(hot, top.indices, chosen)
+                    there = torch.where(hot, top.values > -torch.inf, there)
+                tokens.append(chosen.view(rows, -1))
+                present.append(there)
                 continue
             merit = logits
             if noisy is not None:
@@ -204,8 +220,7 @@ class _Noise:
             race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
             self.shared = race if tree.is_chain else race[:, tree.depth_BN[0, :inner]]
         else:
-            keys = noise.stream(context.seed_B, first, Purpose.DRAFT)
-            self.keys = noise.split(keys, inner)
+            self.keys = ops.streams(context.seed_B, first, Purpose.DRAFT, inner)
 
     def race(self, start: int, stop: int) -> Tensor:
         """Log of the exponential noise of nodes start..stop, [B, n, V]."""

@@ -31,6 +31,16 @@ class HubTree(Shaped):
 
     def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""
+        few = law.logits_BRV.shape[-1]
+        drawn = ops.several(law, keys_Bn, 1, [min(max(fan - 1, 0), few) for fan in level.fan])
+        if drawn is not None:
+            chosen, there = drawn
+            if level.most > 1:  # no drawn child: the law is nobody's, and stays whole
+                out = there[..., 1:] & there[..., :1]
+                logits = law.logits_BRV
+                kept = logits.gather(-1, chosen[..., 1:]).masked_fill(out, -torch.inf)
+                law = law._replace(logits_BRV=logits.scatter(-1, chosen[..., 1:], kept))
+            return chosen, there, law
         scaled = ops.scaled(law)
         vocab = scaled.shape[-1]
         rest, top = scaled, None

@@ -52,20 +52,23 @@ class Growth(NamedTuple):
     wide: int
     pending_B1: Tensor
 
-    def feed(self, tokens_Bn: Tensor, depth: int, start: int, ancestors: Tensor | None) -> Tensor:
-        """Logits [B, n, V] after nodes start, start + 1, ... of one level.
+    def sees(self, start: int, stop: int, ancestors: Tensor | None) -> Tensor:
+        """Which cache slots nodes start..stop may see, [B, n, W].
 
         `ancestors` [B or 1, N, N] covers at least these nodes; None: every node sees all before it.
         """
-        stop = start + tokens_Bn.shape[1]
-        device = tokens_Bn.device
-        slot = self.first_B[:, None] + numbers(stop, device)[start:]
         if ancestors is None:
-            seen = numbers(self.wide, device) <= slot[..., None]
-        else:
-            seen = visible(ancestors, self.first_B, start, stop, self.wide)
+            device = self.first_B.device
+            slot = self.first_B[:, None] + numbers(stop, device)[start:]
+            return numbers(self.wide, device) <= slot[..., None]
+        return visible(ancestors, self.first_B, start, stop, self.wide)
+
+    def feed(self, tokens_Bn: Tensor, depth: int, start: int, seen_BnW: Tensor) -> Tensor:
+        """Logits [B, n, V] after nodes start, start + 1, ... of one level."""
+        stop = start + tokens_Bn.shape[1]
+        slot = self.first_B[:, None] + numbers(stop, tokens_Bn.device)[start:]
         at = (self.first_B[:, None] + depth).expand_as(slot)
-        return self.model.forward(self.memory, tokens_Bn, at, slot, seen)
+        return self.model.forward(self.memory, tokens_Bn, at, slot, seen_BnW)
 
 
 def begin(model: LanguageModel, memory: Any, context: Context, nodes: int) -> tuple[Growth, Tensor]:

@@ -59,7 +59,7 @@ class Paths(Grown):
         start, stop = 0, 1
         for depth in range(self.depth):
             if depth:
-                logits = growth.feed(tokens[-1], depth, start, ancestors)
+                logits = growth.feed(tokens[-1], depth, start, growth.sees(start, stop, ancestors))
             law = warp(logits, sampling)
             laws.append(law)
             local = (where - start)[..., None].expand(-1, -1, vocab)

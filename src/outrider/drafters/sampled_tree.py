@@ -23,8 +23,11 @@ class SampledTree(Shaped):
     drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.WITHOUT})
 
     def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
-        """The largest perturbed log-probabilities, in descending order."""
+        """The largest perturbed log-probabilities, in descending order, or draws one by one."""
         vocab = law.logits_BRV.shape[-1]
+        drawn = ops.several(law, keys_Bn, min(level.most, vocab))
+        if drawn is not None:
+            return *drawn, law
         merit = ops.scaled(law) - noise.exponentials(keys_Bn, vocab).log_()
         top = merit.topk(min(level.most, vocab), -1)
         return top.indices, top.values > -torch.inf, law

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import noise
+from outrider import ops
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
@@ -25,8 +25,10 @@ class Level(NamedTuple):
 
     start: int
     stop: int
-    fan_n: Tensor  #: children of each node
+    fan: tuple[int, ...]  #: children of each node
+    fan_n: Tensor
     most: int  #: most children of a node here
+    even: bool  #: every node has that many
     parent_m: Tensor  #: for each next-level node: its parent, counted from `start`
     rank_m: Tensor  #: and its place among its siblings
 
@@ -56,8 +58,10 @@ def shape(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Shape
             Level(
                 start,
                 stop,
+                tuple(fan),
                 torch.tensor(fan, device=device),
                 max(fan),
+                min(fan) == max(fan),
                 torch.tensor([parents[k] - start for k in after], device=device),
                 torch.tensor([kids[parents[k]].index(k) for k in after], device=device),
             )
@@ -109,16 +113,20 @@ class Shaped(Grown):
         table = shape(self.parents, device)
         tree, greedy = table.tree, sampling.greedy
         growth, logits = begin(self.model, memory, context, tree.nodes)
-        keys = noise.stream(context.seed_B, growth.first_B, Purpose.DRAFT)
-        keys = noise.split(keys, tree.levels[-2])
-        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
-        ancestors = None if tree.is_chain else tree.ancestors_BNN
+        keys = ops.streams(context.seed_B, growth.first_B, Purpose.DRAFT, tree.levels[-2])
+        hot = torch.zeros(())
+        if greedy == "some":
+            hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        seen_BNW = growth.sees(0, tree.nodes, None if tree.is_chain else tree.ancestors_BNN)
         tokens, laws, present = [growth.pending_B1], [], []
         for depth, level in enumerate(table.levels):
             if depth:
-                logits = growth.feed(tokens[-1], depth, level.start, ancestors)
+                seen = seen_BNW[:, level.start : level.stop]
+                logits = growth.feed(tokens[-1], depth, level.start, seen)
             law = warp(logits, sampling)
-            top = logits.topk(min(level.most, logits.shape[-1]), -1).indices
+            top = torch.zeros(())
+            if greedy != "none":
+                top = logits.topk(min(level.most, logits.shape[-1]), -1).indices
             if greedy == "all":
                 chosen, there = top, torch.ones_like(top, dtype=torch.bool)
             else:
@@ -128,7 +136,10 @@ class Shaped(Grown):
             laws.append(law)
             present.append(_wide(there, tree.max_draws))
             chosen = _wide(chosen, level.most)
-            tokens.append(chosen[:, level.parent_m, level.rank_m])
+            if level.even:
+                tokens.append(chosen.flatten(1))
+            else:
+                tokens.append(chosen[:, level.parent_m, level.rank_m])
         leaves = tree.nodes - tree.levels[-2]
         there_BNK = torch.cat(
             [*present, torch.zeros_like(present[0][:, :1]).expand(-1, leaves, -1)], 1
@@ -156,4 +167,5 @@ class Shaped(Grown):
 
 
 def _wide(there: Tensor, most: int) -> Tensor:
-    return torch.nn.functional.pad(there, (0, most - there.shape[2]), value=0)
+    lacking = most - there.shape[2]
+    return torch.nn.functional.pad(there, (0, lacking), value=0) if lacking else there

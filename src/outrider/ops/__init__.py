@@ -1,6 +1,6 @@
 """Numerical operations behind one set of names; the PyTorch reference is the specification."""
 
-from outrider.ops.backend import NAMES, chosen, fused, nucleus, use
+from outrider.ops.backend import NAMES, chosen, fused, nucleus, on_host, several, streams, use
 from outrider.ops.reference import (
     draw,
     follow,
@@ -20,10 +20,13 @@ __all__ = [
     "fused",
     "log_probs",
     "nucleus",
+    "on_host",
     "probs",
     "residual",
     "sample",
     "scaled",
     "select",
+    "several",
+    "streams",
     "use",
 ]

@@ -7,7 +7,7 @@ leave a draft to the rule's own PyTorch code, which is the specification.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider import noise
 from outrider.errors import BackendUnavailable, UnknownName
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
@@ -37,6 +38,7 @@ class Backend(NamedTuple):
 
 _MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
 NAMES = ("reference", *_MODULES)
+_FEW_ROWS = 16  #: up to this many rows integers of Python are faster than tensors
 _ENVIRONMENT = os.environ.get("OUTRIDER_OPS") or None
 _override: ContextVar[str | None] = ContextVar("outrider_ops", default=None)
 
@@ -116,11 +118,36 @@ def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
     return None
 
 
+def on_host(device: torch.device) -> bool:
+    """Whether the CPU code is in charge and may read values."""
+    return device.type == "cpu" and chosen(device) == "cpu"
+
+
+def streams(seed_B: Tensor, position_B: Tensor, purpose: noise.Purpose, count: int) -> Tensor:
+    """`count` keys [B, count] of each row: `noise.split` of `noise.stream`."""
+    if seed_B.shape[0] <= _FEW_ROWS and on_host(seed_B.device):
+        from outrider.ops.cpu.keys import split
+
+        return split(seed_B, position_B, purpose, count)
+    return noise.split(noise.stream(seed_B, position_B, purpose), count)
+
+
+def several(
+    laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
+) -> tuple[Tensor, Tensor] | None:
+    """Draws without replacement, `outrider.ops.cpu.sample.several`, or None for the plain way."""
+    if not on_host(laws.logits_BRV.device):
+        return None
+    from outrider.ops.cpu.sample import several as on_cpu
+
+    return on_cpu(laws, keys_BR, count, placed)
+
+
 def nucleus(
     logits_BRV: Tensor, inverse_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor
 ) -> Tensor | None:
     """Top-k and top-p as floors [B, R] without sorting whole rows, or None for the plain way."""
-    if chosen(logits_BRV.device) != "cpu" or logits_BRV.device.type != "cpu":
+    if not on_host(logits_BRV.device):
         return None
     from outrider.ops.cpu.nucleus import nucleus as on_cpu
 

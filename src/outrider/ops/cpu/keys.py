@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from outrider.noise import Purpose
 
@@ -63,3 +65,13 @@ def log_race(key: int, vocab: int, index: Array | None = None) -> Array:
     np.log1p(v, out=v)
     np.negative(v, out=v)
     return np.log(v, out=v)
+
+
+def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
+    """`noise.split` of `noise.stream`: keys [B, count] as signed words."""
+    table = []
+    for seed, position in zip(seed_B.tolist(), position_B.tolist(), strict=True):
+        key = stream(seed, position, purpose)
+        words = [_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)]
+        table.append([word - ((word >> 63) << 64) for word in words])
+    return torch.tensor(table, dtype=torch.int64).view(len(table), count)

@@ -18,6 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
 _SMALLEST, _LARGEST = 1e-10, 1e30  #: sums outside are computed again with the maximum taken off
+_AT_ONCE = 1 << 17
 _BLOCK = 128
 _ONE_LEVEL = 2048
 
@@ -71,6 +72,8 @@ class Rows:
         return rows
 
     def _open(self, logits: Tensor, which: int, vocab: int | None) -> None:
+        if logits.dtype.itemsize < 4 and logits.numel() <= _AT_ONCE:
+            logits = logits.float()  # as quick as one row at a time, up to a cache's size
         self.logits = logits
         self.width = logits.shape[-1]
         self.vocab = vocab or self.width
@@ -166,3 +169,42 @@ def pick(weights: Array, uniform: float) -> tuple[int, float]:
     if index >= part.size:  # rounding at a block's end: the last token with weight
         index = int(inside.searchsorted(inside[-1], "left"))
     return start + index, mass
+
+
+class Urn:
+    """Draws without replacement from a row of weights, which it uses up.
+
+    Block sums are made again from what is left, never by subtraction, so that small weights behind
+    a large one keep their digits.
+    """
+
+    def __init__(self, weights: Array) -> None:
+        self.weights = weights
+        self.blocks = np.add.reduceat(weights, _edges(weights.size))
+
+    def take(self, token: int) -> None:
+        """Take a token out."""
+        start = token - token % _BLOCK
+        self.weights[token] = 0
+        self.blocks[start // _BLOCK] = self.weights[start : start + _BLOCK].sum()
+
+    def draw(self, uniform: float) -> tuple[int, float, float]:
+        """A token, its weight and the sum it was drawn from; weight 0 if nothing is left.
+
+        It stays in until `take`.
+        """
+        sums = np.cumsum(self.blocks, dtype=np.float64)
+        mass = float(sums[-1])
+        if not mass > 0:
+            return 0, 0.0, 0.0
+        mark = uniform * mass
+        at = int(sums.searchsorted(mark, "right"))
+        if at >= sums.size:  # rounding at the end: the last block with weight
+            at = int(sums.searchsorted(mass, "left"))
+        start = at * _BLOCK
+        part = self.weights[start : start + _BLOCK]
+        inside = np.cumsum(part, dtype=np.float64)
+        index = int(inside.searchsorted(mark - (float(sums[at - 1]) if at else 0.0), "right"))
+        if index >= part.size:
+            index = int(inside.searchsorted(inside[-1], "left"))
+        return start + index, float(part[index]), mass
