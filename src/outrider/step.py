@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider import ops
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
 from outrider.shaping import shape
@@ -22,6 +23,7 @@ from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
 
 RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)
+_FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors
 REASONS = ("running", "stop", "length", "context", "fault")
 
 
@@ -138,9 +140,31 @@ def commit(
     context = state.context
     length = context.length_B
     device = length.device
-    count = verdict.count_B
     size = verdict.path_BD.shape[1] + 1
-    at = numbers(size, device)
+    if length.shape[0] <= _FEW_ROWS and ops.on_host(device):
+        block = _block_on_host(state, draft, scores, verdict)
+    else:
+        block = _block(state, draft, scores, verdict)
+
+    place = length[:, None] + numbers(size, device)  # what lies past the block is rewritten later
+    context.tokens_BL.scatter_(1, place, block.tokens_BT)
+    if not draft.tree.is_chain:
+        state.cache.keep(length - 1, verdict.path_BD)
+    drafter.commit(state.memory, context, draft, verdict, scores)
+
+    context = context._replace(
+        length_B=length + block.emitted_B,
+        bound=min(context.bound + size, context.tokens_BL.shape[1]),
+    )
+    return state._replace(context=context, reason_B=block.reason_B), block
+
+
+def _block(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
+    """The block of a step and why rows end, without reading a value."""
+    length = state.context.length_B
+    device = length.device
+    count = verdict.count_B
+    at = numbers(verdict.path_BD.shape[1] + 1, device)
 
     path_tokens = draft.tokens_BN.gather(1, verdict.path_BD.clamp(min=0))
     following = verdict.next_B[:, None]
@@ -165,12 +189,6 @@ def commit(
     emitted = torch.where(running, emitted, 0)
     reason = torch.where(running & _fault(draft, scores, verdict), FAULT, reason)
 
-    place = length[:, None] + at  # what lies past the block is rewritten by the next one
-    context.tokens_BL.scatter_(1, place, tokens)
-    if not draft.tree.is_chain:
-        state.cache.keep(length - 1, verdict.path_BD)
-    drafter.commit(state.memory, context, draft, verdict, scores)
-
     overlap = torch.zeros((), device=device).expand(length.shape)
     overlaps = torch.zeros((), dtype=torch.int64, device=device).expand(length.shape)
     if verdict.overlap_BD is not None:
@@ -178,13 +196,54 @@ def commit(
         overlap = torch.where(known, verdict.overlap_BD, 0).sum(1).float()
         overlaps = known.sum(1)
     drafted = (draft.draws_BNK >= 0).sum((1, 2)).expand(length.shape)
-    block = Block(
-        tokens, emitted, reason, count, torch.where(running, drafted, 0), overlap, overlaps, length
+    drafted = torch.where(running, drafted, 0)
+    return Block(tokens, emitted, reason, count, drafted, overlap, overlaps, length)
+
+
+def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
+    """`_block` for a few rows on a CPU: Python's integers instead of tensors of one element."""
+    length = state.context.length_B
+    drafted = draft.tokens_BN.tolist()
+    stops, limits, why = state.stop_BS.tolist(), state.limit_B.tolist(), state.reason_B.tolist()
+    limit_reasons, lengths = state.limit_reason_B.tolist(), length.tolist()
+    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
+    faults = _fault(draft, scores, verdict).tolist()
+    drawn = (draft.draws_BNK >= 0).sum((1, 2)).tolist()
+    shares = None if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
+    tokens_BT, emitted_B, reason_B, drawn_B = [], [], [], []
+    known_B: list[list[float]] = []
+    for b, path in enumerate(verdict.path_BD.tolist()):
+        tokens = [drafted[b][max(node, 0)] for node in path] + [following[b]]
+        tokens[counts[b]] = following[b]
+        tokens_BT.append(tokens)
+        if why[b] != RUNNING:
+            emitted_B.append(0)
+            reason_B.append(why[b])
+            drawn_B.append(0)
+            known_B.append([])
+            continue
+        emitted, reason = counts[b] + 1, RUNNING
+        for place in range(emitted):
+            if tokens[place] in stops[b]:
+                emitted, reason = place + 1, STOP
+                break
+        room = limits[b] - lengths[b]
+        if emitted > room or (emitted == room and reason == RUNNING):
+            reason = limit_reasons[b]
+        emitted_B.append(min(emitted, max(room, 0)))
+        reason_B.append(FAULT if faults[b] else reason)
+        drawn_B.append(drawn[b] if len(drawn) > 1 else drawn[0])
+        known_B.append([] if shares is None else [x for x in shares[b] if x == x])
+    return Block(
+        torch.tensor(tokens_BT),
+        torch.tensor(emitted_B),
+        torch.tensor(reason_B),
+        verdict.count_B,
+        torch.tensor(drawn_B),
+        torch.tensor([float(sum(known)) for known in known_B]),
+        torch.tensor([len(known) for known in known_B]),
+        length,
     )
-    context = context._replace(
-        length_B=length + emitted, bound=min(context.bound + size, context.tokens_BL.shape[1])
-    )
-    return state._replace(context=context, reason_B=reason), block
 
 
 def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:

@@ -1,0 +1,41 @@
+"""The block of a step on a CPU equals the portable one, whatever ends a row."""
+
+import pytest
+import torch
+
+from outrider import Sampling, step, verifiers
+from outrider.sampling import rows
+from tiny import DRAFTERS, PROMPTS, pair
+
+STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
+
+
+@pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_few_rows_and_many_agree(name, broken):
+    target, small = pair()
+    drafter = DRAFTERS[name](small)
+    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    for seed in range(12):
+        state = step.begin(
+            target,
+            drafter,
+            PROMPTS[:5],
+            rows([Sampling(1.0, seed=10 * seed + row) for row in range(5)]),
+            limits=[len(text) + 1 + (seed + row) % 4 for row, text in enumerate(PROMPTS[:5])],
+            limit_reasons=[step.LENGTH, step.CONTEXT] * 2 + [step.LENGTH],
+            stop_ids=STOPS if seed % 3 else [()] * 5,
+            capacity=64,
+        )
+        state = state._replace(reason_B=torch.tensor([0, 0, 0, seed % 2 * step.STOP, 0]))
+        draft = step.propose(drafter, state)
+        scores = step.score(target, state, draft)
+        verdict = step.verify(rule, state, draft, scores)
+        if broken:
+            logits = scores.laws.logits_BRV.clone()
+            logits[seed % 5, -1, 3] = torch.nan
+            scores = scores._replace(laws=scores.laws._replace(logits_BRV=logits))
+        few = step._block_on_host(state, draft, scores, verdict)
+        many = step._block(state, draft, scores, verdict)
+        for field, ours, theirs in zip(few._fields, few, many, strict=True):
+            torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")
