@@ -16,6 +16,7 @@ import torch
 
 from outrider import sampling, step, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.drafters.make import with_model
 from outrider.models.cache import SlotCache
 
 torch.set_num_threads(1)
@@ -90,6 +91,10 @@ def main() -> None:
         "chain 5 coupled": DraftModel(model, (1,) * 5, coupled=True),
         "tree 3-2-1": DraftModel(model, (3, 2, 1)),
         "tree 3-2-2-1": DraftModel(model, (3, 2, 2, 1)),
+        "RSD-S 3x4": with_model("beam", model, num_speculative_tokens=4, width=3),
+        "hub 3-2-2-1": with_model(
+            "hub_tree", model, num_speculative_tokens=4, branching=(3, 2, 2, 1)
+        ),
         "lookup 8": PromptLookup(8),
     }
     print(
