@@ -417,6 +417,11 @@ def plan(
                 "shorten it so that at least one token fits"
             )
         budget = end.max_new_tokens
+        if budget is None and context >= 1 << 30:
+            raise CapacityError(
+                f"prompt {number} has no token budget and the model names no context to end at; "
+                "got max_new_tokens=None; give max_new_tokens"
+            )
         wanted = context if budget is None else len(prompt) + budget
         if capacity is not None and wanted + engine.drafter.max_nodes > capacity:
             raise CapacityError(

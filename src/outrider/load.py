@@ -115,10 +115,17 @@ def load(
             f"drafter {drafter!r} has no use for {name}; got {name}={locals()[name]!r}; leave it "
             "out or choose another drafter"
         )
-    if num_speculative_tokens < 1:
+    if not isinstance(num_speculative_tokens, int) or num_speculative_tokens < 1:
         raise ConfigurationError(
-            f"num_speculative_tokens must be at least 1; got {num_speculative_tokens}; use "
-            "drafter='root' for plain decoding"
+            "num_speculative_tokens must be a whole number of at least 1; got "
+            f"{num_speculative_tokens}; use drafter='root' for plain decoding"
+        )
+    if branching is not None and (
+        isinstance(branching, str) or not all(isinstance(n, int) and n > 0 for n in branching)
+    ):
+        raise ConfigurationError(
+            f"branching must be positive whole numbers, one per level; got {branching!r}; "
+            "write branching=(3, 2, 1)"
         )
     verifier = verifiers.get(rule) if isinstance(rule, str) else rule
     if coupled:
@@ -152,6 +159,11 @@ def load(
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     model, small = build(setting)
+    if packed is True and not getattr(model.runner, "packed", False):
+        raise ConfigurationError(
+            f"packed=True needs the lean runner, which runs Llama models; {sources['target']} runs "
+            "through its own forward; leave it out"
+        )
     worst = check.trees(model, "target") if model.trees else 0.0
     if small is not None and small.trees:
         check.trees(small, "draft")
@@ -184,7 +196,7 @@ def load(
         str(place),
         setting.dtype,
         setting.threads,
-        setting.packed,
+        bool(getattr(model.runner, "packed", False)),
         vocab,
         worst,
         calibration,
@@ -231,6 +243,10 @@ def _settle(
             f"packed must be 'auto', True or False; got {packed!r}; use 'auto'"
         )
     if place.type != "cpu":
+        if packed is True:
+            raise ConfigurationError(
+                f"weights are packed on a CPU only; got packed=True on {place}; leave it out"
+            )
         name = sources["target"].checkpoint_dtype() if name == "auto" else name
         return Setting(torch.get_num_threads(), name, False), None
     names = [name] if name != "auto" else ["bfloat16", "float32"]

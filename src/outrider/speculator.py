@@ -180,17 +180,22 @@ class Speculator:
         run = self.engine.run(
             ids, sampling, limits, capacity=capacity, trace=trace, logprobs=logprobs
         )
-        return Stream(run, self.tokenizer, stops)
+        return Stream(run, self.tokenizer, stops, ids)
 
 
 class Stream(Iterator[TextBlock]):
     """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
 
-    def __init__(self, run: Run, tokenizer: Any, stops: Sequence[Stop]) -> None:
+    def __init__(
+        self, run: Run, tokenizer: Any, stops: Sequence[Stop], prompts: Sequence[Sequence[int]]
+    ) -> None:
         self.run = run
         self._tokens: list[list[int]] = [[] for _ in stops]
         self._logprobs: list[list[float] | None] = [None for _ in stops]
-        self._text = [Detokenizer(tokenizer, s.strings) if tokenizer else None for s in stops]
+        self._text = [
+            Detokenizer(tokenizer, stop.strings, prompt) if tokenizer else None
+            for stop, prompt in zip(stops, prompts, strict=True)
+        ]
 
     def __iter__(self) -> "Stream":
         return self
@@ -214,7 +219,9 @@ class Stream(Iterator[TextBlock]):
         self._tokens[row].extend(ids)
         if block.logprobs is not None:
             self._logprobs[row] = [*(self._logprobs[row] or []), *block.logprobs[: len(ids)]]
-        return TextBlock(row, text, ids, min(block.accepted, len(ids)), reason, block)
+        kept = min(block.accepted, len(ids))
+        shown = replace(block, token_ids=ids, accepted=kept, finish_reason=reason)
+        return TextBlock(row, text, ids, kept, reason, shown)
 
     def result(self) -> Generation:
         """Completions so far; a request that is still running has finish_reason "running"."""

@@ -63,17 +63,20 @@ class Detokenizer:
     """Text of a growing token sequence, and the first stop string in it.
 
     Decoding restarts at a recent token so that its cost does not grow with the text; characters
-    that are still incomplete (a multi-byte character split between tokens) are held back.
+    that are still incomplete (a multi-byte character split between tokens) are held back. The end
+    of the prompt is decoded along, because some tokenizers drop the space of a first token.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop_strings: Sequence[str] = (), prompt: Sequence[int] = ()
+    ) -> None:
         if any(not s for s in stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
-        self.ids: list[int] = []
+        self.ids: list[int] = list(prompt[-4:])
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
-        self._prefix, self._read, self._told = 0, 0, 0
+        self._prefix, self._read, self._told = 0, len(self.ids), 0
         self._tail = max((len(s) for s in stop_strings), default=0)
 
     def push(self, ids: Sequence[int]) -> str:

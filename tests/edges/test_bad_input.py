@@ -102,7 +102,7 @@ def test_models_on_different_devices():
         ({"threads": "many"}, ["threads", "'many'"]),
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "got 0", "drafter='root'"]),
         ({"branching": ()}, ["at least one drafted token", "drafter='root'"]),
-        ({"branching": (2, 0)}, ["branching factors", "got \\(2, 0\\)"]),
+        ({"branching": (2, 0)}, ["positive whole numbers", "got \\(2, 0\\)"]),
         ({"rule": "block", "branching": (2, 2)}, ["'block' cannot judge a tree", "traversal"]),
         ({"rule": "rejection", "coupled": True}, ["'rejection' cannot judge", "match"]),
         ({"drafter": "draft_model", "draft": None}, []),
@@ -272,6 +272,8 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"drafter": "root", "width": 3}, "no use for width"),
         ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
         ({"drafter": "ngram_table"}, "needs a table"),
+        ({"branching": "3,2"}, "positive whole numbers"),
+        ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"drafter": "root", "coupled": True, "rule": "rejection"}, "no use for coupled"),
         ({"packed": "yes", "threads": 1}, "packed must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),
@@ -280,3 +282,43 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
 def test_options_that_would_do_nothing_are_refused(how, what):
     with pytest.raises(outrider.ConfigurationError, match=what):
         outrider.load(**how)
+
+
+def test_rotary_factors_that_switch_with_the_length_end_the_context_before_they_do():
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    from outrider.models import adapt
+
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 32,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+        },
+    )
+    target = adapt(Phi3ForCausalLM(config).eval())
+    assert target.context == 32
+    greedy, end = Sampling(0), Limits(64)
+    plain = list(Engine(target, Root()).run([[1, 2, 3]], greedy, end))
+    assert plain[-1].finish_reason == "context"
+    fast = Engine(target, outrider.DraftModel(target, (1, 1, 1, 1))).run([[1, 2, 3]], greedy, end)
+    assert [t for b in fast for t in b.token_ids] == [t for b in plain for t in b.token_ids]
+
+
+def test_no_budget_and_no_context_is_an_error_before_memory_is_taken():
+    target, _ = pair()
+    target.context = 1 << 30
+    with pytest.raises(outrider.CapacityError, match="give max_new_tokens"):
+        Engine(target, Root()).run([[1, 2]], Sampling(0), Limits(None))

@@ -72,7 +72,7 @@ def command(
             rule=rule,
             dtype=dtype,
             device=device,
-            threads=threads or "auto",
+            threads="auto" if threads is None else threads,
         )
     ids = read_prompts(speculator, prompts)
     if every is not None:

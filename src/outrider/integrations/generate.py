@@ -324,7 +324,11 @@ class _Call:
     def _stacked(self, which: int, longest: int) -> tuple[Tensor, ...]:
         steps = []
         for at in range(longest):
-            lines = [row[at][which] if at < len(row) else None for row in self.collected]
+            ends = [end if end is not None and self.eos else longest for end in self.ends]
+            lines = [
+                row[at][which] if at < min(len(row), end) else None
+                for row, end in zip(self.collected, ends, strict=True)
+            ]
             some = next(line for line in lines if line is not None)
             ended = torch.zeros_like(some)
             steps.append(torch.stack([ended if line is None else line for line in lines]).clone())

@@ -20,6 +20,25 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
+UNLIMITED = 1 << 30  #: a model that says nothing of its context
+
+
+def steady_context(config: Any) -> int:
+    """Positions at which the rotary frequencies do not depend on the length of the text.
+
+    `longrope` and `dynamic` switch frequencies for a whole call once a position passes the original
+    length, so a block across it would score its first nodes otherwise than plain decoding does.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    settings = [rope, *(s for s in rope.values() if isinstance(s, dict))]
+    if not any(s.get("rope_type") in ("longrope", "dynamic") for s in settings):
+        return UNLIMITED
+    original = [s.get("original_max_position_embeddings") for s in settings]
+    original.append(getattr(config, "original_max_position_embeddings", None))
+    original.append(getattr(config, "max_position_embeddings", None))
+    return min(int(n) for n in original if n)
+
+
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
@@ -31,7 +50,8 @@ class TransformersRunner:
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         sizes = (getattr(self.config, name, None) for name in _CONTEXT)
-        self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), 1 << 30)
+        self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
+        self.context = min(self.context, steady_context(self.config))
         self.layers: int = self.config.num_hidden_layers
         takes = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in takes
