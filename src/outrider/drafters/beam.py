@@ -9,8 +9,10 @@ Gumbel and Z the largest phi~ of a row, the truncated score is
          = psi - max(0, v) - log1p(exp(-|v|)),   v = psi - phi~ + log(1 - exp(phi~ - Z))
 
 in the second form, finite where the first is not. The `width` largest psi' over all (path, token)
-go on; siblings stand in descending order, which is their draw order. Rows at temperature 0 keep the
-paths of an ordinary beam search and declare them placed.
+go on; siblings stand in descending order, which is their draw order. A CPU reads exp(-psi) as
+arrival times of exponential clocks and draws only the children that enter, the same law
+(`outrider.ops.cpu.sample`). Rows at temperature 0 keep the paths of an ordinary beam search and
+declare them placed.
 """
 
 import math

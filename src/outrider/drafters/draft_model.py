@@ -1,9 +1,10 @@
 """A draft model that draws a chain or a branching tree, level by level.
 
 Children of a node are drawn without replacement by Gumbel-top-k (Vieira 2014; Kool et al. 2019): a
-chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024). Rows at temperature
-0 place the draft's top tokens instead. In coupled mode the noise is the target's own, keyed by
-absolute position, and the children are the top tokens under it.
+chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024). A CPU draws them one
+by one instead, the same law. Rows at temperature 0 place the draft's top tokens. In coupled mode
+the noise is the target's own, keyed by absolute position, and the children are the top tokens under
+it.
 """
 
 from dataclasses import dataclass, field

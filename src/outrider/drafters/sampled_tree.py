@@ -1,7 +1,7 @@
 """Children drawn without replacement in a tree of fixed shape: Sequoia; RSD-C if it is even.
 
 Gumbel-top-k (Vieira 2014): the k largest of log q + Gumbel are k draws without replacement, in
-order.
+order. A CPU draws them one by one instead, the same law.
 """
 
 from dataclasses import dataclass

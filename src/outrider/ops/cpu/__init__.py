@@ -3,7 +3,7 @@
 A PyTorch operation on a few numbers costs three to five microseconds, NumPy's well below one, and a
 walk that stops at the first refusal never touches the laws behind it. Paths and counts equal the
 reference's for the same keys. The next token is drawn by inverse transform from one 53-bit uniform
-instead of a race over the vocabulary: the same law, another draw.
+instead of a race over the vocabulary, as are a draft's children: the same law, another draw.
 """
 
 import torch
