@@ -164,6 +164,8 @@ def load(
             f"packed=True needs the lean runner, which runs Llama models; {sources['target']} runs "
             "through its own forward; leave it out"
         )
+    if small is not None:  # a draft need not round alike in every block: fewer dummy rows
+        small.min_queries = min(small.min_queries, 2)
     worst = check.trees(model, "target") if model.trees else 0.0
     if small is not None and small.trees:
         check.trees(small, "draft")

@@ -131,8 +131,7 @@ class Speculator:
             logprobs=logprobs,
             capacity=capacity,
         )
-        for _ in stream:
-            pass
+        stream.drain()
         return stream.result()
 
     def stream(
@@ -200,8 +199,28 @@ class Stream(Iterator[TextBlock]):
     def __iter__(self) -> "Stream":
         return self
 
+    def drain(self) -> None:
+        """Decode to the end. Rows without stop strings become text once, not block by block."""
+        for block in self.run:
+            words = self._text[block.row]
+            if words is not None and words.stop_strings:
+                self._absorb(block)
+            else:
+                self._keep(block.row, block.token_ids, block.logprobs)
+        for row, words in enumerate(self._text):
+            if words is not None and not words.stop_strings:
+                words.push(self._tokens[row])
+                words.finish()
+
+    def _keep(self, row: int, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        self._tokens[row].extend(ids)
+        if logprobs is not None:
+            self._logprobs[row] = [*(self._logprobs[row] or []), *logprobs[: len(ids)]]
+
     def __next__(self) -> TextBlock:
-        block = next(self.run)
+        return self._absorb(next(self.run))
+
+    def _absorb(self, block: HostBlock) -> TextBlock:
         ids, reason, row = block.token_ids, block.finish_reason, block.row
         text, words = "", self._text[row]
         if words is not None:
@@ -216,9 +235,7 @@ class Stream(Iterator[TextBlock]):
                     record.new_tokens -= extra
             elif reason is not None:
                 text += words.finish()
-        self._tokens[row].extend(ids)
-        if block.logprobs is not None:
-            self._logprobs[row] = [*(self._logprobs[row] or []), *block.logprobs[: len(ids)]]
+        self._keep(row, ids, block.logprobs)
         kept = min(block.accepted, len(ids))
         shown = replace(block, token_ids=ids, accepted=kept, finish_reason=reason)
         return TextBlock(row, text, ids, kept, reason, shown)

@@ -83,6 +83,18 @@ class CausalModel:
         last: int | None = None,
     ) -> Tensor:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        with self.meter:
+            return self._forward(cache, tokens_BQ, positions_BQ, slots_BQ, visible_BQW, last)
+
+    def _forward(
+        self,
+        cache: SlotCache,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        slots_BQ: Tensor,
+        visible_BQW: Tensor,
+        last: int | None,
+    ) -> Tensor:
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
@@ -95,9 +107,8 @@ class CausalModel:
             ahead = numbers(more + 1, slots_BQ.device)[1:]
             slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
             last = None
-        with self.meter:
-            cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
-            logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
+        cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
+        logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
         if last is None:
             logits = logits[:, wanted]
         short = self.vocab_size - logits.shape[-1]
