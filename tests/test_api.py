@@ -164,6 +164,8 @@ EXCEPTIONS = {
     "drafters/ngram_table.py:count": "counts a corpus before any run",
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
+    "drafters/beam.py:_by_arrival": "only if the tensors lie on a CPU",
+    "step.py:_block_on_host": "only if the tensors lie on a CPU",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "shaping.py:": "processors of transformers are Python; native penalties do not come here",
