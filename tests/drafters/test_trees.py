@@ -270,6 +270,13 @@ def test_shapes_that_draft_nothing_are_refused(make):
         make(pair(0.4, VOCAB)[1])
 
 
+def test_more_children_than_tokens_are_refused_at_set_up():
+    _, small = pair(0.4, VOCAB)
+    with pytest.raises(ConfigurationError, match="vocabulary of 4; use smaller factors"):
+        DraftModel(small, (2, VOCAB + 1))
+    assert DraftModel(small, (VOCAB,)).max_nodes == 1 + VOCAB
+
+
 @pytest.mark.parametrize(
     ("name", "how", "kind", "nodes"),
     [

@@ -63,6 +63,11 @@ class DraftModel:
                 "a draft model needs at least one drafted token; got branching (); "
                 "use drafter='root' for plain decoding"
             )
+        if max(self.counts) > self.model.vocab_size:
+            raise ConfigurationError(
+                f"no node has more children than the draft has tokens; got branching {self.counts} "
+                f"for a vocabulary of {self.model.vocab_size}; use smaller factors"
+            )
         drawn = Kind.COUPLED if self.coupled else Kind.WITHOUT
         tree = branching(tuple(self.counts))
         object.__setattr__(self, "kinds", frozenset({Kind.FIXED, drawn}))
@@ -139,8 +144,9 @@ class DraftModel:
                 drawn_tokens, lse = ops.sample(law, noisy.keys[:, start:stop])
                 laws[-1] = law._replace(lse_BR=lse)
                 tokens.append(drawn_tokens)
-                if alive is not None or not self.is_chain:
-                    present.append(torch.ones_like(drawn_tokens[..., None], dtype=torch.bool))
+                if alive is not None or not self.is_chain:  # a ban may leave nothing to draw
+                    share = law.logits_BRV.gather(-1, drawn_tokens[..., None])
+                    present.append(share > -torch.inf)
                 continue
             several = None
             if noisy is not None and noisy.single and count <= vocab:
@@ -160,9 +166,9 @@ class DraftModel:
                 if greedy == "some":
                     merit = torch.where(hot, logits.to(merit.dtype), merit)
             if count == 1:
-                best = merit.argmax(-1, keepdim=True)
-                tokens.append(best.view(rows, -1))
-                present.append(torch.ones_like(best, dtype=torch.bool))
+                best = merit.max(-1, keepdim=True)
+                tokens.append(best.indices.view(rows, -1))
+                present.append(best.values > -torch.inf)
             else:
                 top = merit.topk(count, -1)
                 tokens.append(top.indices.view(rows, -1))

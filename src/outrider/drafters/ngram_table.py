@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
+from outrider.drafters.laws import law_at
 from outrider.drafters.root import pending
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
-from outrider.sampling import warp
 from outrider.tree import chain, children, numbers
 from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
 
@@ -151,19 +151,21 @@ class NgramTable:
         at = length[:, None] - back
         tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
         keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
-        tokens, laws = [pending(context)], []
+        tree, draws = chain(depth, device), children((1,) * depth, device)
+        tokens, laws, alive = [pending(context)], [], None
         for step in range(depth):
-            logits = self.table.probs(tail).log()[:, None]
-            law = warp(logits, sampling)
+            law = law_at(self.table.probs(tail).log()[:, None], context, tokens, tree, step, alive)
             if sampling.greedy == "all":
-                token = logits[:, 0].argmax(-1, keepdim=True)
+                token = law.logits_BRV[:, 0].argmax(-1, keepdim=True)
             else:
                 token, lse = ops.sample(law, keys[:, step : step + 1])
                 law = law._replace(lse_BR=lse)
             laws.append(law)
             tokens.append(token)
+            if sampling.shaping is not None:  # a ban may leave nothing to draw
+                there = law.logits_BRV[:, 0].gather(1, token) > -torch.inf
+                alive = there if alive is None else there & alive
             tail = torch.cat([tail[:, 1:], token], 1)
-        tree, draws = chain(depth, device), children((1,) * depth, device)
         greedy = sampling.greedy
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
         drawn = draws >= 0

@@ -7,16 +7,18 @@ with its argmax.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider import noise, ops
+from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
-from outrider.sampling import warp
 from outrider.types import Context, Draft, Kind, LanguageModel, Tree
 
 
@@ -53,45 +55,94 @@ class Paths(Grown):
         slot = torch.arange(nodes, device=device)
         parent = torch.full((batch, nodes), -1, dtype=torch.int64, device=device)
         ancestors = (slot[:, None] == slot).expand(batch, -1, -1)
-        draws = torch.full((batch, nodes, count), -1, dtype=torch.int64, device=device)
+        spare = nodes * count  # the cell that absent draws are written to
+        draws = torch.full((batch, spare + 1), -1, dtype=torch.int64, device=device)
         where = torch.zeros(batch, count, dtype=torch.int64, device=device)  # node of each path
+        going = torch.ones(batch, count, dtype=torch.bool, device=device)
+        level_BN, levels = _levels(self.depth, count, batch, device)
         tokens, laws = [growth.pending_B1], []
         start, stop = 0, 1
         for depth in range(self.depth):
             if depth:
                 logits = growth.feed(tokens[-1], depth, start, growth.sees(start, stop, ancestors))
-            law = warp(logits, sampling)
+            tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
+            # of merged paths only the first one's node is alive
+            alive = going & (where - start == slot[:count]) if depth else None
+            law = law_at(logits, context, tokens, tree, start, alive)
             laws.append(law)
             local = (where - start)[..., None].expand(-1, -1, vocab)
             if greedy != "all":
                 race = noise.exponentials(keys[:, stop : stop + count], vocab).log_()
-                token = (ops.scaled(law).gather(1, local) - race).argmax(-1)
+                found = _best(ops.scaled(law).gather(1, local) - race)
             if greedy != "none":
-                best = logits.gather(1, local).argmax(-1)
+                best = _best(law.logits_BRV.gather(1, local))
                 if not depth:
-                    top = logits[:, 0].topk(min(count, vocab), -1).indices
-                    best = torch.cat([top, best], 1)[:, :count]
-                token = best if greedy == "all" else torch.where(hot, best, token)
+                    best = _side_by_side(law.logits_BRV[:, 0], best)
+                if greedy == "all":
+                    found = best
+                else:
+                    found = _chosen(hot, best, found)
+            token = found.indices
+            going = going & (found.values > -torch.inf)  # a path ends where no token is possible
 
             old, start, stop = where, stop, stop + count
             same = (old[:, :, None] == old[:, None, :]) & (token[:, :, None] == token[:, None, :])
-            where = start + same.to(torch.int8).argmax(-1)  # the first path of the same prefix
+            same = same & going[:, None, :]
+            # the first path of the same prefix; a path that has ended keeps a node of its own
+            first = torch.where(going, same.to(torch.int8).argmax(-1), slot[:count])
+            where = start + first
             tokens.append(token)
-            parent = torch.cat([parent[:, :start], old, parent[:, stop:]], 1)
-            seen = ancestors.gather(1, old[..., None].expand(-1, -1, nodes))
+            over = torch.where(going, old, 0)
+            parent = torch.cat([parent[:, :start], over, parent[:, stop:]], 1)
+            seen = ancestors.gather(1, over[..., None].expand(-1, -1, nodes))
             seen = seen | (slot[start:stop, None] == slot)
             ancestors = torch.cat([ancestors[:, :start], seen, ancestors[:, stop:]], 1)
-            rank = (old[:, :, None] == old[:, None, :]).tril(-1).sum(-1)
-            draws = draws.flatten(1).scatter(1, old * count + rank, where).view_as(draws)
+            rank = ((old[:, :, None] == old[:, None, :]) & going[:, None, :]).tril(-1).sum(-1)
+            cell = torch.where(going, old * count + rank, spare)
+            draws = draws.scatter(1, cell, where)
 
-        levels = (0, 1, *(1 + count * (d + 1) for d in range(self.depth)))
-        level = torch.cat(
-            [torch.full((1 if d == 0 else count,), d, device=device) for d in range(self.depth + 1)]
-        )
-        tree = Tree(
-            parent, level.expand(batch, -1), ancestors, self.depth, count, levels, is_chain=False
-        )
-        return _declared(torch.cat(tokens, 1), tree, draws, greedy, hot, laws)
+        tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
+        table = draws[:, :spare].view(batch, nodes, count)
+        return _declared(torch.cat(tokens, 1), tree, table, greedy, hot, laws)
+
+
+class _Best(NamedTuple):
+    """The token of each path [B, count] and how good it was: -inf where there is none."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _best(merit_BcV: Tensor) -> _Best:
+    return _Best(*merit_BcV.max(-1))
+
+
+def _side_by_side(logits_BV: Tensor, best: _Best) -> _Best:
+    """Greedy paths part at the root: path i starts with the i-th best token, if there is one."""
+    count = best.indices.shape[1]
+    top = logits_BV.topk(min(count, logits_BV.shape[1]), -1)
+    return _Best(
+        torch.cat([top.values, best.values], 1)[:, :count],
+        torch.cat([top.indices, best.indices], 1)[:, :count],
+    )
+
+
+def _chosen(hot_B1: Tensor, best: _Best, drawn: _Best) -> _Best:
+    """The best token in greedy rows, the drawn one in others."""
+    return _Best(
+        torch.where(hot_B1, best.values, drawn.values),
+        torch.where(hot_B1, best.indices, drawn.indices),
+    )
+
+
+@lru_cache(maxsize=64)
+def _levels(
+    depth: int, count: int, batch: int, device: torch.device
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Depth of each node [B, N] and the bounds of the levels."""
+    levels = (0, 1, *(1 + count * (d + 1) for d in range(depth)))
+    level = [d for d, (a, b) in enumerate(pairwise(levels)) for _ in range(a, b)]
+    return torch.tensor(level, device=device).expand(batch, -1), levels
 
 
 def _declared(

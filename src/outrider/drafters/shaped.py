@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
-from outrider.sampling import warp
 from outrider.tree import branching, from_parents
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Tree
 
@@ -31,6 +31,10 @@ class Level(NamedTuple):
     even: bool  #: every node has that many
     parent_m: Tensor  #: for each next-level node: its parent, counted from `start`
     rank_m: Tensor  #: and its place among its siblings
+
+    def spread(self, table_BnK: Tensor) -> Tensor:
+        """[B, m]: the entry of each next-level node."""
+        return table_BnK.flatten(1) if self.even else table_BnK[:, self.parent_m, self.rank_m]
 
 
 class Shape(NamedTuple):
@@ -119,27 +123,30 @@ class Shaped(Grown):
             hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
         seen_BNW = growth.sees(0, tree.nodes, None if tree.is_chain else tree.ancestors_BNN)
         tokens, laws, present = [growth.pending_B1], [], []
+        alive: Tensor | None = None
         for depth, level in enumerate(table.levels):
             if depth:
                 seen = seen_BNW[:, level.start : level.stop]
                 logits = growth.feed(tokens[-1], depth, level.start, seen)
-            law = warp(logits, sampling)
-            top = torch.zeros(())
+            law = law_at(logits, context, tokens, tree, level.start, alive)
+            best = None
             if greedy != "none":
-                top = logits.topk(min(level.most, logits.shape[-1]), -1).indices
+                best = law.logits_BRV.topk(min(level.most, logits.shape[-1]), -1)
             if greedy == "all":
-                chosen, there = top, torch.ones_like(top, dtype=torch.bool)
+                assert best is not None
+                chosen, there = best.indices, best.values > -torch.inf
             else:
                 chosen, there, law = self.fill(law, level, keys[:, level.start : level.stop])
-                if greedy == "some":
-                    chosen, there = torch.where(hot, top, chosen), there | hot
+            chosen, there = _wide(chosen, level.most), _wide(there, level.most)
+            if greedy == "some":
+                assert best is not None
+                chosen = torch.where(hot, _wide(best.indices, level.most), chosen)
+                there = torch.where(hot, _wide(best.values > -torch.inf, level.most), there)
             laws.append(law)
             present.append(_wide(there, tree.max_draws))
-            chosen = _wide(chosen, level.most)
-            if level.even:
-                tokens.append(chosen.flatten(1))
-            else:
-                tokens.append(chosen[:, level.parent_m, level.rank_m])
+            tokens.append(level.spread(chosen))
+            if context.sampling.shaping is not None:  # a child of an absent node is absent, too
+                alive = level.spread(there if alive is None else there & alive[..., None])
         leaves = tree.nodes - tree.levels[-2]
         there_BNK = torch.cat(
             [*present, torch.zeros_like(present[0][:, :1]).expand(-1, leaves, -1)], 1
