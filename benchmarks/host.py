@@ -31,7 +31,7 @@ class Instant:
         noise = torch.Generator().manual_seed(seed)
         shape = (1, 64, vocab)
         table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
-        self.table = table.bfloat16()
+        self.table = table.bfloat16().float()  # as a CPU model in half precision answers
 
     def open(self, rows: int, capacity: int) -> SlotCache:
         return SlotCache(1, rows, capacity)

@@ -165,6 +165,7 @@ EXCEPTIONS = {
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
     "drafters/beam.py:_by_arrival": "only if the tensors lie on a CPU",
+    "step.py:_all_run_on_host": "only if the tensors lie on a CPU",
     "step.py:_block_on_host": "only if the tensors lie on a CPU",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",

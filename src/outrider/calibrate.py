@@ -19,6 +19,8 @@ import torch
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
+#: What the OpenMP runtimes read about idle threads.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_PROC_BIND")
 _CONTEXT = 96  #: committed tokens in the cache while timing
 
 
@@ -57,7 +59,9 @@ def key(*configs: Any) -> str:
         platform.processor(),
         _cpu_name(),
         str(os.cpu_count()),
-        "6",
+        # Whether idle threads spin or sleep can turn the verdict on two threads around.
+        *(f"{name}={os.environ.get(name)}" for name in WAITING),
+        "7",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

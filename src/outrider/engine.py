@@ -21,7 +21,7 @@ from outrider.errors import CapacityError, ConfigurationError, NumericalError, P
 from outrider.prefill import ROUND
 from outrider.sampling import Sampling
 from outrider.stats import Meter, RequestStats, Stats
-from outrider.step import REASONS, Block, State
+from outrider.step import REASONS, Block, BlockLists, State
 from outrider.types import Draft, Drafter, LanguageModel, Scores, Verdict, Verifier
 
 
@@ -220,9 +220,7 @@ class Run(Iterator[HostBlock]):
         return self.done
 
     def _read(self, pending: "_Pending") -> None:
-        pending.wait()
-        emitted, codes, accepted, drafted, overlaps = pending.counts.tolist()
-        overlap, tokens = pending.overlap.tolist(), pending.tokens.tolist()
+        tokens, emitted, codes, accepted, drafted, overlap, overlaps = pending.read()
         now = time.perf_counter() - self._started
         for at, request in enumerate(pending.requests):
             if self.reasons[request] is not None:
@@ -307,40 +305,44 @@ class _Pending:
     requests: list[int]
     traced: bool
     logs: torch.Tensor | None = None
-    counts: torch.Tensor = field(init=False)
-    overlap: torch.Tensor = field(init=False)
-    tokens: torch.Tensor = field(init=False)
+    _block: list[torch.Tensor] = field(init=False, default_factory=list)
+    _trace: list[torch.Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         b = self.block
-        with torch.inference_mode():
-            counts = torch.stack(
-                [
-                    b.emitted_B,
-                    b.reason_B,
-                    b.accepted_B,
-                    b.drafted_B,
-                    b.overlaps_B.expand_as(b.emitted_B),
-                ]
-            )
         self.event: Any = None
-        parts = [counts, b.overlap_B, b.tokens_BT]
+        parts: list[torch.Tensor] = []
+        if b.lists is None:
+            with torch.inference_mode():
+                overlaps_B = b.overlaps_B.expand_as(b.emitted_B)
+                counts = [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, overlaps_B]
+                parts += [b.tokens_BT, torch.stack(counts), b.overlap_B]
         if self.traced:
             d, v = self.draft, self.verdict
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
         if self.logs is not None:
             parts.append(self.logs)
-        if counts.is_cuda:
+        if b.emitted_B.is_cuda:
             parts = [part.to("cpu", non_blocking=True) for part in parts]
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
         if self.logs is not None:
             self.logs = parts.pop()
-        self.counts, self.overlap, self.tokens, *self._trace = parts
+        if b.lists is None:
+            self._block, parts = parts[:3], parts[3:]
+        self._trace = parts
 
-    def wait(self) -> None:
+    def read(self) -> BlockLists:
+        """The block on the host, once it has arrived."""
+        if self.block.lists is not None:
+            return self.block.lists
         if self.event is not None:
             self.event.synchronize()
+        tokens, counts, overlap = self._block
+        emitted, reason, accepted, drafted, overlaps = counts.tolist()
+        return BlockLists(
+            tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
+        )
 
     def logs_of(self, row: int, count: int) -> list[float] | None:
         if self.logs is None:

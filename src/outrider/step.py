@@ -9,6 +9,7 @@ Nothing here reads a device value: every verb runs on the meta device. `length_B
 tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.ops.cpu import lists
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
 from outrider.shaping import shape
@@ -39,6 +41,18 @@ class State(NamedTuple):
     reason_B: Tensor  #: RUNNING, or why the row has ended
 
 
+class BlockLists(NamedTuple):
+    """A block as Python lists, one entry per row: what the engine tells, without another read."""
+
+    tokens: list[list[int]]
+    emitted: list[int]
+    reason: list[int]
+    accepted: list[int]
+    drafted: list[int]
+    overlap: list[float]
+    overlaps: list[int]
+
+
 class Block(NamedTuple):
     """What a step emits, still on the device: `tokens_BT[b, :emitted_B[b]]`."""
 
@@ -50,6 +64,7 @@ class Block(NamedTuple):
     overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
     overlaps_B: Tensor
     start_B: Tensor  #: committed length before the step
+    lists: BlockLists | None = None  #: the same as lists, if the step was made on the host
 
 
 @torch.inference_mode()
@@ -122,6 +137,8 @@ def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdic
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = state.context
     verdict = rule(draft, scores, Draws(context.seed_B, context.length_B - 1))
+    if _on_host(state) and _all_run_on_host(state):
+        return verdict
     running = state.reason_B == RUNNING
     return verdict._replace(
         path_BD=torch.where(running[:, None], verdict.path_BD, -1),
@@ -141,7 +158,7 @@ def commit(
     length = context.length_B
     device = length.device
     size = verdict.path_BD.shape[1] + 1
-    if length.shape[0] <= _FEW_ROWS and ops.on_host(device):
+    if _on_host(state):
         block = _block_on_host(state, draft, scores, verdict)
     else:
         block = _block(state, draft, scores, verdict)
@@ -200,50 +217,74 @@ def _block(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Bloc
     return Block(tokens, emitted, reason, count, drafted, overlap, overlaps, length)
 
 
+def _on_host(state: State) -> bool:
+    """Whether this step is made of Python's integers: a few rows on a CPU."""
+    length = state.context.length_B
+    return length.shape[0] <= _FEW_ROWS and ops.on_host(length.device)
+
+
+def _all_run_on_host(state: State) -> bool:
+    return not any(state.reason_B.tolist())
+
+
 def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
     """`_block` for a few rows on a CPU: Python's integers instead of tensors of one element."""
-    length = state.context.length_B
-    drafted = draft.tokens_BN.tolist()
+    told, tables = lists.of_verdict(verdict), lists.of_draft(draft)
+    length, counts, following = state.context.length_B, told.counts, told.following
     stops, limits, why = state.stop_BS.tolist(), state.limit_B.tolist(), state.reason_B.tolist()
     limit_reasons, lengths = state.limit_reason_B.tolist(), length.tolist()
-    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
-    faults = _fault(draft, scores, verdict).tolist()
-    drawn = (draft.draws_BNK >= 0).sum((1, 2)).tolist()
-    shares = None if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
+    faults = _fault_on_host(draft, scores, told.path)
     tokens_BT, emitted_B, reason_B, drawn_B = [], [], [], []
-    known_B: list[list[float]] = []
-    for b, path in enumerate(verdict.path_BD.tolist()):
-        tokens = [drafted[b][max(node, 0)] for node in path] + [following[b]]
+    overlap_B: list[float] = []
+    overlaps_B: list[int] = []
+    for b, path in enumerate(told.path):
+        drafted = tables.tokens[b]
+        tokens = [drafted[max(node, 0)] for node in path] + [following[b]]
         tokens[counts[b]] = following[b]
         tokens_BT.append(tokens)
-        if why[b] != RUNNING:
-            emitted_B.append(0)
-            reason_B.append(why[b])
-            drawn_B.append(0)
-            known_B.append([])
-            continue
-        emitted, reason = counts[b] + 1, RUNNING
-        for place in range(emitted):
-            if tokens[place] in stops[b]:
-                emitted, reason = place + 1, STOP
-                break
-        room = limits[b] - lengths[b]
-        if emitted > room or (emitted == room and reason == RUNNING):
-            reason = limit_reasons[b]
-        emitted_B.append(min(emitted, max(room, 0)))
-        reason_B.append(FAULT if faults[b] else reason)
-        drawn_B.append(drawn[b] if len(drawn) > 1 else drawn[0])
-        known_B.append([] if shares is None else [x for x in shares[b] if x == x])
+        known: list[float] = []
+        emitted, reason, drawn = 0, why[b], 0
+        if reason == RUNNING:
+            emitted = counts[b] + 1
+            for place in range(emitted):
+                if tokens[place] in stops[b]:
+                    emitted, reason = place + 1, STOP
+                    break
+            room = limits[b] - lengths[b]
+            if emitted > room or (emitted == room and reason == RUNNING):
+                reason = limit_reasons[b]
+            emitted = min(emitted, max(room, 0))
+            reason = FAULT if faults[b] else reason
+            drawn = sum(kid >= 0 for kids in tables.draws[b] for kid in kids)
+            known = [] if told.overlap is None else [x for x in told.overlap[b] if x == x]
+        emitted_B.append(emitted)
+        reason_B.append(reason)
+        drawn_B.append(drawn)
+        overlap_B.append(float(sum(known)))
+        overlaps_B.append(len(known))
+    kept = BlockLists(tokens_BT, emitted_B, reason_B, counts, drawn_B, overlap_B, overlaps_B)
     return Block(
         torch.tensor(tokens_BT),
         torch.tensor(emitted_B),
         torch.tensor(reason_B),
         verdict.count_B,
         torch.tensor(drawn_B),
-        torch.tensor([float(sum(known)) for known in known_B]),
-        torch.tensor([len(known) for known in known_B]),
+        torch.tensor(overlap_B),
+        torch.tensor(overlaps_B),
         length,
+        kept,
     )
+
+
+def _fault_on_host(draft: Draft, scores: Scores, path: list[list[int]]) -> list[bool]:
+    """`_fault` in NumPy: the largest logit of each law tells."""
+    drawn = [] if draft.laws is None else lists.largest(draft.laws.logits_BRV)
+    found = []
+    for b, tops in enumerate(lists.largest(scores.laws.logits_BRV)):
+        fault = any(top != top for top in tops) or (drawn and any(t != t for t in drawn[b]))
+        kept = (0, *(node for node in path[b] if node >= 0))
+        found.append(bool(fault) or not all(math.isfinite(tops[node]) for node in kept))
+    return found
 
 
 def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:

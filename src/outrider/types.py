@@ -63,6 +63,20 @@ class Tree(NamedTuple):
         return self.levels[-1]
 
 
+class DraftLists(NamedTuple):
+    """A draft's small tables as Python lists, one entry per row: code on a host reads these.
+
+    They stand for the tensors in `of` and for no others: `ops.cpu.lists` reads a draft anew when
+    one of its tables was replaced.
+    """
+
+    tokens: list[list[int]]
+    draws: list[list[list[int]]]
+    kinds: list[list[list[int]]]
+    rows: list[list[list[int]]]
+    of: tuple[Tensor, Tensor, Tensor, Tensor]  #: tokens, draws, kinds, rows
+
+
 class Draft(NamedTuple):
     """What is proposed below the pending token, with the laws it was drawn from.
 
@@ -78,6 +92,7 @@ class Draft(NamedTuple):
     row_BNK: Tensor
     laws: Laws | None
     kinds: frozenset[Kind]  #: host constant: every kind that occurs
+    lists: DraftLists | None = None  #: the tables as lists, if the drafter has them at hand
 
 
 class Scores(NamedTuple):
@@ -103,6 +118,16 @@ class Draws(NamedTuple):
     target_race_BDV: Tensor | None = None  #: Exp(1) noise of the target at depths 0..D
 
 
+class VerdictLists(NamedTuple):
+    """A verdict as Python lists, for the tensors in `of` alone."""
+
+    path: list[list[int]]
+    counts: list[int]
+    following: list[int]
+    overlap: list[list[float]] | None
+    of: tuple[Tensor, Tensor, Tensor, Tensor | None]  #: path, count, next, overlap
+
+
 class Verdict(NamedTuple):
     """The accepted path, its length and one more token."""
 
@@ -112,6 +137,7 @@ class Verdict(NamedTuple):
     overlap_BD: Tensor | None = (
         None  #: sum min(target, draft) at each examined depth, NaN elsewhere
     )
+    lists: VerdictLists | None = None  #: the same as lists, if the rule has them at hand
 
 
 class Outcome(NamedTuple):

@@ -174,9 +174,9 @@ def copies(x: Any) -> Any:
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(torch.nan_to_num(a.double()), torch.nan_to_num(b.double()))
-    if isinstance(a, tuple):
+    if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    return bool(a == b) or (a != a and b != b)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

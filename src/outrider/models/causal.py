@@ -51,6 +51,8 @@ class CausalModel:
         # In half precision on a CPU attention over one to three rows rounds differently from wider
         # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
+        # The host reads logits there, law by law: widened once, not by each that looks at them.
+        self._widen = half and runner.device.type == "cpu"
         self.trees: bool = getattr(runner, "trees", True)  #: whether drafts may branch
         self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
 
@@ -111,6 +113,8 @@ class CausalModel:
         logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
         if last is None:
             logits = logits[:, wanted]
+        if self._widen:
+            logits = logits.float()
         short = self.vocab_size - logits.shape[-1]
         if short > 0:  # a draft model with a narrower output: it never proposes the other ids
             return torch.nn.functional.pad(logits, (0, short), value=-torch.inf)

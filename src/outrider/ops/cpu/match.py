@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import keys
-from outrider.types import Draft, Draws, Laws, Scores, Verdict
+from outrider.ops.cpu import keys, lists
+from outrider.types import Draft, Draws, Laws, Scores, Verdict, VerdictLists
 
 
 def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
@@ -23,14 +23,14 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     laws = scores.laws
     batch = laws.logits_BRV.shape[0]
     depth = draft.tree.max_depth
-    tokens = draft.tokens_BN.tolist()
-    kids = draft.draws_BNK.tolist()
+    tables = lists.of_draft(draft)
+    tokens, kids = tables.tokens, tables.draws
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
     found = []
     for b in range(batch):
-        table = kids[b if len(kids) > 1 else 0]
+        table = kids[b]
         path: list[int] = []
         node, going = 0, True
         while going:
@@ -46,13 +46,15 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
                     node, going = kid, True
                     break
         found.append((path, token))
-    return Verdict(
-        torch.tensor(
-            [path + [-1] * (depth - len(path)) for path, _ in found], dtype=torch.int64
-        ).view(batch, depth),
-        torch.tensor([len(path) for path, _ in found]),
-        torch.tensor([token for _, token in found]),
+    paths = [path + [-1] * (depth - len(path)) for path, _ in found]
+    count, following = [len(path) for path, _ in found], [token for _, token in found]
+    own = (
+        torch.tensor(paths, dtype=torch.int64).view(batch, depth),
+        torch.tensor(count),
+        torch.tensor(following),
+        None,
     )
+    return Verdict(*own, VerdictLists(paths, count, following, None, own))
 
 
 def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) -> int:

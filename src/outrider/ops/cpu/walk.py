@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import keys
+from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference import EMPTY
-from outrider.types import Draft, Draws, Kind, Scores, Verdict
+from outrider.types import Draft, Draws, Kind, Scores, Verdict, VerdictLists
 
 
 class Walk:
@@ -30,10 +30,9 @@ class Walk:
         self.batch = laws.logits_BRV.shape[0]
         self.depth = draft.tree.max_depth
         self.most = draft.draws_BNK.shape[2]
-        self.tokens: list[list[int]] = draft.tokens_BN.tolist()
-        self.kids = _shared(draft.draws_BNK, self.batch)
-        self.kinds = _shared(draft.kind_BNK, self.batch)
-        self.rows = _shared(draft.row_BNK, self.batch)
+        tables = lists.of_draft(draft)
+        self.tokens, self.kids = tables.tokens, tables.draws
+        self.kinds, self.rows = tables.kinds, tables.rows
         self.empty = 0.0 if self.target.double else EMPTY
         self.seeds: list[int] = draws.seed_B.tolist()
         self.starts: list[int] = draws.start_B.tolist()
@@ -163,12 +162,16 @@ class Walk:
             path.append(accepted + [-1] * (depth - len(accepted)))
             shares.append(shared + [float("nan")] * (depth - len(shared)))
         told = overlap and self.drafted is not None and depth > 0
-        return Verdict(
+        count = [len(accepted) for accepted, _, _ in found]
+        following = [token for _, token, _ in found]
+        own = (
             torch.tensor(path, dtype=torch.int64).view(self.batch, depth),
-            torch.tensor([len(accepted) for accepted, _, _ in found]),
-            torch.tensor([token for _, token, _ in found]),
+            torch.tensor(count),
+            torch.tensor(following),
             torch.tensor(shares, dtype=getattr(torch, self.target.dtype)) if told else None,
         )
+        kept = VerdictLists(path, count, following, shares if told else None, own)
+        return Verdict(*own, kept)
 
     def _without(self, tokens: list[int]) -> None:
         assert self.drafted is not None
@@ -177,8 +180,3 @@ class Walk:
             self.drafted.row[token] = 0
         if tokens and self.drawn_mass < 0.01:
             self.drawn_mass = total(self.drafted.row, self.drafted.tensor)
-
-
-def _shared(table: torch.Tensor, batch: int) -> list[list[list[int]]]:
-    lists: list[list[list[int]]] = table.tolist()
-    return lists * batch if len(lists) == 1 else lists
