@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
-from outrider.drafters import Beam, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
@@ -75,8 +75,10 @@ DRAFTERS = {
     "paths": lambda small: Paths(small, 3, 3),
     "hub tree": lambda small: HubTree(small, (3, 2, 1)),
     "static tree": lambda small: StaticTree(small, (3, 2, 1)),
+    "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
+    "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
 
 

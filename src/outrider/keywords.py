@@ -12,7 +12,8 @@ from typing import Any
 
 from outrider.errors import ConfigurationError, UnknownName
 
-OURS = ("draft", "drafter", "num_speculative_tokens", "branching", "coupled", "rule", "ngram")
+SHAPE = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance", "coupled")
+OURS = ("draft", "drafter", *SHAPE, "rule", "ngram")
 METHODS = {
     "draft_model": "draft_model",
     "ngram": "prompt_lookup",

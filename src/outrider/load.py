@@ -49,9 +49,11 @@ def load(
     draft: str | Path | Any | None = None,
     *,
     drafter: str | None = None,
-    num_speculative_tokens: int = 4,
+    num_speculative_tokens: int | None = None,
     branching: Sequence[int] | None = None,
     width: int | None = None,
+    total_tokens: int | None = None,
+    acceptance: Sequence[float] | None = None,
     ngram: tuple[int, int] | None = None,
     coupled: bool = False,
     rule: str | Verifier | None = None,
@@ -65,10 +67,17 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models
     drafter         "draft_model" (default when there is a draft), "sampled_tree", "hub_tree",
-                    "static_tree", "beam", "paths", "prompt_lookup" or "root"
-    num_speculative_tokens  length of a chain (gamma)
-    branching       children per level instead of a chain, e.g. (3, 2, 1)
-    width           paths of the drafters "beam" and "paths", num_speculative_tokens long
+                    "static_tree", "dynamic_tree", "beam", "paths", "prompt_lookup" or "root"
+    num_speculative_tokens  the depth (gamma): tokens of a chain, of a path, or of a tree's longest
+                    path. None: the length of `branching`, 5 levels of "dynamic_tree", else 4
+    branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
+    width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
+                    the children of each (EAGLE-2's top_k)
+    total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
+                    that `acceptance` asks for
+    acceptance      chance that a node's k-th child is kept, k = 1, 2, ...: "static_tree",
+                    "sampled_tree" and "hub_tree" take the shape of `total_tokens` nodes with the
+                    most expected tokens (Sequoia), e.g. acceptance=(0.6, 0.15, 0.05)
     ngram           shortest and longest n-gram of prompt lookup, e.g. (1, 4)
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     rule            name of a verification rule; None takes the default for the drafter
@@ -104,6 +113,9 @@ def load(
     unused = {
         "branching": branching is not None and drafter not in WITH_MODEL,
         "width": width is not None and drafter not in WITH_MODEL,
+        "total_tokens": total_tokens is not None and drafter not in WITH_MODEL,
+        "acceptance": acceptance is not None and drafter not in WITH_MODEL,
+        "num_speculative_tokens": num_speculative_tokens is not None and drafter == "root",
         "ngram": ngram is not None and drafter != "prompt_lookup",
         "coupled": coupled
         and drafter not in WITH_MODEL
@@ -115,7 +127,8 @@ def load(
             f"drafter {drafter!r} has no use for {name}; got {name}={locals()[name]!r}; leave it "
             "out or choose another drafter"
         )
-    if not isinstance(num_speculative_tokens, int) or num_speculative_tokens < 1:
+    gamma = num_speculative_tokens
+    if gamma is not None and (not isinstance(gamma, int) or gamma < 1):
         raise ConfigurationError(
             "num_speculative_tokens must be a whole number of at least 1; got "
             f"{num_speculative_tokens}; use drafter='root' for plain decoding"
@@ -154,7 +167,7 @@ def load(
         return made[0], made[1]
 
     setting, calibration = _settle(
-        sources, build, place, dtype, threads, packed, num_speculative_tokens
+        sources, build, place, dtype, threads, packed, num_speculative_tokens or 4
     )
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
@@ -177,6 +190,8 @@ def load(
             num_speculative_tokens=num_speculative_tokens,
             branching=branching,
             width=width,
+            total_tokens=total_tokens,
+            acceptance=acceptance,
             coupled=coupled,
         )
         if not small.trees and not made.is_chain:
@@ -186,7 +201,7 @@ def load(
             )
     elif drafter == "prompt_lookup":
         least, most = ngram or (1, 4)
-        made = PromptLookup(num_speculative_tokens, most_ngram=most, least_ngram=least)
+        made = PromptLookup(gamma or 4, most_ngram=most, least_ngram=least)
     else:
         assert drafter == "root"
         made = Root()

@@ -17,6 +17,7 @@ from outrider.drafters import (
     DRAFTERS,
     Beam,
     DraftModel,
+    DynamicTree,
     HubTree,
     Paths,
     SampledTree,
@@ -281,19 +282,46 @@ def test_more_children_than_tokens_are_refused_at_set_up():
     ("name", "how", "kind", "nodes"),
     [
         ("draft_model", {}, DraftModel, 5),
+        ("draft_model", {"num_speculative_tokens": 6}, DraftModel, 7),
         ("draft_model", {"branching": (2, 1)}, DraftModel, 5),
+        ("draft_model", {"branching": (2, 1), "num_speculative_tokens": 2}, DraftModel, 5),
         ("beam", {"width": 2}, Beam, 9),
+        ("beam", {"width": 2, "num_speculative_tokens": 3}, Beam, 7),
         ("paths", {}, Paths, 13),
         ("hub_tree", {"branching": (3, 2)}, HubTree, 10),
         ("static_tree", {}, StaticTree, 34),
+        ("static_tree", {"num_speculative_tokens": 2}, StaticTree, 10),
+        ("static_tree", {"num_speculative_tokens": 5}, StaticTree, 46),
         ("sampled_tree", {"branching": (2,)}, SampledTree, 3),
+        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, SampledTree, 8),
+        ("dynamic_tree", {"width": 3}, DynamicTree, 17),
+        ("dynamic_tree", {"width": 2, "num_speculative_tokens": 2}, DynamicTree, 7),
+        ("dynamic_tree", {"width": 4, "num_speculative_tokens": 18}, DynamicTree, 19),
+        ("dynamic_tree", {"width": 2, "total_tokens": 6, "num_speculative_tokens": 3,
+                          "coupled": True}, DynamicTree, 7),
     ],
-)
+)  # fmt: skip
 def test_drafters_by_name(name, how, kind, nodes):
-    made = with_model(name, pair(0.4, VOCAB)[1], num_speculative_tokens=4, **how)
+    made = with_model(name, pair(0.4, VOCAB)[1], **how)
     assert type(made) is kind
     assert made.name == name
     assert made.max_nodes == nodes
+
+
+def test_the_depth_of_trees_by_name():
+    _, small = pair(0.4, VOCAB)
+    for name in ("hub_tree", "static_tree", "sampled_tree", "beam", "paths", "dynamic_tree"):
+        draft = propose(
+            with_model(
+                name, small, num_speculative_tokens=3, **({"width": 2} if "dyn" in name else {})
+            ),
+            [Sampling(0)],
+        )
+        assert draft.tree.max_depth == 3, name
+    best = with_model(
+        "static_tree", small, acceptance=(0.9, 0.1), total_tokens=6, num_speculative_tokens=4
+    )
+    assert best.parents == shapes.optimal((0.9, 0.1), 7, 4)
 
 
 @pytest.mark.parametrize(
@@ -302,11 +330,20 @@ def test_drafters_by_name(name, how, kind, nodes):
         ("beam", {"branching": (2,)}, "branching"),
         ("hub_tree", {"width": 2}, "width"),
         ("paths", {"coupled": True}, "coupled"),
+        ("draft_model", {"total_tokens": 8}, "total_tokens"),
+        ("beam", {"acceptance": (0.5,)}, "acceptance"),
+        ("dynamic_tree", {"branching": (2,)}, "branching"),
+        ("draft_model", {"branching": (2, 2), "num_speculative_tokens": 4}, "leave num_spec"),
+        ("static_tree", {"branching": (2, 2), "num_speculative_tokens": 3}, "leave num_spec"),
+        ("static_tree", {"total_tokens": 8}, "give both"),
+        ("static_tree", {"acceptance": (0.5,)}, "give both"),
+        ("hub_tree", {"acceptance": (0.5,), "total_tokens": 4, "branching": (2,)}, "give both"),
+        ("dynamic_tree", {"total_tokens": 3, "width": 2}, "between the depth, 5, and"),
     ],
 )
-def test_shapes_of_another_drafter_are_refused(name, how, what):
+def test_options_that_a_drafter_cannot_use_or_that_disagree_are_refused(name, how, what):
     with pytest.raises(ConfigurationError, match=what):
-        with_model(name, pair(0.4, VOCAB)[1], num_speculative_tokens=4, **how)
+        with_model(name, pair(0.4, VOCAB)[1], **how)
 
 
 def test_every_drafter_with_a_model_can_be_asked_for_by_name():

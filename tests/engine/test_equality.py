@@ -7,7 +7,13 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling, verifiers
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair
 
 LENGTH = 64
-SHARED = ("prompt_lookup", "coupled chain", "coupled tree")
+SHARED = (
+    "prompt_lookup",
+    "coupled chain",
+    "coupled tree",
+    "dynamic tree",
+    "coupled dynamic tree",
+)
 
 
 def plain(prompts, sampling, length=LENGTH, rule=None):
@@ -82,7 +88,7 @@ def test_the_target_as_its_own_drafter_is_always_accepted(counts, sampling):
     assert run.stats.mean_acceptance_length == depth + 1
 
 
-@pytest.mark.parametrize("name", ["coupled chain", "coupled tree", "prompt_lookup"])
+@pytest.mark.parametrize("name", SHARED)
 def test_greedy_and_sampled_rows_mix(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small), verifiers.get("match"))

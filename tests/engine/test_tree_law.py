@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2
 
 from outrider import Engine, Limits, Sampling, verifiers
-from outrider.drafters import Beam, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.types import Kind
 from tiny import decode, llama, pair
 
@@ -24,6 +24,8 @@ TREES = {
     "hub": lambda small: HubTree(small, (2, 2)),
     "wide hub": lambda small: HubTree(small, (3, 1)),
     "static": lambda small: StaticTree(small, (2, 2)),
+    "dynamic": lambda small: DynamicTree(small, 5, 3, 2),
+    "coupled dynamic": lambda small: DynamicTree(small, 5, 3, 2, coupled=True),
     "uneven": lambda small: SampledTree(small, parents=(-1, 0, 0, 0, 1, 1, 2)),
 }
 #: Filters act on both sides.

@@ -22,6 +22,7 @@ SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
         {"counts": (1, 1, 1, 1), "coupled": True},
         {"counts": (3, 2, 1), "coupled": True},
     ),
+    "dynamic_tree": ({}, {"coupled": True}),
 }
 
 

@@ -11,7 +11,7 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli.console import LOADING, out, progress, working
 from outrider.cli.demo import held_out
-from outrider.cli.generate import parse_branching
+from outrider.cli.generate import parse_acceptance, parse_branching
 from outrider.errors import ConfigurationError, PromptError
 from outrider.load import load
 from outrider.sampling import Sampling
@@ -26,8 +26,26 @@ def command(
     ] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Name of a drafter.")] = None,
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k")] = 4,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            help="Length of a chain, or depth of a tree; default: 4, or as --branching has it.",
+        ),
+    ] = None,
     branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="Paths of beam and paths; nodes per level of dynamic_tree."),
+    ] = None,
+    total_tokens: Annotated[
+        int | None, typer.Option(help="Drafted tokens of dynamic_tree, or with --acceptance.")
+    ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
+    ] = None,
     rule: Annotated[str | None, typer.Option(help="Rule; default: the drafter's.")] = None,
     coupled: Annotated[bool, typer.Option(help="Draw with shared noise.")] = False,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
@@ -68,6 +86,9 @@ def command(
             drafter=drafter,
             num_speculative_tokens=num_speculative_tokens,
             branching=parse_branching(branching),
+            width=width,
+            total_tokens=total_tokens,
+            acceptance=parse_acceptance(acceptance),
             coupled=coupled,
             rule=rule,
             dtype=dtype,

@@ -50,9 +50,27 @@ def generate(
         str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
     ] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="draft_model, prompt_lookup or root.")] = None,
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", "-k")] = 4,
+    drafter: Annotated[str | None, typer.Option(help="Name of a drafter.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            help="Length of a chain, or depth of a tree; default: 4, or as --branching has it.",
+        ),
+    ] = None,
     branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="Paths of beam and paths; nodes per level of dynamic_tree."),
+    ] = None,
+    total_tokens: Annotated[
+        int | None, typer.Option(help="Drafted tokens of dynamic_tree, or with --acceptance.")
+    ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
+    ] = None,
     rule: Annotated[
         str | None, typer.Option(help="Verification rule; default: the drafter's.")
     ] = None,
@@ -113,6 +131,9 @@ def generate(
             drafter=drafter,
             num_speculative_tokens=num_speculative_tokens,
             branching=parse_branching(branching),
+            width=width,
+            total_tokens=total_tokens,
+            acceptance=parse_acceptance(acceptance),
             coupled=coupled,
             rule=rule,
             dtype=dtype,
@@ -144,6 +165,18 @@ def parse_branching(given: str | None) -> tuple[int, ...] | None:
             f"--branching must be positive numbers separated by commas; got {given!r}; try 3,2,1"
         )
     return counts
+
+
+def parse_acceptance(given: str | None) -> tuple[float, ...] | None:
+    """ "0.6,0.15" to (0.6, 0.15)."""
+    if given is None:
+        return None
+    try:
+        return tuple(float(part) for part in given.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"--acceptance must be numbers separated by commas; got {given!r}; try 0.6,0.15,0.05"
+        ) from None
 
 
 def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:

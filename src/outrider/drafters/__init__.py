@@ -2,6 +2,7 @@
 
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.paths import Paths
@@ -18,6 +19,7 @@ DRAFTERS = {
     "paths": Paths,
     "hub_tree": HubTree,
     "static_tree": StaticTree,
+    "dynamic_tree": DynamicTree,
     "prompt_lookup": PromptLookup,
     "ngram_table": NgramTable,
 }
@@ -26,6 +28,7 @@ __all__ = [
     "DRAFTERS",
     "Beam",
     "DraftModel",
+    "DynamicTree",
     "HubTree",
     "NgramTable",
     "Paths",

@@ -21,10 +21,11 @@ from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outrider import check, verifiers
-from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.drafters import PromptLookup, Root
+from outrider.drafters.make import WITH_MODEL, with_model
 from outrider.engine import Engine, HostBlock, Limits, Run
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.keywords import KNOWN, load_arguments
+from outrider.keywords import KNOWN, SHAPE, load_arguments
 from outrider.models import CausalModel, refusals, runner_of
 from outrider.sampling import Sampling
 from outrider.stats import Stats
@@ -161,10 +162,23 @@ def _engine(model: Any, settings: dict[str, Any]) -> Engine:
     kind = settings.get("drafter") or ("draft_model" if small is not None else "prompt_lookup")
     rule, coupled = settings.get("rule"), bool(settings.get("coupled"))
     made: Drafter
-    if kind == "draft_model":
+    if kind not in (*WITH_MODEL, "prompt_lookup", "root"):
+        raise UnknownName("drafter", kind, (*WITH_MODEL, "prompt_lookup", "root"))
+    idle = [] if kind == "prompt_lookup" else ["ngram"]
+    if kind not in WITH_MODEL:
+        idle += ["branching", "width", "total_tokens", "acceptance"]
+    if kind == "root":
+        idle.append("num_speculative_tokens")
+    for name in idle:
+        if settings.get(name) is not None:
+            raise ConfigurationError(
+                f"drafter {kind!r} has no use for {name}; got {name}={settings[name]!r}; leave it "
+                "out or choose another drafter"
+            )
+    if kind in WITH_MODEL:
         if small is None:
             raise ConfigurationError(
-                "drafter 'draft_model' needs a draft model; pass draft_model=... (generate keeps "
+                f"drafter {kind!r} needs a draft model; pass draft_model=... (generate keeps "
                 "assistant_model= to itself)"
             )
         if isinstance(small, str):
@@ -179,15 +193,12 @@ def _engine(model: Any, settings: dict[str, Any]) -> Engine:
         # one family, padded differently: the target's law stays whole, ids unknown to the draft
         # model have draft probability 0
         draft = CausalModel(draft.runner, target.vocab_size)
-        branching = settings.get("branching")
-        made = DraftModel(draft, tuple(branching) if branching else (1,) * (gamma or 4), coupled)
+        made = with_model(kind, draft, **{n: settings[n] for n in SHAPE if n in settings})
     elif kind == "prompt_lookup":
         least, most = settings.get("ngram") or (1, 4)
         made = PromptLookup(gamma or 8, most_ngram=most, least_ngram=least)
-    elif kind == "root":
-        made = Root()
     else:
-        raise UnknownName("drafter", kind, ("draft_model", "prompt_lookup", "root"))
+        made = Root()
     if rule is None and coupled:
         rule = "match"
     return Engine(target, made, verifiers.get(rule) if rule else None)
