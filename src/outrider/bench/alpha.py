@@ -75,10 +75,7 @@ def run(
         "new_tokens": new_tokens,
         "seed": seed,
         "prompts": len(prompts),
-        "dtype": pair.notes.dtype,
-        "threads": pair.notes.threads,
-        "target": pair.notes.target,
-    }
+    } | record.of_pair(pair.notes)
     store = record.Store(out, "alpha", settings)
     progress("counting n-grams", 0, 5)
     text = library_tokens(pair, prompts, library)

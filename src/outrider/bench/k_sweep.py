@@ -33,10 +33,7 @@ def run(
         "temperature": temperature,
         "seed": seed,
         "prompts": len(prompts),
-        "dtype": pair.notes.dtype,
-        "threads": pair.notes.threads,
-        "target": pair.notes.target,
-    }
+    } | record.of_pair(pair.notes)
     store = record.Store(out, "k-sweep", settings)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]
     arms = {

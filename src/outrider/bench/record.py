@@ -55,6 +55,22 @@ class Store:
                 writer.writerows(rows)
 
 
+def of_pair(notes: Any) -> Row:
+    """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
+    from outrider.load import shipped
+
+    def name(source: str | None, part: str) -> str | None:
+        return "shipped" if source == str(shipped(part)) else source
+
+    return {
+        "target": name(notes.target, "target"),
+        "draft": name(notes.draft, "draft"),
+        "dtype": notes.dtype,
+        "threads": notes.threads,
+        "packed": notes.packed,
+    }
+
+
 def table(title: str, rows: Sequence[Row]) -> Table:
     """A text table of rows that share their columns."""
     made = Table(title=title, title_justify="left")
