@@ -65,32 +65,64 @@ RSD_BUDGET: dict[int, dict[str, tuple[str, float, float, float]]] = {
 #: tokens/s of plain decoding beside those tables
 RSD_PLAIN_RATE = {"draft-length": 37.269, "budget": 37.566}
 
-#: Leviathan et al. 2023, table 3, T5-XXL on English to German: model -> (T = 0, T = 1).
+#: Leviathan et al. 2023, table 3: target -> model -> (T = 0, T = 1).
 LEVIATHAN_ALPHA = {
-    "unigram": (0.08, 0.07),
-    "bigram": (0.20, 0.19),
-    "T5-small": (0.75, 0.62),
-    "T5-base": (0.80, 0.68),
-    "T5-large": (0.82, 0.71),
+    "GPT-like 97M": {
+        "unigram": (0.03, 0.03),
+        "bigram": (0.05, 0.05),
+        "GPT-like 6M": (0.88, 0.89),
+    },
+    "T5-XXL, translation": {
+        "unigram": (0.08, 0.07),
+        "bigram": (0.20, 0.19),
+        "T5-small": (0.75, 0.62),
+        "T5-base": (0.80, 0.68),
+        "T5-large": (0.82, 0.71),
+    },
+    "T5-XXL, summaries": {
+        "unigram": (0.13, 0.08),
+        "bigram": (0.23, 0.16),
+        "T5-small": (0.65, 0.53),
+        "T5-base": (0.73, 0.55),
+        "T5-large": (0.74, 0.56),
+    },
+    "LaMDA 137B": {
+        "LaMDA 100M": (0.61, 0.57),
+        "LaMDA 2B": (0.71, 0.71),
+        "LaMDA 8B": (0.75, 0.74),
+    },
 }
 
-#: Table 4: model, T, gamma, alpha, c, expected and measured improvement (English to German).
+#: Table 4 (and 2): task, model, T, gamma, alpha, c, expected and measured improvement; T5-XXL.
 LEVIATHAN_SPEED = [
-    ("T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
-    ("T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
-    ("T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
-    ("T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
-    ("T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
-    ("T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+    ("translation", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+    ("translation", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+    ("translation", "T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+    ("translation", "T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+    ("translation", "T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+    ("translation", "T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+    ("summaries", "T5-small", 0, 5, 0.65, 0.02, 2.4, 3.1),
+    ("summaries", "T5-base", 0, 5, 0.73, 0.04, 2.6, 3.0),
+    ("summaries", "T5-large", 0, 3, 0.74, 0.11, 2.0, 2.2),
+    ("summaries", "T5-small", 1, 5, 0.53, 0.02, 1.9, 2.3),
+    ("summaries", "T5-base", 1, 3, 0.55, 0.04, 1.8, 2.2),
+    ("summaries", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
 ]
 
-#: Table 5: alpha by lenience 1, 0.5, 0.3, 0.1 at T = 1.
+#: Table 5 and section A.5: T -> model -> alpha by lenience 1, 0.5, 0.3, 0.1; translation.
 LEVIATHAN_LENIENCE = {
-    "unigram": (0.07, 0.10, 0.11, 0.16),
-    "bigram": (0.19, 0.23, 0.25, 0.32),
-    "T5-small": (0.62, 0.71, 0.76, 0.84),
-    "T5-base": (0.68, 0.80, 0.83, 0.90),
+    0.0: {"T5-small": (0.75, 0.75, 0.80, 0.87)},
+    1.0: {
+        "unigram": (0.07, 0.10, 0.11, 0.16),
+        "bigram": (0.19, 0.23, 0.25, 0.32),
+        "T5-small": (0.62, 0.71, 0.76, 0.84),
+        "T5-base": (0.68, 0.80, 0.83, 0.90),
+    },
 }
+
+#: Section A.5: T -> improvement of T5-small by lenience, computed by its authors for c = 0.015
+#: (T = 0: gamma 8; T = 1: gamma not given, and above the formula at any gamma, docs/theory.md).
+LEVIATHAN_LENIENCE_SPEED = {0.0: (3.3, 3.3, 3.9, 4.9), 1.0: (2.5, 3.1, 3.6, 5.0)}
 
 #: Chen et al. 2023, table 1 (K = 4): task -> ms per token without and with speculation.
 CHEN = {"XSum nucleus": (14.1, 7.52), "HumanEval nucleus": (14.1, 5.73)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from outrider.errors import ConfigurationError
 
@@ -73,7 +74,7 @@ def of_pair(notes: Any) -> Row:
 
 def table(title: str, rows: Sequence[Row]) -> Table:
     """A text table of rows that share their columns."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=Text(title), title_justify="left")
     fields = list(dict.fromkeys(key for row in rows for key in row))
     for name in fields:
         numeric = all(isinstance(row.get(name, 0), (int, float, type(None))) for row in rows)

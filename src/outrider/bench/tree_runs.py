@@ -82,21 +82,9 @@ def measure(
             lambda a=arm: decode(using(a), choosing, plan, plan.seed),  # type: ignore[misc]
         )
     arms = {(0, PLAIN.method): PLAIN} | best(jobs, every)
-    chosen: dict[tuple[int, str, str], record.Row] = {}
-    steps = [
-        (sample, group, arm) for sample in range(plan.samples) for (group, _), arm in arms.items()
-    ]
-    for number, (sample, group, arm) in enumerate(steps):
-        progress(f"judging: {arm.method} {arm.tree}", number, len(steps))
-        seed = plan.seed + (sample + 1) * 10_000
-        found = store.get(
-            f"judge {group} {arm.method} {arm.tree} {sample}",
-            lambda a=arm, s=seed: decode(using(a), judging, plan, s),  # type: ignore[misc]
-        )
-        key = (group, arm.method, arm.tree)
-        chosen[key] = _joined(chosen[key], found) if key in chosen else found
+    judged = _judged(store, arms, using, judging, plan, progress)
     times = _times(store, arms, using, judging[: plan.timed], plan, progress)
-    return store, Measured(every, chosen, times, arms)
+    return store, Measured(every, judged, times, arms)
 
 
 def split(prompts: Prompts, plan: Plan) -> tuple[Prompts, Prompts]:
@@ -142,14 +130,40 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
             found["accepted"].append(done.stats.accepted)
             found["parsed"].append(float(parses(prompt["prompt"].rstrip(), done.text)))
             found["alike"].append(similarity(done.text, prompt.get("reference", "")))
-    return found | {"samples": 1, "seed": seed}
+    return found | {"seed": seed}
 
 
-def _joined(one: record.Row, other: record.Row) -> record.Row:
-    """Sums per prompt over samples: prompts stay the units."""
+def _judged(
+    store: record.Store,
+    arms: dict[tuple[int, str], Arm],
+    using: Callable[[Arm], Speculator],
+    prompts: Prompts,
+    plan: Plan,
+    progress: Progress,
+) -> dict[tuple[int, str, str], record.Row]:
+    """Counts per prompt, summed over its samples. One batch of prompts for all methods in turn."""
     names = ("steps", "accepted", "parsed", "alike")
-    sums = {n: [a + b for a, b in zip(one[n], other[n], strict=True)] for n in names}
-    return sums | {"samples": one["samples"] + other["samples"]}
+    starts = range(0, len(prompts), plan.rows)
+    work = [(sample, start) for sample in range(plan.samples) for start in starts]
+    found = {
+        (group, arm.method, arm.tree): {n: [0.0] * len(prompts) for n in names}
+        for (group, _), arm in arms.items()
+    }
+    for number, (sample, start) in enumerate(work):
+        part = prompts[start : start + plan.rows]
+        seed = plan.seed + (sample + 1) * 10_000 + start
+        for at, ((group, _), arm) in enumerate(arms.items()):
+            done = number * len(arms) + at
+            progress(f"judging: {arm.method} {arm.tree}", done, len(work) * len(arms))
+            row = store.get(
+                f"judge {group} {arm.method} {arm.tree} {sample} {start} {len(part)}",
+                lambda a=arm, p=part, s=seed: decode(using(a), p, plan, s),  # type: ignore[misc]
+            )
+            sums = found[group, arm.method, arm.tree]
+            for name in names:
+                for i, value in enumerate(row[name], start=start):
+                    sums[name][i] += value
+    return {key: sums | {"samples": plan.samples} for key, sums in found.items()}
 
 
 def _times(
@@ -196,6 +210,6 @@ def _times(
 
 def _settings(plan: Plan, pair: Speculator, prompts: int) -> record.Row:
     """What a stored measurement depends on: more samples or times may join it later."""
-    free = {"samples", "timed", "rows"}
+    free = {"prompts", "samples", "timed", "rows"}
     kept = {k: v for k, v in asdict(plan).items() if k not in free}
     return kept | {"of": prompts} | record.of_pair(pair.notes)

@@ -1,0 +1,130 @@
+"""Acceptance, cost and speed of drafters: what Leviathan's formulas need, and what they predict."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider import measure, ops, verifiers
+from outrider.bench import record
+from outrider.bench.alpha_drafters import Source
+from outrider.certify.laws import Text, score
+from outrider.drafters import Root
+from outrider.engine import Engine, Limits
+from outrider.sampling import Sampling
+from outrider.speculator import Speculator, Stop
+from outrider.types import Verifier
+
+LENIENCES = (1.0, 0.5, 0.3, 0.1)
+Prompts = Sequence[dict[str, str]]
+
+
+@torch.inference_mode()
+def alphas(
+    pair: Speculator,
+    prompts: Prompts,
+    sources: dict[str, Source],
+    temperature: float,
+    *,
+    tokens: int,
+    new_tokens: int,
+    seed: int,
+) -> record.Row:
+    """alpha of every drafter at every lenience, on text that the target wrote.
+
+    Above temperature 0: the mean of sum min(p / l, q). At temperature 0: how often the drafter's
+    argmax x has p(x) >= l max p, with p at temperature 1; at l = 1 the agreement of the argmaxes.
+    """
+    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
+    ids = [tuple(pair.tokenizer.encode(p["prompt"].rstrip())[-64:]) for p in prompts]
+    levels = torch.tensor(LENIENCES, dtype=torch.float64)
+    sums = {name: torch.zeros(len(levels), dtype=torch.float64) for name in sources}
+    seen = row = 0
+    while seen < tokens:
+        batch = [(ids[(row + i) % len(ids)], seed + row + i) for i in range(16)]
+        row += len(batch)
+        texts = _written(plain, batch, temperature, new_tokens)
+        law = ops.probs(score(pair.engine.target, texts, Sampling(temperature or 1.0)).laws)
+        law = law.flatten(0, 1)
+        seen += len(law)
+        for name, source in sources.items():
+            guess = source.laws(texts, Sampling(temperature))
+            sums[name] += _kept(law, guess, levels, greedy=temperature == 0)
+        if temperature == 0 and row >= len(ids):
+            break  # greedy text repeats itself from here on
+    means = {name: (total / seen).tolist() for name, total in sums.items()}
+    return {"alpha": {n: m[0] for n, m in means.items()}, "lenient": means, "tokens": seen}
+
+
+def _written(
+    plain: Engine, batch: Sequence[tuple[tuple[int, ...], int]], temperature: float, new: int
+) -> list[Text]:
+    how = [Sampling(temperature, seed=s) for _, s in batch]
+    found: list[list[int]] = [[] for _ in batch]
+    for block in plain.run([p for p, _ in batch], how, Limits(new)):
+        found[block.row] += block.token_ids
+    return [Text(p, tuple(t), s) for (p, s), t in zip(batch, found, strict=True)]
+
+
+def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor:
+    """Per lenience, the sum over positions of what is accepted."""
+    if greedy:
+        token = guess.argmax(-1, keepdim=True)
+        share = (law.gather(1, token)[:, 0] / law.amax(-1)).double()
+        return (share[:, None] >= levels).double().sum(0)
+    return torch.stack([torch.minimum(law / level, guess).sum().double() for level in levels])
+
+
+def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> record.Row:
+    """c of each drafter: its time per drafted token over the target's time per plain step."""
+    text = prompts[0]["prompt"].rstrip()
+    stop, how = Stop(48, token_ids=()), Sampling(1.0, seed=0)
+    pair.plain().generate(text, how, stop)
+    stats = pair.plain().generate(text, how, stop).stats
+    step = stats.target_ms / stats.engine_steps
+    found: record.Row = {}
+    for name, source in sources.items():
+        if source.table is not None:
+            context = torch.tensor([pair.tokenizer.encode(text)[-8:]])
+            started = time.perf_counter()
+            for _ in range(50):
+                source.table.probs(context)
+            found[name] = 1e3 * (time.perf_counter() - started) / 50 / step
+            continue
+        chained = pair.using(source.drafter(4))
+        chained.generate(text, how, stop)
+        drafted = chained.generate(text, how, stop).stats
+        found[name] = drafted.draft_ms / drafted.engine_steps / 4 / step
+    return found
+
+
+def speed(
+    pair: Speculator,
+    fast: Speculator,
+    prompts: Prompts,
+    temperature: float,
+    *,
+    repeats: int,
+    new_tokens: int,
+    seed: int,
+) -> record.Row:
+    """Plain over speculative time per token, interleaved."""
+    trials = measure.interleave(
+        {"plain": pair.plain(), "fast": fast},
+        [p["prompt"].rstrip() for p in prompts],
+        lambda number: Sampling(temperature, seed=seed + number),
+        Stop(new_tokens, token_ids=()),
+        repeats,
+    )
+    ratio = measure.ratio(trials, "fast", "plain")
+    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+
+
+def rule_at(temperature: float, lenience: float) -> Verifier:
+    """The rule of A.5; at lenience 1 the exact one that it becomes."""
+    if lenience == 1:
+        return verifiers.get("match" if temperature == 0 else "rejection")
+    from outrider.verifiers.lenience import Lenience, LenienceArgmax
+
+    return LenienceArgmax(lenience) if temperature == 0 else Lenience(lenience)
