@@ -95,7 +95,11 @@ budget = _trees(
 
 
 @shared
-def k_sweep(shared: Shared, temperature: Temperature = 1.0) -> None:
+def k_sweep(
+    shared: Shared,
+    temperature: Temperature = 1.0,
+    rule: Annotated[str, typer.Option(help="Chen's is rejection.")] = "rejection",
+) -> None:
     """Chen figure 1: time for 128 tokens, its spread, acceptance and loop time for K = 0..7."""
     from outrider.bench import k_sweep as experiment
 
@@ -107,6 +111,7 @@ def k_sweep(shared: Shared, temperature: Temperature = 1.0) -> None:
             progress,
             temperature=temperature,
             repeats=2 if shared.quick else 4,
+            rule=rule,
             seed=shared.seed,
             pictures=shared.pictures,
         )

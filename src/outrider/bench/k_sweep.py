@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outrider import verifiers
 from outrider.bench import published, record
 from outrider.drafters import DraftModel
 from outrider.sampling import Sampling
@@ -22,6 +23,7 @@ def run(
     temperature: float = 1.0,
     most: int = 7,
     repeats: int = 2,
+    rule: str = "rejection",
     seed: int = 0,
     pictures: bool = True,
 ) -> dict[str, list[record.Row]]:
@@ -29,6 +31,7 @@ def run(
     if pictures:
         record.pyplot()
     settings = {
+        "rule": rule,
         "new_tokens": new_tokens,
         "temperature": temperature,
         "seed": seed,
@@ -37,7 +40,8 @@ def run(
     store = record.Store(out, "k-sweep", settings)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]
     arms = {
-        k: pair.using(DraftModel(draft, (1,) * k)) if k else pair.plain() for k in range(most + 1)
+        k: pair.using(DraftModel(draft, (1,) * k), verifiers.get(rule)) if k else pair.plain()
+        for k in range(most + 1)
     }
     stop = Stop(new_tokens, token_ids=())
     for arm in arms.values():
