@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider import theory, verifiers
-from outrider.theory import length, node, price, transport
+from outrider.theory import chains, length, node, price, transport
 
 DRAWN = np.random.default_rng(1)
 
@@ -29,13 +29,15 @@ def enumerated(rule: str, scheme, p: np.ndarray, q: np.ndarray, counts) -> float
     return float(e.emitted(verifiers.get(rule), scheme(world, counts))[1][0]) - 1
 
 
-@pytest.mark.parametrize("module", [length, node, price, transport], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [chains, length, node, price, transport], ids=lambda m: m.__name__
+)
 def test_the_examples_in_the_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
 
 def test_every_module_is_named():
-    assert set(theory.__all__) == {"length", "node", "price", "transport"}
+    assert set(theory.__all__) == {"chains", "length", "node", "price", "transport"}
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
@@ -68,6 +70,48 @@ def test_closed_forms_equal_enumeration(p, q):
         assert enumerated("traversal", e.hub, p, q, shape) == pytest.approx(
             node.hub(p, q, k), **close
         )
+
+
+@pytest.mark.parametrize(("p", "q"), PAIRS[:4])
+def test_chains_by_enumeration(p, q):
+    alpha = float(node.single(p, q))
+    for gamma in (1, 2, 3):
+        plain = length.expected_tokens(alpha, gamma)
+        found = {
+            name: chains.expected_tokens(verifiers.get(name), p, q, gamma)
+            for name in ("rejection", "block", "traversal", "match", "non_iterative", "lenience")
+        }
+        assert found["rejection"] == pytest.approx(plain, abs=1e-12)
+        assert found["block"] == pytest.approx(found["traversal"], abs=1e-12)
+        assert found["block"] >= plain - 1e-12
+        for name, kept in (
+            ("match", node.match(p, q)),
+            ("non_iterative", node.non_iterative(p, q)),
+            ("lenience", node.lenient(p, q, 0.5)),
+        ):
+            expected = length.expected_tokens(min(float(kept), 1.0), gamma)
+            assert found[name] == pytest.approx(expected, abs=1e-12)
+
+
+def test_chains_with_laws_by_position_equal_the_worlds_enumeration():
+    """Against the machinery of tests/law, which draws drafts another way."""
+    world = e.World(3, 2, 5, ("random",))
+    for depth in range(3):
+        level = world.level(depth)
+        world.target[:, level] = world.target[:, level.start : level.start + 1]
+        world.draft[:, level] = world.draft[:, level.start : level.start + 1]
+    firsts = [world.level(depth).start for depth in range(3)]
+    p, q = world.target[0, firsts], world.draft[0, firsts[:2]]
+    for name in ("rejection", "block", "traversal", "typical", "sigmoid"):
+        rule = verifiers.get(name)
+        _, tokens = e.emitted(rule, e.without(world, (1, 1)))
+        found = chains.expected_tokens(rule, p, q, 2)
+        assert found == pytest.approx(float(tokens[0]), abs=1e-12), name
+
+
+def test_chains_that_are_too_many_are_refused():
+    with pytest.raises(ValueError, match="use fewer"):
+        chains.expected_tokens(verifiers.get("block"), np.full(10, 0.1), np.full(10, 0.1), 6)
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)

@@ -3,7 +3,8 @@
 alpha = E[sum min(p, q)] over prefixes that the target wrote (at temperature 0: how often the
 argmaxes agree). c = time of a draft step over time of a target step, measured. Expected improvement
 (1 - alpha^(gamma + 1)) / ((1 - alpha)(gamma c + 1)); measured: plain over speculative time,
-interleaved. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
+interleaved. Two drafts: what each rule accepts at a node and the most that any exact rule could, on
+recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ def run(
     timed: int = 4,
     repeats: int = 2,
     new_tokens: int = 64,
+    laws: int = 256,
     seed: int = 0,
     pictures: bool = True,
 ) -> Tables:
@@ -43,6 +45,7 @@ def run(
         "timed": timed,
         "repeats": repeats,
         "new_tokens": new_tokens,
+        "laws": laws,
         "seed": seed,
         "prompts": len(prompts),
     } | record.of_pair(pair.notes)
@@ -87,10 +90,21 @@ def run(
             "95 %": f"[{row['low']:.2f}, {row['high']:.2f}]",
         }
 
+    progress("two drafts at a node", 4, 5)
+    two = {
+        t: store.get(
+            f"two {t}",
+            lambda t=t: alpha_measure.two_drafts(  # type: ignore[misc]
+                pair, prompts, sources[DRAFT].model, t, laws=laws, seed=seed
+            ),
+        )
+        for t in (1.0, 0.3)
+    }
     pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
     made = {
         "alpha": _alphas(found, list(sources)),
         "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
+        "two": [_two(two, name) for name in two[1.0] if name not in ("key", "settings")],
         "lenience": _lenience(found, list(sources)),
         "lenience-speed": [
             {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
@@ -118,6 +132,15 @@ def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record
         for target, models in published.LEVIATHAN_ALPHA.items()
         for name, (zero, one) in models.items()
     ]
+
+
+def _two(found: dict[float, record.Row], name: str) -> record.Row:
+    row: record.Row = {"drafts and rule": name}
+    for temperature, values in found.items():
+        mean, low, high = values[name]
+        row[f"T = {temperature:g}"] = mean
+        row[f"95 %, T = {temperature:g}"] = f"[{low:.3f}, {high:.3f}]"
+    return row
 
 
 def _lenience(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider import measure, ops, verifiers
 from outrider.bench import record
 from outrider.bench.alpha_drafters import Source
+from outrider.bench.toy import METHODS
 from outrider.certify.laws import Text, score
 from outrider.drafters import Root
 from outrider.engine import Engine, Limits
@@ -74,6 +77,28 @@ def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor
         share = (law.gather(1, token)[:, 0] / law.amax(-1)).double()
         return (share[:, None] >= levels).double().sum(0)
     return torch.stack([torch.minimum(law / level, guess).sum().double() for level in levels])
+
+
+@torch.inference_mode()
+def two_drafts(
+    pair: Speculator, prompts: Prompts, model: Any, temperature: float, *, laws: int, seed: int
+) -> record.Row:
+    """Acceptance of two drafts at one node under each rule, and the bound, on recorded laws."""
+    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
+    ids = [tuple(pair.tokenizer.encode(p["prompt"].rstrip())[-64:]) for p in prompts]
+    batch = [(ids[i % len(ids)], seed + i) for i in range(16)]
+    texts = _written(plain, batch, temperature, -(-laws // 16))
+    sides = (
+        ops.probs(score(m, texts, Sampling(temperature)).laws).flatten(0, 1).double().numpy()
+        for m in (pair.engine.target, model)
+    )
+    p, q = (side[:laws] / side[:laws].sum(-1, keepdims=True) for side in sides)
+    slow = "one: coupled"  # V^2 at V = 4,096
+    return {
+        name: record.mean_interval(np.asarray(rule(p, q)).tolist())
+        for name, rule in METHODS.items()
+        if name != slow
+    }
 
 
 def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> record.Row:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from outrider.bench.options import Shared, bar, shared
+from outrider.bench.published import CHEN_FIGURE
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t")]
 
@@ -115,7 +116,10 @@ def k_sweep(
             seed=shared.seed,
             pictures=shared.pictures,
         )
-    titles = {"k": "draft length K, batch 1", "published": "published (Chen et al. 2023, K = 4)"}
+    titles = {
+        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
+    }
     _show(tables, titles, shared.out)
 
 
@@ -127,6 +131,7 @@ def alpha(shared: Shared) -> None:
     how: dict[str, Any] = {}
     if shared.quick:
         how = {"tokens": 2048, "library": 300_000, "timed": 2, "repeats": 1, "new_tokens": 32}
+        how["laws"] = 64
     with bar("alpha") as progress:
         tables = experiment.run(
             shared.pair(),
@@ -140,6 +145,7 @@ def alpha(shared: Shared) -> None:
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
         "speed": "expected against measured improvement",
+        "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
         "lenience-speed": "improvement by lenience (published: expected only)",
     }

@@ -32,7 +32,8 @@ METHODS: dict[str, Callable[[Array, Array], Any]] = {
 def _each(target: Array, draft: Array, one: Callable[[Array, Array], float]) -> Array:
     shape = np.broadcast_shapes(target.shape, draft.shape)
     p, q = np.broadcast_to(target, shape), np.broadcast_to(draft, shape)
-    flat = [one(a, b) for a, b in zip(p.reshape(-1, 2), q.reshape(-1, 2), strict=True)]
+    vocab = shape[-1]
+    flat = [one(a, b) for a, b in zip(p.reshape(-1, vocab), q.reshape(-1, vocab), strict=True)]
     return np.asarray(flat).reshape(shape[:-1])
 
 

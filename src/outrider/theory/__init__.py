@@ -3,11 +3,12 @@
     node       how often each rule follows a draft at one node
     transport  the most any exact rule could (optimal transport)
     length     tokens per call, speed, memory and operations from an acceptance
+    chains     tokens per call of any rule on a chain, by enumeration
     price      how far a lossy rule's tokens are from the target's law
 
 Nothing here is used while decoding; docs/theory.md has the formulas with their assumptions.
 """
 
-from outrider.theory import length, node, price, transport
+from outrider.theory import chains, length, node, price, transport
 
-__all__ = ["length", "node", "price", "transport"]
+__all__ = ["chains", "length", "node", "price", "transport"]
