@@ -177,6 +177,15 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
     k, p = sampling.most_top_k, sampling.any_top_p
     if not (k or p or sampling.any_min_p):
         return None
+    chosen = ops.floors(
+        logits_BRV,
+        sampling.inverse_temperature_B,
+        sampling.top_k_B if k else None,
+        sampling.top_p_B if p else None,
+        sampling.min_p_B if sampling.any_min_p else None,
+    )
+    if chosen is not None:
+        return chosen
     logits = logits_BRV.float()
     vocab = logits.shape[-1]
     inverse = sampling.inverse_temperature_B
@@ -201,6 +210,13 @@ def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
         if p:
             scaled = (values * inverse).masked_fill(values < floor[..., None], -torch.inf)
             probs = scaled.softmax(-1)
+            if partial:  # ties at the top-k floor stay in, those beyond `count` as well
+                missing = (logits == floor[..., None]).sum(-1) - (values == floor[..., None]).sum(
+                    -1
+                )
+                probs = probs / (
+                    1 + missing[..., None] * probs.gather(2, last.expand(-1, probs.shape[1], 1))
+                )
             before = probs.cumsum(-1) - probs
             limit = sampling.top_p_B[:, None, None]
             inside = (before < limit) | (limit >= 1)

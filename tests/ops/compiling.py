@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from outrider.ops.baselines import kernels as baselines
 from outrider.ops.triton.block import block_reach, block_sums
 from outrider.ops.triton.chain import chain_decide
+from outrider.ops.triton.floors import Limits, Search, floor_count, floor_mass, floor_top
 from outrider.ops.triton.following import Race, Stand, following
 from outrider.ops.triton.match import Winners, match_race, match_walk
 from outrider.ops.triton.one import chain_one
@@ -42,6 +43,8 @@ SLICES = Slices(F32, F32, I32, I32)
 STAND = Stand(I64, I32, F32)
 RACE = Race(F32, F32, I32, F32, I32, I32)
 WINNERS = Winners(F32, I32)
+LIMITS = Limits(I64, F32, F32)
+SEARCH = Search(I64, "*fp64", "*fp64", F32, F32, F32, I32)
 
 
 def signatures(dtype):
@@ -53,6 +56,7 @@ def signatures(dtype):
         "value": F32, "index": I32, "token": I64, "depths": I64, "depth_b": "i64", "vocab": "i32",
         "nodes": "i32", "depth": "i32", "NPROG": "i32", "MOST": "i32", "sub": F32, "tries": I32,
         "zp": "*" + dtype, "zq": "*" + dtype, "ratio": "*" + dtype, "rest": "*" + dtype,
+        "limits": LIMITS, "search": SEARCH, "counts": I32, "masses": F32,
         "mass": F32, "alpha": "fp32", "beta": "fp32",
     }  # fmt: skip
 
@@ -61,7 +65,8 @@ KERNELS = {
     kernel.__name__: kernel
     for kernel in (
         row_stats, sample_rows, chain_decide, following, block_reach, block_sums, match_race,
-        match_walk, tree_walk, chain_one, baselines.paper_tile, baselines.sigmoid_one,
+        match_walk, tree_walk, chain_one, floor_top, floor_count, floor_mass,
+        baselines.paper_tile, baselines.sigmoid_one,
     )
 }  # fmt: skip
 

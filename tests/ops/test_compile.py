@@ -35,10 +35,34 @@ def _list(large):
             ("chain_one", "bf16", capability, 4,
              {"NB": 32, "SUB": 128, "NPROG_P2": 64, "DEPTH_P2": 8, **ONE}),
         ]  # fmt: skip
+        floor = {"BLOCK": 2048, "HAS_MIN": True}
+        for dtype, half in (("bf16", True), ("fp32", False)):
+            found += [
+                ("floor_count", dtype, capability, 4,
+                 {"SHIFT": 0, "FIRST": False, "HALF": half, "HAS_P": False, **floor}),
+                ("floor_mass", dtype, capability, 4,
+                 {"SHIFT": 0, "FIRST": False, "HALF": half, "HAS_K": True, "NPROG_P2": 128,
+                  **floor}),
+            ]  # fmt: skip
         if not large:
-            few = ("chain_decide", "following", "chain_one")
+            few = ("chain_decide", "following", "chain_one", "floor_mass")
             found = [case for case in found if case[2] == 90 or case[0] in few]
             continue
+        for dtype, half, size, warps in (
+            ("bf16", True, 2048, 8), ("fp16", True, 2048, 4), ("fp32", False, 2048, 8),
+        ):  # fmt: skip
+            for first, shift in ((True, 12), (False, 4)):
+                shape = {"SHIFT": shift, "FIRST": first, "HALF": half, "BLOCK": size}
+                found += [
+                    ("floor_count", dtype, capability, warps,
+                     {"HAS_P": True, "HAS_MIN": False, **shape}),
+                    ("floor_mass", dtype, capability, warps,
+                     {"HAS_K": False, "HAS_MIN": False, "NPROG_P2": 128, **shape}),
+                ]  # fmt: skip
+            found.append(
+                ("floor_top", dtype, capability, warps,
+                 {"HAS_K": False, "HAS_P": True, "HAS_MIN": True, "NPROG_P2": 128,
+                  "BLOCK": size}))  # fmt: skip
         found += [
             ("block_reach", "bf16", capability, 4, {**BARE, "HAS_DRAFT": True, **wide}),
             ("match_walk", "bf16", capability, 1, {"NPROG_P2": 128, "MOST_P2": 4, "DEPTH_P2": 8}),

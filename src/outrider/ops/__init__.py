@@ -1,6 +1,16 @@
 """Numerical operations behind one set of names; the PyTorch reference is the specification."""
 
-from outrider.ops.backend import NAMES, chosen, fused, nucleus, on_host, several, streams, use
+from outrider.ops.backend import (
+    NAMES,
+    chosen,
+    floors,
+    fused,
+    nucleus,
+    on_host,
+    several,
+    streams,
+    use,
+)
 from outrider.ops.reference import (
     draw,
     follow,
@@ -16,6 +26,7 @@ __all__ = [
     "NAMES",
     "chosen",
     "draw",
+    "floors",
     "follow",
     "fused",
     "log_probs",

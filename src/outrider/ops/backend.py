@@ -24,6 +24,7 @@ from outrider.types import Draft, Draws, Laws, Scores, Verdict
 Op = Literal["chain", "block", "match", "tree", "traversal"]
 Judge = Callable[[Draft, Scores, Draws], Verdict]
 Sampler = Callable[[Laws, Tensor], tuple[Tensor, Tensor]]
+Floors = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
 class Backend(NamedTuple):
@@ -34,6 +35,7 @@ class Backend(NamedTuple):
     sample: Sampler
     unfit: Callable[[torch.device], str | None]  #: why it cannot run on a device
     declines: Callable[[str, Draft, Scores], str | None]  #: why it cannot judge a draft
+    floors: Floors | None = None  #: top-k, top-p and min-p as thresholds
 
 
 _MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
@@ -152,6 +154,34 @@ def nucleus(
     from outrider.ops.cpu.nucleus import nucleus as on_cpu
 
     return on_cpu(logits_BRV, inverse_B, top_k_B, top_p_B)
+
+
+def floors(
+    logits_BRV: Tensor,
+    inverse_B: Tensor,
+    top_k_B: Tensor | None,
+    top_p_B: Tensor | None,
+    min_p_B: Tensor | None,
+) -> Tensor | None:
+    """All filters as floors [B, R] by the backend's own selection, or None for the plain way.
+
+    k = 0, p = 1 and min_p = 0 switch a filter off in a row; None switches it off in all rows.
+    """
+    device = logits_BRV.device
+    name = chosen(device)
+    if name == "reference" or load(name).floors is None:
+        return None
+    backend = load(name)
+    reason = backend.unfit(device)
+    if reason is None and logits_BRV.dtype is torch.float64:
+        reason = "kernels compute in float32; got float64 logits"
+    if reason is None and logits_BRV.shape[0] > 65_535:
+        reason = "a grid has at most 65535 rows; split the batch"
+    if reason is None and backend.floors is not None:
+        return backend.floors(logits_BRV, inverse_B, top_k_B, top_p_B, min_p_B)
+    if explicit() is not None:
+        raise BackendUnavailable(f"ops backend {name!r} cannot filter: {reason}")
+    return None
 
 
 def sampler(device: torch.device) -> Sampler | None:

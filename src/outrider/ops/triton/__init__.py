@@ -13,6 +13,7 @@ import triton
 from outrider.ops.backend import Backend
 from outrider.ops.triton.block import block
 from outrider.ops.triton.chain import chain
+from outrider.ops.triton.floors import floors
 from outrider.ops.triton.match import match
 from outrider.ops.triton.sample import sample
 from outrider.ops.triton.tree import tree
@@ -50,4 +51,5 @@ BACKEND = Backend(
     sample,
     _unfit,
     _declines,
+    floors,
 )
