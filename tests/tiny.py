@@ -73,6 +73,7 @@ DRAFTERS = {
     "sampled tree": lambda small: SampledTree(small, parents=optimal((0.6, 0.2, 0.1), 8, 3)),
     "beam": lambda small: Beam(small, 3, 3),
     "paths": lambda small: Paths(small, 3, 3),
+    "paths of two models": lambda small: Paths(small, 3, 3, more=(small,)),
     "hub tree": lambda small: HubTree(small, (3, 2, 1)),
     "static tree": lambda small: StaticTree(small, (3, 2, 1)),
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),

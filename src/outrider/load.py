@@ -65,7 +65,8 @@ def load(
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
-    target, draft   local paths, hub names, or loaded transformers models
+    target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
+                    list of draft models, which share its paths evenly (SpecInfer)
     drafter         "draft_model" (default when there is a draft), "sampled_tree", "hub_tree",
                     "static_tree", "dynamic_tree", "beam", "paths", "prompt_lookup" or "root"
     num_speculative_tokens  the depth (gamma): tokens of a chain, of a path, or of a tree's longest
@@ -105,6 +106,14 @@ def load(
         )
     if drafter not in WITH_MODEL:
         draft = None
+    more: list[Any] = []
+    if isinstance(draft, (list, tuple)):
+        if drafter != "paths" or not draft:
+            raise ConfigurationError(
+                f"drafter {drafter!r} takes one draft model; got {len(draft)} in a list; use "
+                "drafter='paths' for several"
+            )
+        draft, *more = draft
     if drafter == "ngram_table":
         raise ConfigurationError(
             "drafter 'ngram_table' needs a table; load has none to give it; count one and use "
@@ -144,12 +153,13 @@ def load(
     if coupled:
         verifier = verifier or verifiers.get("match")
     sources = {"target": _Source(target, "target"), "draft": _Source(draft, "draft")}
+    others = [_Source(given, "draft") for given in more]
     place = _place(
         device
         or sources["target"].loaded_device()
         or ("cuda" if torch.cuda.is_available() else "cpu")
     )
-    for name, source in sources.items():
+    for name, source in (*sources.items(), *(("draft", other) for other in others)):
         home = source.loaded_device()
         if home is not None and (home.type, home.index or 0) != (place.type, place.index or 0):
             raise ConfigurationError(
@@ -160,6 +170,11 @@ def load(
     tokenizer = tokenizer or sources["target"].tokenizer()
     sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
     vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
+
+    for other in others:
+        theirs = other.config.get_text_config(decoder=True).vocab_size
+        each = {"target": sizes["target"], "draft": theirs}
+        check.vocabulary(tokenizer, other.tokenizer(), each)
 
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
         made = [s.driven(setting, place, vocab) if s else None for s in sources.values()]
@@ -172,16 +187,19 @@ def load(
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     model, small = build(setting)
+    rest = [other.driven(setting, place, vocab) for other in others]
     if packed is True and not getattr(model.runner, "packed", False):
         raise ConfigurationError(
             f"packed=True needs the lean runner, which runs Llama models; {sources['target']} runs "
             "through its own forward; leave it out"
         )
-    if small is not None:  # a draft need not round alike in every block: fewer dummy rows
-        small.min_queries = min(small.min_queries, 2)
+    drafts = [*([small] if small is not None else []), *rest]
+    for one in drafts:  # a draft need not round alike in every block: fewer dummy rows
+        one.min_queries = min(one.min_queries, 2)
     worst = check.trees(model, "target") if model.trees else 0.0
-    if small is not None and small.trees:
-        check.trees(small, "draft")
+    for one in drafts:
+        if one.trees:
+            check.trees(one, "draft")
     made: Drafter
     if small is not None:
         made = with_model(
@@ -193,8 +211,9 @@ def load(
             total_tokens=total_tokens,
             acceptance=acceptance,
             coupled=coupled,
+            more=rest,
         )
-        if not small.trees and not made.is_chain:
+        if not all(one.trees for one in drafts) and not made.is_chain:
             raise UnsupportedModel(
                 f"the draft model {sources['draft']} scores chains but not trees; got drafter "
                 f"{drafter!r} with branching={branching}; use drafter='draft_model' without it"
@@ -209,7 +228,7 @@ def load(
         verifier = verifiers.get("match")
     notes = Notes(
         str(sources["target"]),
-        str(sources["draft"]) if sources["draft"] else None,
+        ", ".join(map(str, (sources["draft"], *others))) if sources["draft"] else None,
         str(place),
         setting.dtype,
         setting.threads,

@@ -106,6 +106,18 @@ def test_models_on_different_devices():
         ({"rule": "block", "branching": (2, 2)}, ["'block' cannot judge a tree", "traversal"]),
         ({"rule": "rejection", "coupled": True}, ["'rejection' cannot judge", "match"]),
         ({"drafter": "draft_model", "draft": None}, []),
+        ({"branching": (2, 2), "num_speculative_tokens": 4}, ["\\(2, 2\\)", "=4", "leave"]),
+        ({"drafter": "hub_tree", "branching": (2,), "num_speculative_tokens": 2}, ["leave"]),
+        ({"drafter": "root", "num_speculative_tokens": 2}, ["'root' has no use for num_spec"]),
+        ({"drafter": "prompt_lookup", "total_tokens": 9}, ["no use for total_tokens"]),
+        ({"branching": (33,)}, ["vocabulary of 32", "smaller factors"]),
+        ({"acceptance": (0.5,)}, ["takes no acceptance", "static_tree"]),
+        ({"drafter": "static_tree", "acceptance": (0.5,)}, ["total_tokens", "give both"]),
+        ({"drafter": "static_tree", "acceptance": (0.5, 0.6), "total_tokens": 5}, ["increase"]),
+        ({"drafter": "dynamic_tree", "total_tokens": 999}, ["candidates", "total_tokens=999"]),
+        ({"drafter": "dynamic_tree", "width": 0}, ["top_k >= 2", "draft_model"]),
+        ({"draft": []}, ["takes one draft model", "got 0"]),
+        ({"drafter": "paths", "width": 2, "draft": [llama()] * 3}, ["every draft model", "3"]),
     ],
 )
 def test_options_that_do_not_exist_or_do_not_fit(settings, parts):
@@ -113,6 +125,24 @@ def test_options_that_do_not_exist_or_do_not_fit(settings, parts):
     draft = settings.pop("draft", perturbed(target, 0.1))
     with refused(outrider.ConfigurationError, *parts):
         load(target, draft, **(PLAIN | settings))
+
+
+def test_several_draft_models_are_for_paths():
+    target = llama()
+    small = [perturbed(target, 0.1, seed) for seed in (1, 2)]
+    with refused(outrider.ConfigurationError, "'draft_model' takes one", "got 2", "'paths'"):
+        load(target, small, **PLAIN)
+    with refused(outrider.VocabularyMismatch, "output sizes differ"):
+        load(target, [small[0], llama(vocab_size=31)], drafter="paths", **PLAIN)
+    both = load(target, small, drafter="paths", width=4, num_speculative_tokens=3, **PLAIN)
+    drafter = both.engine.drafter
+    assert len(drafter.models) == 2
+    assert drafter.max_nodes == 13
+    greedy = both.generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
+    plain = both.plain().generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
+    assert greedy.token_ids == plain.token_ids
+    assert greedy.stats.accepted > 0
+    assert drafter.draft_seconds > 0
 
 
 def test_a_dtype_that_the_loaded_model_does_not_have():

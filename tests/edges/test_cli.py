@@ -56,6 +56,9 @@ def no_measuring(monkeypatch):
         (["--drafter", "oracle"], ["oracle", "prompt_lookup"]),
         (["--rule", "rejektion"], ["rejektion", "rejection"]),
         (["--rule", "block", "--branching", "2,2"], ["block", "traversal"]),
+        (["--branching", "2,2", "-k", "4"], ["num_speculative_tokens=4", "leave"]),
+        (["--drafter", "static_tree", "--acceptance", "0.5,x"], ["0.5,x", "0.6,0.15"]),
+        (["--drafter", "static_tree", "--total-tokens", "8"], ["acceptance", "give both"]),
         (["--branching", "2,x"], ["2,x", "3,2,1"]),
         (["--branching", "2,0"], ["2,0", "3,2,1"]),
         (["--dtype", "int8"], ["int8"]),
@@ -111,7 +114,17 @@ def expected():
 
 
 def test_text_goes_to_standard_output(outrider, expected):
-    for extra in ([], ["--drafter", "root"], ["--branching", "2,2"], ["--stream"]):
+    dynamic = ["--drafter", "dynamic_tree", "--total-tokens", 8, "--width", 3, "-k", 4]
+    best = ["--drafter", "static_tree", "--acceptance", "0.6,0.2", "--total-tokens", 6]
+    for extra in (
+        [],
+        ["--drafter", "root"],
+        ["--branching", "2,2"],
+        ["--branching", "2,2", "-k", 2],
+        dynamic,
+        best,
+        ["--stream"],
+    ):
         code, out, err = outrider("generate", PROMPT, "-n", 12, *FAST, *extra)
         assert (code, out, err) == (0, expected.text + "\n", "")
 

@@ -14,13 +14,23 @@ from scipy.stats import chi2
 
 from outrider import Engine, Limits, Sampling, verifiers
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
+from outrider.models import CausalModel, LlamaRunner
 from outrider.types import Kind
-from tiny import decode, llama, pair
+from tiny import decode, llama, pair, perturbed
 
 VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
+
+
+@lru_cache
+def other():
+    """A second draft model, which disagrees with the first."""
+    return CausalModel(LlamaRunner(perturbed(llama(vocab_size=VOCAB), 0.6, seed=5), False))
+
+
 TREES = {
     "beam": lambda small: Beam(small, 3, 2),
     "paths": lambda small: Paths(small, 3, 2),
+    "two models": lambda small: Paths(small, 3, 2, more=(other(),)),
     "hub": lambda small: HubTree(small, (2, 2)),
     "wide hub": lambda small: HubTree(small, (3, 1)),
     "static": lambda small: StaticTree(small, (2, 2)),
@@ -67,7 +77,8 @@ def chance(drafter, rule, setting="plain"):
 
 
 #: Rules that play the very same lines on the other trees as one that is tested there.
-ONLY = {"coupled": (), "hub": ("hub", "wide hub"), "multi_round": ("paths",), "kseq": ("paths",)}
+ONLY = {"coupled": (), "hub": ("hub", "wide hub"), "multi_round": ("paths",),
+        "kseq": ("paths", "two models")}  # fmt: skip
 
 
 def legal():
@@ -123,6 +134,13 @@ def _flatter(draft):
     return draft._replace(laws=draft.laws._replace(inverse_temperature_B=declared))
 
 
+def _of_the_first_model(draft):
+    """Every draw declares the law of the first model."""
+    inner = draft.laws.logits_BRV.shape[1] // 2
+    row = torch.where(draft.row_BNK >= inner, draft.row_BNK - inner, draft.row_BNK)
+    return draft._replace(row_BNK=row)
+
+
 def _once_each(draft):
     draws = draft.draws_BNK.clone()
     for k in range(1, draws.shape[2]):
@@ -138,6 +156,9 @@ def _once_each(draft):
         ("beam", _flatter, "rejection"),
         ("beam", _flatter, "traversal"),
         ("paths", _once_each, "kseq"),
+        ("two models", _of_the_first_model, "rejection"),
+        ("two models", _of_the_first_model, "kseq"),
+        ("two models", _of_the_first_model, "traversal"),
         ("uneven", lambda d: d._replace(kinds=frozenset({Kind.WITH}),
                                         kind_BNK=d.kind_BNK * 0 + int(Kind.WITH)), "rejection"),
     ],

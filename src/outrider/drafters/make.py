@@ -53,6 +53,7 @@ def with_model(
     total_tokens: int | None = None,
     acceptance: Sequence[float] | None = None,
     coupled: bool = False,
+    more: Sequence[LanguageModel] = (),
 ) -> Drafter:
     """A drafter by name; every option is used or refused.
 
@@ -68,6 +69,7 @@ def with_model(
     acceptance              chance that the k-th child of a node is the one that is kept: the tree
                             of fixed shape with the most expected tokens (`shapes.optimal`)
     coupled                 draw with the target's noise
+    more                    further draft models of "paths", which share its paths evenly
 
     Raises ConfigurationError if the drafter has no use for what was given, or two of them disagree.
     """
@@ -78,6 +80,10 @@ def with_model(
         "acceptance": None if acceptance is None else tuple(acceptance),
         "coupled": coupled or None,
     }
+    if more and name != "paths":
+        raise ConfigurationError(
+            f"drafter {name!r} takes one draft model; got {1 + len(more)}; use drafter='paths'"
+        )
     for option, value in given.items():
         if value is not None and option not in USES[name]:
             raise ConfigurationError(
@@ -101,7 +107,8 @@ def with_model(
             total_tokens = max(depth, min(DynamicTree.total_tokens, candidates(depth, few)))
         return DYNAMIC[name](model, total_tokens, depth, few, coupled)
     if name in WIDTH:
-        return WIDTH[name](model, *(() if width is None else (width,)), depth=depth or 4)
+        how: dict[str, Any] = {"more": tuple(more)} if more else {}
+        return WIDTH[name](model, *(() if width is None else (width,)), depth=depth or 4, **how)
     if acceptance is not None or total_tokens is not None:
         return SHAPED[name](model, parents=_optimal(branching, acceptance, total_tokens, depth))
     if branching is not None:

@@ -1,4 +1,4 @@
-"""Independent paths from one draft model, merged where they agree (SpecTr; SpecInfer's trees).
+"""Independent paths of one or several draft models, merged where they agree (SpecTr; SpecInfer).
 
 `count` chains of `depth` tokens are drawn independently. Paths with the same prefix share a node,
 and the node keeps one draw for each of them, in path order, repeats included: rules for i.i.d.
@@ -19,16 +19,23 @@ from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
-from outrider.types import Context, Draft, Kind, LanguageModel, Tree
+from outrider.prefill import ingest
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
 
 
 @dataclass(frozen=True)
 class Paths(Grown):
-    """`count` independent chains; at most count * depth drafted tokens."""
+    """`count` independent chains; at most count * depth drafted tokens.
+
+    With `more` draft models the paths are dealt out in equal blocks, the first block to `model`
+    (SpecInfer's several small models). Every model runs the whole tree, so that each knows the
+    prefix that is kept. Draws of one model at a node share a law row and stand together.
+    """
 
     model: LanguageModel
     count: int = 3
     depth: int = 4
+    more: tuple[LanguageModel, ...] = ()
     name: str = "paths"
     kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})
     is_chain: bool = False
@@ -40,15 +47,46 @@ class Paths(Grown):
                 f"independent paths need count >= 2 and depth >= 1; got {self.count} and "
                 f"{self.depth}; use drafter='draft_model' for a chain"
             )
+        if self.count < len(self.models):
+            raise ConfigurationError(
+                f"every draft model needs a path; got {self.count} paths for {len(self.models)} "
+                "models; raise the number of paths"
+            )
         object.__setattr__(self, "max_nodes", 1 + self.count * self.depth)
 
-    def propose(self, memory: Any, context: Context) -> Draft:
-        """Draw all paths level by level, one draft-model call each."""
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """All draft models."""
+        return (self.model, *self.more)
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time spent inside the draft models so far."""
+        meters = [getattr(model, "meter", None) for model in self.models]
+        return float(sum(meter.seconds for meter in meters if meter is not None))
+
+    def open(self, context: Context, capacity: int) -> tuple[Any, ...]:
+        """A cache for every model."""
+        caches = []
+        for model in self.models:
+            cache = model.open(context.tokens_BL.shape[0], capacity)
+            ingest(model, cache, context.tokens_BL, context.bound - 1)
+            caches.append(cache)
+        return tuple(caches)
+
+    def propose(self, memory: tuple[Any, ...], context: Context) -> Draft:
+        """Draw all paths level by level, one call of each draft model per level."""
         sampling, count = context.sampling, self.count
         greedy, nodes = sampling.greedy, self.max_nodes
-        growth, logits = begin(self.model, memory, context, nodes)
-        device, batch, vocab = logits.device, logits.shape[0], logits.shape[-1]
-        keys = noise.stream(context.seed_B, growth.first_B, Purpose.DRAFT)
+        begun = [
+            begin(model, cache, context, nodes)
+            for model, cache in zip(self.models, memory, strict=True)
+        ]
+        growths, logits = [g for g, _ in begun], [z for _, z in begun]
+        blocks = _blocks(count, len(growths))
+        first_B, pending_B1 = growths[0].first_B, growths[0].pending_B1
+        device, batch, vocab = logits[0].device, logits[0].shape[0], logits[0].shape[-1]
+        keys = noise.stream(context.seed_B, first_B, Purpose.DRAFT)
         keys = noise.split(keys, nodes)
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None]
 
@@ -57,37 +95,44 @@ class Paths(Grown):
         ancestors = (slot[:, None] == slot).expand(batch, -1, -1)
         spare = nodes * count  # the cell that absent draws are written to
         draws = torch.full((batch, spare + 1), -1, dtype=torch.int64, device=device)
+        rows = draws
+        inner = 1 + count * (self.depth - 1)  # law rows of one model
+        model_c = torch.tensor([m for m, (a, b) in enumerate(blocks) for _ in range(a, b)])
+        offset_c = (model_c * inner).to(device)
         where = torch.zeros(batch, count, dtype=torch.int64, device=device)  # node of each path
         going = torch.ones(batch, count, dtype=torch.bool, device=device)
         level_BN, levels = _levels(self.depth, count, batch, device)
-        tokens, laws = [growth.pending_B1], []
+        tokens: list[Tensor] = [pending_B1]
+        laws: list[list[Laws]] = [[] for _ in growths]
         start, stop = 0, 1
         for depth in range(self.depth):
-            if depth:
-                logits = growth.feed(tokens[-1], depth, start, growth.sees(start, stop, ancestors))
             tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
             # of merged paths only the first one's node is alive
             alive = going & (where - start == slot[:count]) if depth else None
-            law = law_at(logits, context, tokens, tree, start, alive)
-            laws.append(law)
-            local = (where - start)[..., None].expand(-1, -1, vocab)
-            if greedy != "all":
-                race = noise.exponentials(keys[:, stop : stop + count], vocab).log_()
-                found = _best(ops.scaled(law).gather(1, local) - race)
-            if greedy != "none":
-                best = _best(law.logits_BRV.gather(1, local))
-                if not depth:
-                    best = _side_by_side(law.logits_BRV[:, 0], best)
-                if greedy == "all":
-                    found = best
-                else:
-                    found = _chosen(hot, best, found)
-            token = found.indices
-            going = going & (found.values > -torch.inf)  # a path ends where no token is possible
+            if depth:
+                seen = growths[0].sees(start, stop, ancestors)
+                logits = [growth.feed(tokens[-1], depth, start, seen) for growth in growths]
+            found = []
+            for model, (a, b) in enumerate(blocks):
+                law = law_at(logits[model], context, tokens, tree, start, alive)
+                laws[model].append(law)
+                local = (where[:, a:b] - start)[..., None].expand(-1, -1, vocab)
+                if greedy != "all":
+                    race = noise.exponentials(keys[:, stop + a : stop + b], vocab).log_()
+                    drawn = _best(ops.scaled(law).gather(1, local) - race)
+                if greedy != "none":
+                    best = _best(law.logits_BRV.gather(1, local))
+                    if not depth:
+                        best = _side_by_side(law.logits_BRV[:, 0], best)
+                    drawn = best if greedy == "all" else _chosen(hot, best, drawn)
+                found.append(drawn)
+            token = torch.cat([f.indices for f in found], 1)
+            # a path ends where no token is possible
+            going = going & (torch.cat([f.values for f in found], 1) > -torch.inf)
 
             old, start, stop = where, stop, stop + count
-            same = (old[:, :, None] == old[:, None, :]) & (token[:, :, None] == token[:, None, :])
-            same = same & going[:, None, :]
+            side = old[:, :, None] == old[:, None, :]
+            same = side & (token[:, :, None] == token[:, None, :]) & going[:, None, :]
             # the first path of the same prefix; a path that has ended keeps a node of its own
             first = torch.where(going, same.to(torch.int8).argmax(-1), slot[:count])
             where = start + first
@@ -97,13 +142,42 @@ class Paths(Grown):
             seen = ancestors.gather(1, over[..., None].expand(-1, -1, nodes))
             seen = seen | (slot[start:stop, None] == slot)
             ancestors = torch.cat([ancestors[:, :start], seen, ancestors[:, stop:]], 1)
-            rank = ((old[:, :, None] == old[:, None, :]) & going[:, None, :]).tril(-1).sum(-1)
-            cell = torch.where(going, old * count + rank, spare)
+            listed = going & ~(hot & (first != slot[:count]))  # a placed child is placed once
+            rank = (side & listed[:, None, :]).tril(-1).sum(-1)
+            cell = torch.where(listed, old * count + rank, spare)
             draws = draws.scatter(1, cell, where)
+            rows = rows.scatter(1, cell, offset_c + old)
 
         tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
-        table = draws[:, :spare].view(batch, nodes, count)
-        return _declared(torch.cat(tokens, 1), tree, table, greedy, hot, laws)
+        draws, rows = (t[:, :spare].view(batch, nodes, count) for t in (draws, rows))
+        given = None if greedy == "all" else stack([stack(levels) for levels in laws])
+        return _declared(torch.cat(tokens, 1), tree, draws, rows, greedy, hot, given)
+
+    def commit(
+        self,
+        memory: tuple[Any, ...],
+        context: Context,
+        draft: Draft,
+        verdict: Verdict,
+        scores: Scores,
+    ) -> None:
+        """Keep the accepted path's entries in every cache."""
+        for cache in memory:
+            cache.keep(context.length_B - 1, verdict.path_BD)
+
+    def take(self, memory: tuple[Any, ...], rows_B: Tensor) -> tuple[Any, ...]:
+        """Caches of only these rows."""
+        return tuple(cache.take(rows_B) for cache in memory)
+
+
+def _blocks(count: int, models: int) -> list[tuple[int, int]]:
+    """First and last path of each model, as even as can be.
+
+    >>> _blocks(5, 2)
+    [(0, 3), (3, 5)]
+    """
+    ends = [-(-count * m // models) for m in range(models + 1)]
+    return list(pairwise(ends))
 
 
 class _Best(NamedTuple):
@@ -146,19 +220,22 @@ def _levels(
 
 
 def _declared(
-    tokens: Tensor, tree: Tree, draws: Tensor, greedy: str, hot: Tensor, laws: list[Any]
+    tokens: Tensor,
+    tree: Tree,
+    draws: Tensor,
+    row: Tensor,
+    greedy: str,
+    hot_B1: Tensor,
+    given: Laws | None,
 ) -> Draft:
     """Independent draws where the row is sampled, placed children where it is greedy."""
-    nodes = draws.shape[1]
     kind = torch.full((1, 1, 1), int(Kind.WITH), device=draws.device).expand(1, *draws.shape[1:])
-    node = torch.arange(nodes, device=draws.device)[None, :, None]
-    row = torch.where(draws >= 0, node, -1)
     kinds = {Kind.WITH}
+    hot = hot_B1[..., None]
     if greedy == "all":
         kinds, kind, row = {Kind.FIXED}, torch.zeros_like(kind), torch.full_like(row, -1)
     elif greedy == "some":
         kinds = {Kind.FIXED, Kind.WITH}
-        kind = torch.where(hot[..., None], int(Kind.FIXED), kind)
-        row = torch.where(hot[..., None], -1, row)
-    given = None if greedy == "all" else stack(laws)
+        kind = torch.where(hot, int(Kind.FIXED), kind)
+        row = torch.where(hot, -1, row)
     return Draft(tokens, tree, draws, kind, row, given, frozenset(kinds))

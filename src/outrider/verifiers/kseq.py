@@ -7,6 +7,8 @@ The division factor g must satisfy g beta(g) >= 1 - (1 - beta(g))^K, else the re
 The gap is non-decreasing in g, <= 0 at 1 and >= 0 at K, so g is found by bisection; the upper end
 is kept, which errs on the exact side. Accepts 1 - (1 - beta)^K at a node. K is the number of draws
 at the node (merged paths keep their multiplicity), known before its tokens are looked at.
+
+Draws of one law row must stand together at a node, the order of `outrider.drafters.paths`.
 """
 
 from dataclasses import dataclass
@@ -42,10 +44,14 @@ def _beta(law_BnV: Tensor, guess_BnV: Tensor, factor_Bn: Tensor) -> Tensor:
 
 
 def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
-    """Independent draws at rate 1 / g, then placed children against what they leave."""
-    placed = level.kind_BnK == Kind.FIXED
-    drawn = level.there_BnK & ~placed
-    count = drawn.sum(-1).clamp(min=1).to(law_BnV.dtype)
+    """The draws of the first law at rate 1 / g; then, one by one, whatever else there is.
+
+    Draws of other laws (several draft models) and placed children are tested against what those of
+    the first law leave, as in `rejection`: exact in any mixture, K-SEQ where one law drew them all.
+    """
+    drawn = level.there_BnK & (level.kind_BnK != Kind.FIXED)
+    mine = drawn & (level.row_BnK == level.row_BnK[..., :1])
+    count = mine.sum(-1).clamp(min=1).to(law_BnV.dtype)
     guess = torch.where(drawn[..., :1], level.guess(0, law_BnV), 0.0)
     factor = division_factor(law_BnV, guess, count)
     beta = _beta(law_BnV, guess, factor)
@@ -55,23 +61,17 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
     here = ops.residual(law_BnV, kept)
     favour, against = [], []
     for k in range(level.most):
-        token = level.token_BnK[..., k]
-        rate, whole = factor * pick(guess, token), torch.ones_like(factor)
-        if Kind.FIXED in level.kinds:
-            last = placed[..., k]
-            favour.append(torch.where(last, pick(here, token), pick(law_BnV, token)))
-            against.append(torch.where(last, whole, rate))
-            one_hot = torch.where(last[..., None], level.guess(k, law_BnV), 0.0)
-            here = ops.residual(here, one_hot)
-        else:
-            favour.append(pick(law_BnV, token))
-            against.append(rate)
+        token, other = level.token_BnK[..., k], ~mine[..., k]
+        own = level.guess(k, law_BnV)
+        favour.append(torch.where(other, pick(here, token), pick(law_BnV, token)))
+        against.append(torch.where(other, pick(own, token), factor * pick(guess, token)))
+        here = ops.residual(here, torch.where(other[..., None], own, 0.0))
     return topdown.judgement(favour, against, here)
 
 
 @dataclass(frozen=True)
 class KSeq:
-    """Exact for independent draws from one law per node; placed children are judged last."""
+    """Exact for independent draws; those of a second law, and placed children, come last."""
 
     name: str = "kseq"
     exact: bool = True

@@ -1,0 +1,81 @@
+"""Independent draws of several draft models at one node: exact by enumeration, in float64."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import verifiers
+from outrider.tree import from_parents
+from outrider.types import Draft, Kind, Laws, Scores
+
+RNG = np.random.default_rng(7)
+VOCAB = 4
+
+
+def law(kind):
+    """A law over four tokens."""
+    p = RNG.dirichlet(np.ones(VOCAB))
+    if kind == "zeros":
+        p[RNG.integers(VOCAB)] = 0
+    if kind == "one-hot":
+        p = np.eye(VOCAB)[RNG.integers(VOCAB)]
+    return p / p.sum()
+
+
+def emitted(rule, p, models, owner):
+    """Law of the first token: every way to draw, times the rule's own law of its verdict."""
+    draws = list(product(range(VOCAB), repeat=len(owner)))
+    chances = [[models[o][x] for o, x in zip(owner, d, strict=True)] for d in draws]
+    weight = np.prod(chances, 1)
+    possible = [d for d, w in zip(draws, weight, strict=True) if w > 0]
+    weight = weight[weight > 0]
+    batch, count = len(possible), len(owner)
+    tokens = torch.tensor([[0, *d] for d in possible])
+    kids = torch.tensor([[1 + d.index(x) for x in d] for d in possible])  # repeats share a node
+    draws_BNK = torch.full((batch, count + 1, count), -1)
+    draws_BNK[:, 0] = kids
+    row = torch.full_like(draws_BNK, -1)
+    row[:, 0] = torch.tensor(owner)
+    inverse = torch.ones(batch, dtype=torch.float64)
+    q = torch.from_numpy(np.stack(models)).log().expand(batch, -1, -1)
+    draft = Draft(
+        tokens,
+        from_parents([-1] + [0] * count),
+        draws_BNK,
+        torch.full_like(draws_BNK, int(Kind.WITH)),
+        row,
+        Laws(q, inverse, greedy="none"),
+        frozenset({Kind.WITH}),
+    )
+    target = torch.from_numpy(p).log().expand(batch, count + 1, -1)
+    outcome = rule.outcome(draft, Scores(Laws(target, inverse, greedy="none")))
+    law = np.zeros(VOCAB)
+    stop, following = outcome.stop_BN.numpy(), outcome.next_BNV.numpy()
+    law += weight @ (stop[:, :1] * following[:, 0])
+    for node in range(1, count + 1):
+        np.add.at(law, tokens[:, node].numpy(), weight * stop[:, node])
+    return law
+
+
+@pytest.mark.parametrize("owner", [(0, 1), (0, 0, 1), (0, 1, 1), (0, 1, 2)])
+@pytest.mark.parametrize("kind", ["random", "zeros", "one-hot"])
+@pytest.mark.parametrize("name", ["rejection", "multi_round", "kseq", "traversal", "match"])
+def test_the_first_token_has_the_targets_law(name, kind, owner):
+    for _ in range(4):
+        p, models = law(kind), [law(kind) for _ in range(3)]
+        found = emitted(verifiers.get(name), p, models, owner)
+        assert np.abs(found - p).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["rejection", "kseq", "traversal"])
+def test_one_law_declared_for_all_is_seen(name):
+    p, models = law("random"), [law("random"), law("random")]
+    rule = verifiers.get(name)
+
+    class Liar:
+        def outcome(self, draft, scores):
+            return rule.outcome(draft._replace(row_BNK=draft.row_BNK.clamp(max=0)), scores)
+
+    assert np.abs(emitted(Liar(), p, models, (0, 1)) - p).max() > 1e-3
