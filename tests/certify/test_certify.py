@@ -1,7 +1,6 @@
 """Certification on tiny models: exact engines pass, planted mistakes and lossy rules fail."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +11,16 @@ from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.engine import Limits
 from outrider.errors import ConfigurationError, PromptError
+from outrider.types import Kind
 from tiny import pair
 
 SMALL = Power(
     tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
 )
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
+
+TEXT = [token for prompt in PROMPTS for token in prompt]
+EXACT = [rule for rule in verifiers.VERIFIERS.values() if rule.exact]
 
 
 def chain(rule=None, counts=(1, 1, 1), **how):
@@ -65,8 +68,7 @@ def test_lossy_rules_fail(rule):
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_planted_mistakes_fail(name):
     bug = bugs.get(name)
-    power = replace(SMALL, tokens=30_000) if name == "shared_noise" else SMALL
-    report = certify(bug.engine(chain()), PROMPTS, bug.sampling, power)
+    report = certify(bug.engine(chain()), PROMPTS, bug.sampling, SMALL)
     assert report.verdict == "not exact", report.as_dict()
 
 
@@ -173,11 +175,56 @@ def test_foreign_generator_passes_and_a_warm_one_fails():
 def test_matrix_resumes(tmp_path):
     target, draft = pair(0.5)
     few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
-    todo = matrix.pairs(draft)
-    assert all(pair.rule.exact for pair in todo)
-    assert len({pair.key for pair in todo}) == len(todo)
+    todo = matrix.pairs(matrix.drafters(draft))
     path = tmp_path / "results.jsonl"
     first = list(matrix.run(target, todo[:2], PROMPTS, Sampling(1.0), few, path))
     assert [old for *_, old in first] == [False, False]
     second = list(matrix.run(target, todo[:3], PROMPTS, Sampling(1.0), few, path))
     assert [old for *_, old in second] == [True, True, False]
+
+
+def matrix_drafters():
+    return matrix.drafters(pair()[1], TEXT, 32)
+
+
+def test_the_matrix_holds_every_legal_pair_of_the_registries():
+    made = matrix_drafters()
+    assert matrix.missing(made) == []
+    todo = matrix.pairs(made)
+    keys = {item.key for item in todo}
+    assert len(keys) == len(todo)
+    for label, drafter in made.items():
+        for rule in verifiers.VERIFIERS.values():
+            legal = rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain)
+            if drafter.kinds:  # without a draft all rules are one, and two of them are tried
+                assert (f"{label} / {rule.name}" in keys) == legal
+    assert {item.rule.name for item in todo} == {r.name for r in EXACT}
+
+
+@pytest.mark.parametrize("rule", verifiers.VERIFIERS.values(), ids=lambda rule: rule.name)
+@pytest.mark.parametrize("label", list(matrix_drafters()))
+def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
+    target, drafter = pair()[0], matrix_drafters()[label]
+    if not drafter.is_chain and rule.chain_only:
+        legal = False
+    elif drafter.is_chain and rule.kinds & {Kind.WITH, Kind.WITHOUT}:  # one draw: the same
+        legal = drafter.kinds <= rule.kinds | {Kind.WITH, Kind.WITHOUT}
+    else:
+        legal = drafter.kinds <= rule.kinds
+    if legal:
+        assert Engine(target, drafter, rule).choose_rule("none") is rule
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        Engine(target, drafter, rule)
+    said, able = str(refused.value).split("rules that can: ")
+    assert f"rule {rule.name!r} cannot judge" in said
+    assert f"drafter {drafter.name!r}" in said
+    assert able
+    for name in able.split(", "):
+        Engine(target, drafter, verifiers.get(name))
+
+
+def test_without_a_draft_model_the_matrix_names_what_it_leaves_out():
+    made = matrix.drafters(None)
+    assert set(matrix.missing(made)) >= {"draft_model", "beam", "paths", "ngram_table"}
+    assert {"root", "prompt_lookup"} <= set(made)

@@ -24,9 +24,8 @@ from outrider import noise, ops, verifiers
 from outrider.drafters import DraftModel
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.noise import Purpose
-from outrider.sampling import Sampling, rows
-from outrider.types import Context, Draft, Draws, Kind, Scores, Verdict, Verifier
+from outrider.sampling import Sampling
+from outrider.types import Context, Draft, Drafter, Draws, Kind, Scores, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -120,34 +119,30 @@ class _TargetResidual(_Wrapped):
         return verdict._replace(next_B=ops.draw(here, race))
 
 
-def _draft_race(seed_B: Tensor, start_B: Tensor, vocab: int) -> Tensor:
-    return noise.exponentials(noise.stream(seed_B, start_B, Purpose.DRAFT), vocab)
+class _PositionRace(_Wrapped):
+    """Draws every drafted token by the race of its position, as a coupled draft does, and says so.
 
-
-class _OneRace(_Wrapped):
-    """Draws one token, alike from its top four, by a race that the rule below reads again.
-
-    A draft may follow any law, so the flat one is no mistake; it is refused often, and the noise
-    that is used twice then shows in many residuals.
+    That is no mistake: the tokens follow the law that is declared. A rule that reads the same race
+    again makes it one.
     """
 
-    own_sampling = Sampling(8.0, top_k=4)
+    kinds = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def propose(self, memory: Any, context: Context) -> Draft:
-        if context.sampling.greedy != "none":
-            return self.sound(memory, context)
-        flat = rows([self.own_sampling] * context.length_B.shape[0], context.length_B.device)
-        draft = self.sound(memory, context._replace(sampling=flat))
-        law = _drawn_law(draft)[:, 0]
-        race = _draft_race(context.seed_B, context.length_B - 1, law.shape[-1])
-        token = ops.draw(law, race)[:, None]
-        return draft._replace(tokens_BN=torch.cat([draft.tokens_BN[:, :1], token], 1))
+        draft = self.sound(memory, context)
+        drawn = draft.kind_BNK.masked_fill(draft.kind_BNK == Kind.COUPLED, int(Kind.WITHOUT))
+        kinds = frozenset(Kind.WITHOUT if k is Kind.COUPLED else k for k in draft.kinds)
+        return draft._replace(kind_BNK=drawn, kinds=kinds)
 
 
 class _SameRace(_Wrapped):
+    """A rule whose residual is drawn by the race that drew the refused token."""
+
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        vocab = scores.laws.logits_BRV.shape[-1]
-        race = _draft_race(draws.seed_B, draws.start_B, vocab)
+        first: Verdict = self.inner(draft, scores, draws)
+        depth, vocab = draft.tree.max_depth + 1, scores.laws.logits_BRV.shape[-1]
+        races = noise.target_race_at(draws.seed_B, draws.start_B, depth, vocab)
+        race = races[torch.arange(races.shape[0], device=races.device), first.count_B]
         verdict: Verdict = self.inner(draft, scores, draws._replace(race_BV=race))
         return verdict
 
@@ -220,11 +215,18 @@ def _rule(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
     return plant
 
 
+def _by_position(sound: Engine) -> Engine:
+    """The same chain, drawn by the races of its positions."""
+    assert isinstance(sound.drafter, DraftModel)
+    drafter: Drafter = _PositionRace(replace(sound.drafter, coupled=True))
+    return Engine(sound.target, drafter, sound.rule)
+
+
 def _target(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
     return lambda sound: Engine(wrap(sound.target), sound.drafter, sound.rule)
 
 
-CHAIN, ONE, TREE = (1, 1, 1, 1), (1,), (3, 2, 1)
+CHAIN, TREE = (1, 1, 1, 1), (3, 2, 1)
 
 BUGS: dict[str, Bug] = {
     bug.name: bug
@@ -253,10 +255,10 @@ BUGS: dict[str, Bug] = {
         Bug(
             "shared_noise",
             "draft and residual race with one noise",
-            ONE,
+            CHAIN,
             "rejection",
-            lambda sound: _rule(_SameRace)(_drafter(_OneRace)(sound)),
-            mended=_drafter(_OneRace),
+            lambda sound: _rule(_SameRace)(_by_position(sound)),
+            mended=_by_position,
         ),
         Bug(
             "dropped_token",

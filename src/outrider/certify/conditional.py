@@ -12,19 +12,14 @@ the draft's top tokens find a draft that is not what it says, {p/4 < q < p} a re
 with the draft's noise.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outrider.certify.report import Test
-from outrider.certify.statistics import (
-    kolmogorov_tail,
-    normal_two_sided,
-    quantile_gap,
-    uniform_distance,
-)
+from outrider.certify.statistics import kolmogorov_tail, uniform_distance
+from outrider.certify.surplus import Surplus
 
 SETS = ("set q > p", "set p/4 < q < p", "set top 1 of q", "set top 8 of q")
 ORDERS = ("PIT by q / p", "PIT by q")
@@ -32,17 +27,10 @@ TOP = 8
 
 
 @dataclass
-class _Sum:
-    surplus: float = 0.0
-    variance: float = 0.0
-    count: int = 0
-
-
-@dataclass
 class Pool:
     """Sums over all tokens seen so far."""
 
-    sums: dict[str, _Sum] = field(default_factory=lambda: {name: _Sum() for name in SETS})
+    sums: dict[str, Surplus] = field(default_factory=lambda: {name: Surplus() for name in SETS})
     ranks: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in ORDERS})
     tokens: int = 0
     overlap: float = 0.0  #: sum of sum min(p, q), for the report
@@ -82,10 +70,7 @@ class Pool:
 
     def _set(self, name: str, mass_BT: Tensor, inside_BT: Tensor, valid_BT: Tensor) -> None:
         mass = mass_BT[valid_BT].double().clamp(0, 1)
-        record = self.sums[name]
-        record.surplus += float((inside_BT[valid_BT].double() - mass).sum())
-        record.variance += float((mass * (1 - mass)).sum())
-        record.count += mass.numel()
+        self.sums[name].add(inside_BT[valid_BT], mass, mass * (1 - mass))
 
     @property
     def alpha(self) -> float:
@@ -94,22 +79,8 @@ class Pool:
 
     def results(self, level: float, power: float) -> list[Test]:
         """One test per set and order, each at this level."""
-        return [self._set_test(name, level, power) for name in SETS] + [
-            self._rank_test(name, level) for name in ORDERS
-        ]
-
-    def _set_test(self, name: str, level: float, power: float) -> Test:
-        record = self.sums[name]
-        # A set of (almost) no or all probability says nothing; one token's worth keeps Z honest.
-        if record.variance < 10:
-            return Test(name, 0.0, None, record.count, True, "too little variance: not judged")
-        spread = math.sqrt(record.variance)
-        z = record.surplus / spread
-        p_value = normal_two_sided(z)
-        shift = record.surplus / record.count
-        found = quantile_gap(level, power) * spread / record.count
-        detail = f"shift {shift:+.4f} per token; finds {found:.4f}"
-        return Test(name, z, p_value, record.count, p_value >= level, detail, found)
+        sets = [self.sums[name].test(name, level, power, "token") for name in SETS]
+        return sets + [self._rank_test(name, level) for name in ORDERS]
 
     def _rank_test(self, name: str, level: float) -> Test:
         values = torch.cat(self.ranks[name])

@@ -100,6 +100,7 @@ class _Foreign:
     ) -> None:
         self.generator, self.model, self.prompts = generator, model, prompts
         self.sampling, self.power, self.progress = sampling, power, progress
+        self.each = power.each()
         self._row = 0
 
     def _texts(self, prompts: Sequence[tuple[int, ...]]) -> list[Text]:
@@ -148,7 +149,7 @@ class _Foreign:
         for texts, seen in self._batches(self.power.tokens):
             self.progress("conditional tests", seen, self.power.tokens)
             outside += add(pool, self.model, guesses, texts, self.sampling, allowed)
-        return [*pool.results(self.power.each, self.power.power), support(outside, pool.tokens)]
+        return [*pool.results(self.each, self.power.power), support(outside, pool.tokens)]
 
     def marginal(self, guesses: Callable[[Sequence[Text], Sampling], Tensor]) -> Test:
         texts = [Text(p, (0,)) for p in self.prompts]
@@ -165,7 +166,7 @@ class _Foreign:
             if not found:
                 break
             first += [t.new[0] for t in found]
-        return marginal.test(law[chosen, 0], first, self.power.each, self.power.power)
+        return marginal.test(law[chosen, 0], first, self.each, self.power.power)
 
 
 def _adapted(model: Any) -> LanguageModel:

@@ -103,7 +103,7 @@ def flatter(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> 
 class Guesses:
     """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
 
-    A drafter with a model: its teacher-forced law (under `own_sampling` if the drafter has that).
+    A drafter with a model: its teacher-forced law.
     Any other: what it would propose first, and where that is nothing the target's law at twice the
     temperature.
     """
@@ -116,8 +116,7 @@ class Guesses:
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None:
-            own: Sampling | None = getattr(self.drafter, "own_sampling", None)
-            return ops.probs(score(self.model, texts, own or sampling).laws)
+            return ops.probs(score(self.model, texts, sampling).laws)
         flat = flatter(self.target, texts, sampling)
         if not self.drafter.kinds:
             return flat

@@ -1,19 +1,21 @@
 """Every legal pair of exact rule and drafter: which they are, and a run that can be resumed."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider import verifiers
 from outrider.certify.report import Report
-from outrider.certify.run import Ids, Power, Progress, certify
+from outrider.certify.run import Ids, Known, Power, Progress, certify
 from outrider.drafters import DRAFTERS
+from outrider.drafters.ngram_table import count
 from outrider.engine import Engine
 from outrider.sampling import Sampling
 from outrider.types import Drafter, LanguageModel, Verifier
 
+ORDER = 3  #: of the n-gram table
 #: Shapes of drafters whose defaults do not cover what matters; others are tried as they come.
 SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
     "draft_model": (
@@ -40,34 +42,46 @@ class Pair:
         return f"{self.label} / {self.rule.name}"
 
 
-def drafters(draft: LanguageModel | None) -> dict[str, Drafter]:
-    """Every registered drafter in the shapes to be certified; without a draft, model-free ones."""
+def drafters(
+    draft: LanguageModel | None, text: Sequence[int] = (), vocab_size: int = 0
+) -> dict[str, Drafter]:
+    """Every registered drafter in the shapes to be certified.
+
+    `text` are tokens to count n-grams in. What needs a draft model or a text that is not given is
+    left out: `missing` names it.
+    """
     found: dict[str, Drafter] = {}
     for name, make in DRAFTERS.items():
         for shape in SHAPES.get(name, ({},)):
             label = " ".join([name, *(f"{k}={v}" for k, v in shape.items())])
             fields = getattr(make, "__dataclass_fields__", {})
             if "model" in fields:
-                if draft is None:
-                    continue
-                found[label] = make(draft, **shape)
-                continue
-            if any(_required(f) for f in fields.values()):
-                continue  # needs a file or a table that a default cannot give
-            found[label] = make(**shape)
+                if draft is not None:
+                    found[label] = make(draft, **shape)
+            elif "table" in fields:
+                if len(text) >= ORDER:
+                    found[label] = make(count(text, vocab_size, ORDER), **shape)
+            elif not any(_required(f) for f in fields.values()):
+                found[label] = make(**shape)
     return found
 
 
-def _required(field: Any) -> bool:
-    from dataclasses import MISSING
+def missing(found: Collection[str]) -> list[str]:
+    """Registered drafters that none of these labels names."""
+    return sorted(set(DRAFTERS) - {label.split()[0] for label in found})
 
+
+def _required(field: Any) -> bool:
     return bool(field.init and field.default is MISSING and field.default_factory is MISSING)
 
 
-def pairs(draft: LanguageModel | None) -> list[Pair]:
-    """All legal pairs with rules that say they are exact, `root` with one rule only."""
+def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
+    """All legal pairs of these drafters with rules that say they are exact.
+
+    Without a draft every rule draws from the target: `root` is paired with two of them only.
+    """
     found = []
-    for label, drafter in drafters(draft).items():
+    for label, drafter in made.items():
         for rule in verifiers.VERIFIERS.values():
             if not rule.exact or not verifiers.judges(rule, drafter.kinds, drafter.is_chain):
                 continue
@@ -77,12 +91,17 @@ def pairs(draft: LanguageModel | None) -> list[Pair]:
     return found
 
 
-def done(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished results by key."""
+def done(path: Path, sampling: Sampling, power: Power) -> dict[str, dict[str, Any]]:
+    """Finished results under these settings, by key."""
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return {row["key"]: row for row in rows}
+    settings = _settings(sampling, power)
+    return {row["key"]: row for row in rows if row.get("settings") == settings}
+
+
+def _settings(sampling: Sampling, power: Power) -> str:
+    return f"{sampling} {power}"
 
 
 def run(
@@ -98,16 +117,15 @@ def run(
 
     Yields the pair, its result and whether it was already there.
     """
-    settings = f"{sampling} {power}"
-    known = {k: v for k, v in done(path).items() if v.get("settings") == settings}
+    known, common = done(path, sampling, power), Known()
     for pair in todo:
         if pair.key in known:
             yield pair, known[pair.key], True
             continue
         progress = before(pair) if before is not None else None
         engine = Engine(target, pair.drafter, pair.rule)
-        report: Report = certify(engine, prompts, sampling, power, progress=progress)
-        row = {"key": pair.key, "settings": settings} | report.as_dict()
+        report: Report = certify(engine, prompts, sampling, power, progress=progress, known=common)
+        row = {"key": pair.key, "settings": _settings(sampling, power)} | report.as_dict()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")

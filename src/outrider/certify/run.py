@@ -3,25 +3,41 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from outrider import noise, ops, verifiers
-from outrider.certify import marginal, margins
+from outrider.certify import marginal, margins, verdicts
 from outrider.certify.conditional import ORDERS, SETS, Pool
 from outrider.certify.laws import Guesses, Text, score
 from outrider.certify.report import Report, Test
 from outrider.drafters import Root
-from outrider.engine import Engine, Limits
+from outrider.engine import Engine, Limits, Observer
 from outrider.errors import ConfigurationError, PromptError
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Drafter, LanguageModel
 
 Ids = Sequence[int]
+Batch = list[tuple[tuple[int, ...], int]]  #: prompts, each with its seed
 Progress = Callable[[str, int, int], None]  #: what, done, of how many
+
+
+@dataclass
+class Known:
+    """What certifications of one target, with all settings the same, have in common.
+
+    Nothing in it depends on the rule under test, so a matrix computes it once per drafter.
+    """
+
+    plain: dict[tuple[Any, ...], list[tuple[int, ...]]] = field(default_factory=dict)
+    coupled: dict[int, tuple[Drafter, Test]] = field(default_factory=dict)
+    tolerance: dict[int, float] = field(default_factory=dict)  #: by most nodes of a draft
+
+
+AT_ONCE = 8  #: the marginal test decodes one token a text: so many times more texts together
 
 
 @dataclass(frozen=True)
@@ -55,10 +71,9 @@ class Power:
                 f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}"
             )
 
-    @property
-    def each(self) -> float:
-        """Level of one statistical test: Bonferroni."""
-        return self.level / (len(SETS) + len(ORDERS) + 2)  # marginal and support
+    def each(self, more: int = 0) -> float:
+        """Level of one statistical test: Bonferroni. `more` tests beside those of a text."""
+        return self.level / (len(SETS) + len(ORDERS) + 2 + more)  # marginal and support
 
 
 def certify(
@@ -69,19 +84,22 @@ def certify(
     *,
     setup: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    known: Known | None = None,
 ) -> Report:
     """Test whether an engine with its drafter and rule keeps the law of its target.
 
     `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. At
     temperature 0 only the greedy certificate applies. Give models in float32: half precision
     moves laws by more than the tests tolerate when texts are scored in other block sizes.
+    `known` keeps what does not depend on the rule, for further ones with all else the same.
     """
     sampling, power = sampling or Sampling(), power or Power()
     every = [tuple(p) for p in prompts]
     if not every:
         raise PromptError("no prompt to certify with; got none; give at least one")
     started = time.perf_counter()
-    run = _Run(engine, every, sampling, power, progress or (lambda *_: None))
+    quiet: Progress = lambda *_: None  # noqa: E731
+    run = _Run(engine, every, sampling, power, progress or quiet, known or Known())
     tests: list[Test] = [run.greedy()]
     if sampling.temperature > 0:
         tests.append(run.coupled())
@@ -119,9 +137,11 @@ class _Run:
         sampling: Sampling,
         power: Power,
         progress: Progress,
+        known: Known,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
-        self.power, self.progress = power, progress
+        self.power, self.progress, self.known = power, progress, known
+        self.each = power.each(len(verdicts.NAMES))
         self.stats = Stats()
         self.alpha: float | None = None
         sample = [Text(p, (), 0) for p in prompts[:8]]
@@ -131,28 +151,44 @@ class _Run:
                 f"prompts must have at least 3 tokens; got at most {longest}; give longer ones"
             )
         alike = [t for t in sample if len(t.prompt) == longest]
-        self.tolerance = margins.tolerance(engine.target, alike, engine.drafter.max_nodes)
+        nodes = engine.drafter.max_nodes
+        if nodes not in known.tolerance:
+            known.tolerance[nodes] = margins.tolerance(engine.target, alike, nodes)
+        self.tolerance = known.tolerance[nodes]
 
-    def batches(self, rows: int, purpose: int) -> Iterator[list[tuple[tuple[int, ...], int]]]:
-        """Prompts with a fresh seed for every row, in batches."""
+    def batches(self, rows: int, purpose: int, together: int) -> Iterator[Batch]:
+        """Prompts with a fresh seed for every row, so many of them at a time."""
         every = []
         for row in range(rows):
             seed = (self.power.seed * 8 + purpose) * 1_000_003 + row
             every.append((self.prompts[row % len(self.prompts)], seed))
-        for start in range(0, rows, self.power.rows):
-            yield every[start : start + self.power.rows]
+        for start in range(0, rows, together):
+            yield every[start : start + together]
 
     def decode(
-        self, engine: Engine, batch: list[tuple[tuple[int, ...], int]], sampling: Sampling, new: int
+        self,
+        engine: Engine,
+        batch: Batch,
+        sampling: Sampling,
+        new: int,
+        observe: Observer | None = None,
     ) -> list[Text]:
         """Texts of exactly `new` tokens: stop tokens are tokens like any other here."""
         settings = [dataclasses.replace(sampling, seed=seed) for _, seed in batch]
-        run = engine.run([p for p, _ in batch], settings, Limits(new))
+        run = engine.run([p for p, _ in batch], settings, Limits(new), observe=observe)
         tokens: list[list[int]] = [[] for _ in batch]
         for block in run:
             tokens[block.row] += block.token_ids
         self.stats.add(run.stats)
         return [Text(p, tuple(t), s) for (p, s), t in zip(batch, tokens, strict=True)]
+
+    def plain_texts(self, batch: Batch, sampling: Sampling, new: int) -> list[tuple[int, ...]]:
+        """What the target alone writes with the same noise."""
+        key = (sampling, new, tuple(batch))
+        if key not in self.known.plain:
+            alone = Engine(self.engine.target, Root(), verifiers.get("match"))
+            self.known.plain[key] = [t.new for t in self.decode(alone, batch, sampling, new)]
+        return self.known.plain[key]
 
     def greedy(self) -> Test:
         """The rule under test at temperature 0."""
@@ -160,21 +196,23 @@ class _Run:
 
     def coupled(self) -> Test:
         """The drafter under test with the target's own noise deciding: text equals plain text."""
-        drafter = shared_noise(self.engine.drafter)
-        engine = Engine(self.engine.target, drafter, verifiers.get("match"))
-        return self._certificate("coupled equality", engine, self.sampling, 1)
+        given = self.engine.drafter
+        if id(given) not in self.known.coupled:
+            engine = Engine(self.engine.target, shared_noise(given), verifiers.get("match"))
+            test = self._certificate("coupled equality", engine, self.sampling, 1)
+            self.known.coupled[id(given)] = given, test  # the object is kept, so its id is its own
+        return self.known.coupled[id(given)][1]
 
     def _certificate(self, name: str, engine: Engine, sampling: Sampling, purpose: int) -> Test:
         new = self.power.new_tokens
         rows = max(self.power.equality // new, 1)
         gaps, count, differ = [], 0, 0
-        plain = Engine(engine.target, Root(), verifiers.get("match"))
         outside = 0
-        for batch in self.batches(rows, purpose):
+        for batch in self.batches(rows, purpose, self.power.rows):
             self.progress(name, count, rows * new)
             texts = self.decode(engine, batch, sampling, new)
-            same = self.decode(plain, batch, sampling, new)
-            differ += sum(a.new != b.new for a, b in zip(texts, same, strict=True))
+            same = self.plain_texts(batch, sampling, new)
+            differ += sum(text.new != other for text, other in zip(texts, same, strict=True))
             scored = score(engine.target, texts, sampling)
             seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
             race = None if sampling.temperature == 0 else margins.race(scored, seeds)
@@ -187,18 +225,20 @@ class _Run:
         return dataclasses.replace(test, detail=note, passed=test.passed and not outside)
 
     def conditional(self) -> list[Test]:
-        """Set tests, PIT and support over freshly decoded texts."""
+        """Set tests, PIT and support over freshly decoded texts; verdict tests on the way."""
         power, pool, outside = self.power, Pool(), 0
         target = self.engine.target
         guesses = Guesses(self.engine.drafter, target)
+        judged = verdicts.Verdicts(self.engine.choose_rule("none"))
         rows = -(-power.tokens // power.new_tokens)
         self.stats = Stats()  # from here on: the configuration under test alone
-        for batch in self.batches(rows, 2):
+        for batch in self.batches(rows, 2, power.rows):
             self.progress("conditional tests", pool.tokens, rows * power.new_tokens)
-            texts = self.decode(self.engine, batch, self.sampling, power.new_tokens)
+            texts = self.decode(self.engine, batch, self.sampling, power.new_tokens, judged)
             outside += add(pool, target, guesses, texts, self.sampling, self.tolerance)
         self.alpha = pool.alpha
-        return [*pool.results(power.each, power.power), support(outside, pool.tokens)]
+        tests = pool.results(self.each, power.power) + judged.results(self.each, power.power)
+        return [*tests, support(outside, pool.tokens)]
 
     def marginal(self) -> Test:
         """Many first tokens of the prompt where target and draft differ most."""
@@ -213,12 +253,12 @@ class _Run:
         first: list[int] = []
         kept = self.stats
         self.stats = Stats()
-        for batch in self.batches(power.samples, 3):
+        for batch in self.batches(power.samples, 3, AT_ONCE * power.rows):
             self.progress("marginal test", len(first), power.samples)
             again = [(short[chosen], seed) for _, seed in batch]
             first += [t.new[0] for t in self.decode(self.engine, again, self.sampling, 1)]
         self.stats = kept
-        return marginal.test(law_BTV[chosen, 0], first, power.each, power.power)
+        return marginal.test(law_BTV[chosen, 0], first, self.each, power.power)
 
 
 def add(

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from outrider.certify import Power, Report, certify, matrix
-from outrider.cli.console import LOADING, out, progress, working
+from outrider.cli import options
+from outrider.cli.console import out, progress
 from outrider.cli.demo import held_out
-from outrider.cli.generate import parse_acceptance, parse_branching
 from outrider.errors import ConfigurationError, PromptError
-from outrider.load import load
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator
 
@@ -21,80 +20,62 @@ CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
 
 
 def command(
-    target: Annotated[
-        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="Name of a drafter.")] = None,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--num-speculative-tokens",
-            "-k",
-            help="Length of a chain, or depth of a tree; default: 4, or as --branching has it.",
-        ),
-    ] = None,
-    branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(help="Paths of beam and paths; nodes per level of dynamic_tree."),
-    ] = None,
-    total_tokens: Annotated[
-        int | None, typer.Option(help="Drafted tokens of dynamic_tree, or with --acceptance.")
-    ] = None,
-    acceptance: Annotated[
-        str | None,
-        typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
-    ] = None,
-    rule: Annotated[str | None, typer.Option(help="Rule; default: the drafter's.")] = None,
-    coupled: Annotated[bool, typer.Option(help="Draw with shared noise.")] = False,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option()] = 0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    min_p: Annotated[float, typer.Option()] = 0.0,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    drafter: options.DrafterName = None,
+    num_speculative_tokens: options.Gamma = None,
+    branching: options.Branching = None,
+    width: options.Width = None,
+    total_tokens: options.TotalTokens = None,
+    acceptance: options.Acceptance = None,
+    rule: options.Rule = None,
+    coupled: options.Coupled = False,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts: JSON lines with 'prompt', or one per line.")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens for the conditional tests.")] = Power.tokens,
     samples: Annotated[int, typer.Option(help="Runs of the marginal test.")] = Power.samples,
+    equality: Annotated[int, typer.Option(help="Tokens of each certificate.")] = Power.equality,
     level: Annotated[float, typer.Option(help="Joint false-alarm level.")] = Power.level,
     effect: Annotated[
         float, typer.Option(help="Shift of probability that must be detectable to say 'exact'.")
     ] = Power.effect,
     seed: Annotated[int, typer.Option()] = 0,
     dtype: Annotated[str, typer.Option(help="float32 keeps the tests sharp.")] = "float32",
-    device: Annotated[str | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: measured.")] = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     every: Annotated[
         Path | None,
         typer.Option("--matrix", help="Certify every legal pair; results (resumable) go here."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Test that speculative decoding keeps the target's law. Exit code 0: exact, 1: not, 3: open.
+    """Test that speculative decoding keeps the target's law.
 
-    Tests: greedy certificate, coupled equality, set tests and PIT over pooled contexts, marginal.
+    Exit code 0: exact, 1: not exact, 3: not judged, 2: an error. Tests: greedy certificate, coupled
+    equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
     """
-    power = Power(tokens=tokens, samples=samples, level=level, effect=effect, seed=seed)
+    power = Power(tokens, samples, equality, level, effect=effect, seed=seed)
     sampling = Sampling(temperature, top_k, top_p, min_p)
-    with working(LOADING):
-        speculator = load(
-            target,
-            draft,
-            drafter=drafter,
-            num_speculative_tokens=num_speculative_tokens,
-            branching=parse_branching(branching),
-            width=width,
-            total_tokens=total_tokens,
-            acceptance=parse_acceptance(acceptance),
-            coupled=coupled,
-            rule=rule,
-            dtype=dtype,
-            device=device,
-            threads="auto" if threads is None else threads,
-        )
+    speculator = options.loaded(
+        target,
+        draft,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        branching=branching,
+        width=width,
+        total_tokens=total_tokens,
+        acceptance=acceptance,
+        coupled=coupled,
+        rule=rule,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+    )
     ids = read_prompts(speculator, prompts)
     if every is not None:
         _matrix(speculator, ids, sampling, power, every, as_json)
@@ -183,27 +164,32 @@ def _matrix(
     path: Path,
     as_json: bool,
 ) -> None:
+    target = speculator.engine.target
     draft: Any = getattr(speculator.engine.drafter, "model", None)
-    todo = matrix.pairs(draft)
-    known = matrix.done(path)
+    made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
+    todo = matrix.pairs(made)
+    known = matrix.done(path, sampling, power)
+    left = sum(pair.key not in known for pair in todo)
     if not as_json:
-        left = sum(pair.key not in known for pair in todo)
         out.print(
             f"{len(todo)} legal pairs of exact rule and drafter, {left} to do; results: {path}. "
-            "Interrupt and run the same command to resume."
+            "Interrupt and run the same command to resume.",
+            markup=False,
         )
-    rows, announced, began = [], False, time.perf_counter()
-    for pair, row, old in matrix.run(speculator.engine.target, todo, ids, sampling, power, path):
+        for name in matrix.missing(made):
+            out.print(f"left out: {name}, which needs a draft model", style="yellow")
+    rows, began, fresh = [], time.perf_counter(), 0
+    for pair, row, old in matrix.run(target, todo, ids, sampling, power, path):
         rows.append(row)
+        fresh += not old
         if as_json:
             continue
-        note = "already there" if old else f"{row['seconds']:.0f} s"
-        out.print(f"{row['verdict']:<10} {pair.key} ({note})", markup=False)
-        if not old and not announced:
-            announced = True
-            left = sum(p.key not in known for p in todo) - 1
-            minutes = left * (time.perf_counter() - began) / 60
-            out.print(f"about {minutes:.0f} minutes for the other {left}", style="dim")
+        line = f"{row['verdict']:<10} {pair.key}"
+        if old:
+            out.print(f"{line} (already there)", markup=False)
+            continue
+        minutes = (left - fresh) * (time.perf_counter() - began) / fresh / 60
+        out.print(f"{line} ({row['seconds']:.0f} s; about {minutes:.0f} min left)", markup=False)
     verdicts = {row["verdict"] for row in rows}
     if as_json:
         sys.stdout.write(json.dumps(rows) + "\n")

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli.console import out, progress
-from outrider.cli.generate import parse_branching
+from outrider.cli.options import parse_branching
 from outrider.compare import Comparison, Plan
 
 

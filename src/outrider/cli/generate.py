@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli import paint
-from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
+from outrider.cli import options, paint
+from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.errors import ConfigurationError, PromptError
-from outrider.load import load
 from outrider.sampling import Sampling
 from outrider.speculator import Generation, Speculator, Stop, Stream
 
@@ -46,42 +45,21 @@ def generate(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="Name of a drafter.")] = None,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--num-speculative-tokens",
-            "-k",
-            help="Length of a chain, or depth of a tree; default: 4, or as --branching has it.",
-        ),
-    ] = None,
-    branching: Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(help="Paths of beam and paths; nodes per level of dynamic_tree."),
-    ] = None,
-    total_tokens: Annotated[
-        int | None, typer.Option(help="Drafted tokens of dynamic_tree, or with --acceptance.")
-    ] = None,
-    acceptance: Annotated[
-        str | None,
-        typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
-    ] = None,
-    rule: Annotated[
-        str | None, typer.Option(help="Verification rule; default: the drafter's.")
-    ] = None,
-    coupled: Annotated[
-        bool, typer.Option(help="Same seed, same text, whatever the drafter.")
-    ] = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    drafter: options.DrafterName = None,
+    num_speculative_tokens: options.Gamma = None,
+    branching: options.Branching = None,
+    width: options.Width = None,
+    total_tokens: options.TotalTokens = None,
+    acceptance: options.Acceptance = None,
+    rule: options.Rule = None,
+    coupled: options.Coupled = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option()] = 0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    min_p: Annotated[float, typer.Option()] = 0.0,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     frequency_penalty: Annotated[float, typer.Option()] = 0.0,
     presence_penalty: Annotated[float, typer.Option()] = 0.0,
@@ -90,15 +68,13 @@ def generate(
     seed: Annotated[int | None, typer.Option()] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: measured.")] = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     stream: Annotated[bool, typer.Option(help="Print blocks as they are decoded.")] = False,
     trace: Annotated[
         bool, typer.Option(help="Show accepted, rejected and corrected tokens.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output.")
-    ] = False,
+    as_json: options.AsJson = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print how the models run.")
     ] = False,
@@ -124,22 +100,21 @@ def generate(
     text = read_prompt(prompt, file)
     if not text:
         raise PromptError("the prompt is empty; got ''; give at least one character")
-    with working(LOADING):
-        speculator = load(
-            target,
-            draft,
-            drafter=drafter,
-            num_speculative_tokens=num_speculative_tokens,
-            branching=parse_branching(branching),
-            width=width,
-            total_tokens=total_tokens,
-            acceptance=parse_acceptance(acceptance),
-            coupled=coupled,
-            rule=rule,
-            dtype=dtype,
-            device=device,
-            threads="auto" if threads is None else threads,
-        )
+    speculator = options.loaded(
+        target,
+        draft,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        branching=branching,
+        width=width,
+        total_tokens=total_tokens,
+        acceptance=acceptance,
+        coupled=coupled,
+        rule=rule,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+    )
     if verbose:
         _describe(speculator)
     running = speculator.stream(text, how, end, trace=trace)
@@ -150,33 +125,6 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _finish(running.result(), as_json, printed=stream or trace)
-
-
-def parse_branching(given: str | None) -> tuple[int, ...] | None:
-    """ "3,2,1" to (3, 2, 1)."""
-    if given is None:
-        return None
-    try:
-        counts = tuple(int(part) for part in given.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise ConfigurationError(
-            f"--branching must be positive numbers separated by commas; got {given!r}; try 3,2,1"
-        )
-    return counts
-
-
-def parse_acceptance(given: str | None) -> tuple[float, ...] | None:
-    """ "0.6,0.15" to (0.6, 0.15)."""
-    if given is None:
-        return None
-    try:
-        return tuple(float(part) for part in given.split(","))
-    except ValueError:
-        raise ConfigurationError(
-            f"--acceptance must be numbers separated by commas; got {given!r}; try 0.6,0.15,0.05"
-        ) from None
 
 
 def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
