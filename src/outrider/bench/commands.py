@@ -14,7 +14,7 @@ Temperature = Annotated[float, typer.Option("--temperature", "-t")]
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:
-    console.width = 200  # files and pipes: no wrapped columns
+    console.width = 260  # files and pipes: no wrapped columns
 
 
 def _show(tables: dict[str, list[dict[str, Any]]], names: dict[str, str], out: Path) -> None:

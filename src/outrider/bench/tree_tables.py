@@ -80,6 +80,9 @@ def _total(times: Sequence[record.Row], name: str) -> float:
 
 
 def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
+    """Rates take the time of a step from the clock and its tokens from all judging prompts: the
+    tokens of a few timed prompts would be their luck.
+    """
     row, times = found.chosen[key[0], arm.method, arm.tree], found.times[key]
     count, samples = len(row["steps"]), row["samples"]
     tau, low, high = record.interval(lambda units: efficiency(row, units), count)
@@ -92,17 +95,15 @@ def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> recor
         "MBSU": memory_bound_speedup(tau, arm.depth, ratio),
     }
     if times:
+        step = 1e3 * _total(times, "seconds") / _total(times, "steps")
         plain = found.times[0, PLAIN.method]
-        pace = _total(times, "tokens") / _total(times, "seconds")
-        slow = _total(plain, "tokens") / _total(plain, "seconds")
-        _, low, high = record.mean_interval([t["tokens"] / t["seconds"] for t in times])
-        steps = _total(times, "steps")
+        one = 1e3 * _total(plain, "seconds") / _total(plain, "steps")
         made |= {
-            "tokens/s": pace,
-            "rate 95 %": f"[{low:.0f}, {high:.0f}]",
-            "rate": pace / slow,
-            "models ms": _total(times, "models ms") / steps,
-            "outside ms": _total(times, "outside ms") / steps,
+            "tokens/s": 1e3 * tau / step,
+            "rate": tau * one / step,
+            "rate 95 %": f"[{low * one / step:.2f}, {high * one / step:.2f}]",
+            "models ms": _total(times, "models ms") / _total(times, "steps"),
+            "outside ms": _total(times, "outside ms") / _total(times, "steps"),
         }
     for name, source in (("parses", "parsed"), ("edit similarity", "alike")):
         mean, low, high = record.mean_interval([value / samples for value in row[source]])
