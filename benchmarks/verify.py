@@ -28,6 +28,7 @@ SIZES = [
     (1, 1, 32_000, "fp32"), (1, 10, 32_000, "fp32"), (8, 5, 32_000, "fp32"),
     (1, 5, 50_257, "bf16"),
 ]  # fmt: skip
+COMPILED = ((1, 5, 32_000, "fp32"), (1, 5, 151_936, "fp32"))  #: compiling takes a minute a size
 GPU_SIZES = [
     (batch, gamma, vocab, dtype)
     for batch in (1, 8, 64)
@@ -45,7 +46,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DISTANCES = (0.05, 0.2, 0.5)
 
 
-def check(device: str) -> dict[str, float]:
+def check(device: str) -> dict[str, Any]:
     """Same path and count as float64 for the same uniforms, and a G-test of the first token."""
     from outrider import ops, verifiers
 
@@ -68,7 +69,53 @@ def check(device: str) -> dict[str, float]:
         worst = max(worst, float(((lse - exact).abs() / exact.abs().clamp(min=1)).max()))
     if wrong or worst > 1e-6:
         raise SystemExit(f"wrong before timing: {wrong} of {total} paths, LSE error {worst:.1e}")
-    return {"paths_checked": total, "lse_error": worst, "g_p_value": g_test(device, backend)}
+    return {
+        "paths_checked": total, "lse_error": worst, "g_p_value": g_test(device, backend),
+        "contestants": laws_of(contenders(device)),
+    }  # fmt: skip
+
+
+def contenders(device: str) -> list[contestants.Contestant]:
+    """Everyone who can run on this device."""
+    missing = contestants.absent()
+    every = contestants.on_cpu() if device == "cpu" else contestants.on_gpu()
+    return [one for one in every if one.name not in missing]
+
+
+def laws_of(every: list[contestants.Contestant], vocab: int = 32) -> dict[str, float]:
+    """p-value of the first emitted token of each exact contestant; 2,000 requests, gamma 2.
+
+    The drafted tokens are drawn anew for every request. Wrong contestants end the run. A compiled
+    one runs the code of its eager twin and is checked by that.
+    """
+    from scipy.stats import chi2
+
+    found = {}
+    device = "cuda" if any(one.graph for one in every) else "cpu"
+    batch = 2_000
+    x = make(1, 2, vocab, torch.float32, 0.4, 1, device)
+    torch.manual_seed(5)
+    guess = x.draft_logits[0].softmax(-1)
+    tokens = torch.stack([torch.multinomial(row, batch, replacement=True) for row in guess], 1)
+    law = x.target_logits[0, 0].double().softmax(-1).cpu().numpy()
+    for one in every:
+        if not one.exact or not one.emits or one.compiled:
+            continue
+        counts = np.zeros(vocab)
+        for i in range(batch):
+            ids = torch.cat([x.ids[:, :1], tokens[i : i + 1]], 1)
+            keys = x.draws._replace(seed_B=x.draws.seed_B + 977 * i)
+            y = x._replace(
+                ids=ids, draft=x.draft._replace(tokens_BN=ids), cold=x.cold._replace(tokens_BN=ids),
+                draws=keys,
+            )  # fmt: skip
+            counts[int(contestants.first_token(one.run(y), y)[0])] += 1
+        seen = counts > 0
+        g = 2 * float((counts[seen] * np.log(counts[seen] / (law[seen] * batch))).sum())
+        found[one.name] = float(chi2.sf(g, vocab - 1))
+        if found[one.name] < 1e-6:
+            raise SystemExit(f"wrong before timing: {one.name}, G-test p = {found[one.name]:.1e}")
+    return found
 
 
 def g_test(device: str, backend: str) -> float:
@@ -165,7 +212,9 @@ def measure_cpu(sizes: list[Any], repeats: int) -> list[dict[str, Any]]:
                 for seed in range(few)
             ]
             runs: dict[str, timing.Run] = {"empty call": lambda i: None}
-            for one in contestants.on_cpu():
+            for one in contenders("cpu"):
+                if one.compiled and (batch, gamma, vocab, name) not in COMPILED:
+                    continue
                 if batch == 1 or not one.single:
                     runs[one.name] = lambda i, one=one, sets=sets: one.run(sets[i % len(sets)])
             runs["copy of the same bytes"] = lambda i, x=sets[0]: (
@@ -215,7 +264,7 @@ def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
             "copy of the same bytes": (lambda i, data=data: data[i].target_logits.clone(), True),
         }  # fmt: skip
         floors = {}
-        for one in contestants.on_gpu():
+        for one in contenders("cuda"):
             if one.single and (batch > 1 or (batch, gamma, vocab, name) not in DIAGONAL):
                 continue
             try:
@@ -261,14 +310,22 @@ def table(rows: list[dict[str, Any]]) -> None:
         f"distance={first.get('distance', 'mixed')}"
     )
     base = next((row["median_us"] for row in rows if row["row"] == contestants.BASE), None)
-    print(f"{'':28}{'median us':>11}{'p10':>9}{'p90':>9}{'x':>8}{'share of a step':>17}")
+    print(f"{'':30}{'median us':>11}{'p10':>9}{'p90':>9}{'x':>8}{'share of a step':>17}")
     for row in rows:
         times = f"{base / max(row['median_us'], 1e-3):8.2f}" if base else f"{'':8}"
         share = row["median_us"] / (row["median_us"] + row["forward_us"])
         print(
-            f"{row['row']:28}{row['median_us']:11.1f}{row['p10_us']:9.1f}{row['p90_us']:9.1f}"
+            f"{row['row']:30}{row['median_us']:11.1f}{row['p10_us']:9.1f}{row['p90_us']:9.1f}"
             f"{times}{100 * share:16.1f}%"
         )
+
+
+def processor() -> str:
+    """The CPU's own name where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def main() -> None:
@@ -289,12 +346,14 @@ def main() -> None:
     }
 
     versions["transformers"] = transformers.__version__
-    name = platform.processor() or platform.machine()
+    name = processor()
     if given.device == "cpu":
         print("No GPU is used: CPU contestants only. With CUDA the same command runs the kernels.")
     else:
         name = torch.cuda.get_device_name()
     print("hardware:", name, versions)
+    for missing, why in contestants.absent().items():
+        print(f"{missing}: {why}")
     checks = check(given.device)
     print("correct before timing:", checks)
     with torch.inference_mode():
@@ -305,7 +364,9 @@ def main() -> None:
             rows = measure_gpu(20 if given.quick else 50, given.quick)
     document = {
         "hardware": name, "threads": given.threads, "versions": versions,
-        "date": time.strftime("%Y-%m-%d"), "checks": checks, "rows": rows,
+        "date": time.strftime("%Y-%m-%d"), "checks": checks, "absent": contestants.absent(),
+        "graph_breaks": contestants.graph_breaks(make(1, 5, 512, torch.float32, 0.2, 0)),
+        "rows": rows,
     }  # fmt: skip
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -218,3 +218,81 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
     assert len(text) == 30
     assert len(counts) > 3
     assert sum(counts) > 0
+
+
+def _recorded(prompts, tokens):
+    """(draft logits, target logits) of every step of real generations of the shipped pair."""
+    from outrider.bench.wagner import Calls, generate, measured, shipped_pair
+
+    steps = []
+
+    def keep(ids, draft, length, target, weight=None):
+        steps.append((draft.clone(), target.clone()))
+        return fast.speculative_sampling(ids, draft, length, target)
+
+    pair = shipped_pair(prompts)
+    with measured(keep, Calls()):
+        for number in range(prompts):
+            generate(pair, number, tokens, 4, seed=number)
+    return steps
+
+
+def _pooled(function, steps, repeats):
+    """Conditional tests over everything that `function` emits on those steps, drafts drawn anew.
+
+    A row of a step is a law of the target beside the draft's guess at it. Whatever was accepted
+    before it, the token that a verification emits there has the target's law.
+    """
+    from outrider.certify.conditional import Pool
+
+    pool = Pool()
+    torch.manual_seed(3)
+    for draft, target in steps:
+        gamma = draft.shape[1]
+        law, guess = target[0].softmax(-1), draft[0].softmax(-1)
+        drafted = torch.multinomial(guess, repeats, replacement=True)  # [gamma, repeats]
+        emitted = torch.full((repeats, gamma), -1)
+        for i in range(repeats):
+            valid, _ = function(drafted[:, i][None], draft, gamma, target)
+            emitted[i, : valid.shape[1]] = valid[0, :gamma]
+        for i in range(repeats):  # the bonus token has no guess beside it
+            there = emitted[i : i + 1] >= 0
+            noise = torch.rand(1, gamma)
+            tokens = emitted[i : i + 1].clamp(min=0)
+            pool.add(law[None, :gamma], guess[None], tokens, there, noise)
+    return pool
+
+
+def test_the_shipped_pair_is_answered_by_the_target_s_law():
+    """T = 1, V = 4,096: recorded laws of real steps; the sigmoid must fail the same test."""
+    from outrider.ops.baselines import PAPER_SIGMOID
+
+    steps = _recorded(2, 16)
+    assert len(steps) > 5
+    ours = _pooled(fast.speculative_sampling, steps, 40)
+    assert ours.tokens > 500
+    tests = ours.results(1e-5, 0.9)
+    assert all(test.passed for test in tests), tests
+    lossy = _pooled(PAPER_SIGMOID, steps, 40)
+    assert not all(test.passed for test in lossy.results(1e-5, 0.9))
+
+
+@pytest.mark.slow
+def test_texts_of_the_shipped_pair_follow_its_target():
+    """What patched assisted generation writes, certified against the target's law."""
+    from outrider.bench.wagner import generate, shipped_pair
+    from outrider.certify import Power, foreign
+    from outrider.sampling import Sampling
+
+    pair = shipped_pair(6)
+    numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(pair.prompts)}
+    count = iter(range(10**6))
+
+    def write(prompts):
+        return [generate(pair, numbers[tuple(p)], 24, 4, seed=next(count)) for p in prompts]
+
+    power = Power(tokens=1_500, samples=32, new_tokens=24, rows=6, effect=0.1)
+    with fast.patched() as calls:
+        report = foreign(write, pair.target, list(numbers), Sampling(), power, draft=pair.draft)
+    assert calls.count > 500
+    assert report.verdict == "exact", report

@@ -6,6 +6,8 @@ import pytest
 import torch
 from cases import Case, build, same, twin
 
+from outrider.sampling import Sampling, floors, rows
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -190,3 +192,57 @@ def test_drop_in_on_a_device():
         torch.manual_seed(seed)
         _, m = speculative_sampling(*inputs)
         assert int(n) == int(m)
+
+
+FILTERS = [
+    Sampling(top_k=50),
+    Sampling(0.7, top_p=0.9),
+    Sampling(min_p=0.05),
+    Sampling(0.8, top_k=40, top_p=0.95, min_p=0.01),
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("vocab", [257, 50_257, 151_936, 262_144])
+def test_floors_keep_what_the_reference_keeps(vocab, dtype):
+    """Sets may part where float32 and float64 sums part: at one tied value of the nucleus."""
+    from cases import DTYPES
+
+    from outrider import ops
+
+    rng = torch.Generator("cuda").manual_seed(vocab)
+    logits = 2 * torch.randn(4, 6, vocab, generator=rng, device="cuda")
+    logits = logits.to(DTYPES[dtype])
+    settings = rows(FILTERS, "cuda")
+    with ops.use("triton"):
+        ours = floors(logits, settings)
+    with ops.use("reference"):
+        theirs = floors(logits, settings)
+    assert torch.equal(ours[0], theirs[0])  # top-k alone is exact
+    sizes, expected = ((logits >= f[..., None]).sum(-1) for f in (ours, theirs))
+    share = torch.minimum(sizes, expected) / torch.maximum(sizes, expected)
+    assert float(share.min()) > 0.99
+
+
+def test_floors_repeat_replay_and_read_nothing_on_the_host():
+    from outrider import ops
+
+    logits = torch.randn(4, 6, 50_257, device="cuda", dtype=torch.bfloat16)
+    settings = rows(FILTERS, "cuda")
+    with ops.use("triton"):
+        first = floors(logits, settings)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(1000):
+                again = floors(logits, settings)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(first, again)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = floors(logits, settings)
+        for _ in range(20):
+            logits.copy_(torch.randn_like(logits))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(captured, floors(logits, settings))
