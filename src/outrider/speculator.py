@@ -21,7 +21,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class Stop:
     """When a request ends, besides the model's context.
 
-    max_new_tokens  token budget (None: to the end of the context)
+    max_new_tokens  token budget (None: to the end of the context; the caches grow with the text)
     strings         stop strings; the text ends before the first one
     token_ids       stop tokens; None means the model's own end-of-sequence tokens
     """

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from outrider import Engine, Limits, Sampling
+from outrider.drafters import DraftModel, DynamicTree
+from outrider.models import CausalModel, LlamaRunner, TransformersRunner, cache
 from outrider.models.cache import SlotCache
+from tiny import PROMPTS, decode, llama, pair, perturbed
 
 CAPACITY = 12
 HEADS = {"stacked": [2, 2, 2], "loose": [2, 1, 4], "mixed": [2, 2, 1]}
@@ -81,3 +85,59 @@ def test_an_empty_cache_can_be_kept_and_taken():
     cache = SlotCache(2, 3, CAPACITY)
     cache.keep(torch.zeros(3, dtype=torch.int64), torch.full((3, 2), -1))
     assert cache.take(torch.tensor([1])).rows == 1
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_cache_grows_and_keeps_its_entries(rows, heads, monkeypatch):
+    whole = filled(rows, heads)
+    monkeypatch.setattr(cache, "FIRST", 4)
+    monkeypatch.setattr(cache, "SPARE", 1)
+    grown = SlotCache(len(heads), rows, CAPACITY)
+    assert grown.size == 4
+    for start, stop, size in ((0, 3, 4), (3, 5, 8), (5, CAPACITY, CAPACITY)):
+        grown.begin(torch.arange(start, stop).expand(rows, -1), stop, 0)
+        assert grown.size == size
+        for layer, full in zip(grown.layers, whole.layers, strict=True):
+            layer.update(full.keys[:, :, start:stop], full.values[:, :, start:stop])
+    for path in ([2, 5, 6], [1, -1, -1]):
+        for one in (whole, grown):
+            one.keep(torch.full((rows,), 3), torch.tensor([path] * rows))
+    for (keys, values), (old_keys, old_values) in zip(buffers(grown), buffers(whole), strict=True):
+        assert torch.equal(keys, old_keys)
+        assert torch.equal(values, old_values)
+
+
+@pytest.mark.parametrize("runner", ["lean", "transformers"])
+@pytest.mark.parametrize("shape", ["chain", "tree", "dynamic"])
+def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):
+    target, small = pair(runner=runner)
+    drafter = {
+        "chain": DraftModel(small, (1, 1, 1)),
+        "tree": DraftModel(small, (2, 2)),
+        "dynamic": DynamicTree(small, 8, 3, 3),
+    }[shape]
+    settings = [Sampling(0), Sampling(1.0, seed=1), Sampling(0.8, seed=2)]
+
+    def text():
+        return decode(Engine(target, drafter), PROMPTS[:3], settings, Limits(200))
+
+    expected, before = text()
+    monkeypatch.setattr(cache, "FIRST", 130)
+    grown, run = text()
+    assert grown == expected
+    assert run.stats.accepted == before.stats.accepted > 0
+    assert run.state.cache.size > 130
+
+
+@pytest.mark.parametrize("runner", [lambda m: LlamaRunner(m, False), TransformersRunner])
+def test_a_long_context_does_not_take_its_memory_at_once(runner):
+    model = llama(max_position_embeddings=131_072)
+    target, small = (CausalModel(runner(m)) for m in (model, perturbed(model, 0.12)))
+    run = Engine(target, DraftModel(small, (2, 1))).run([PROMPTS[0]], Sampling(0), Limits(None))
+    for _ in range(3):
+        next(run)
+    kept = run.state.cache
+    assert kept.capacity > 131_072
+    assert kept.layers[0].keys.shape[2] == cache.FIRST
+    assert run.state.memory.layers[0].keys.shape[2] == cache.FIRST

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+FIRST = 4096  #: slots of a row to begin with
+SPARE = 8  #: slots behind the visible ones that dummy nodes may be written to
+
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = True
@@ -57,15 +60,18 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Key/value slots of one model: `rows` rows of `capacity` entries each.
+    """Key/value slots of one model: `rows` rows of up to `capacity` entries each.
 
     Buffers are allocated at the first write, because only then heads, dtype and device are known
     (tensor parallel shards, multi-query heads). Layers of one shape share one allocation, so that a
-    tree path moves in two operations whatever the depth of the model.
+    tree path moves in two operations whatever the depth of the model. A row begins with `FIRST`
+    slots and has them doubled as the text grows: a request without a token budget on a model with a
+    context of 128 k tokens does not take the memory of 128 k tokens.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
         self.rows, self.capacity = rows, capacity
+        self.size = min(capacity, FIRST)  #: slots that are there
         self.width, self.seen = capacity, 0
         self.depth = layers
         self.stack: Tensor | None = None  # [2 * layers, B, H, S, E]
@@ -78,7 +84,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def room(self, index: int, like: Tensor) -> Tensor:
         """A zeroed buffer for keys (even index) or values (odd) shaped like these entries."""
         rows, heads, _, size = like.shape
-        shape = (rows, heads, self.capacity, size)
+        shape = (rows, heads, self.size, size)
         # zeros, never empty: masked garbage could be NaN, and 0 * NaN poisons a row
         if self.stack is None:
             self.stack = like.new_zeros(2 * self.depth, *shape)
@@ -91,8 +97,29 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
+        needed = min(width + SPARE, self.capacity)
+        if needed > self.size:
+            self._grow(min(max(needed, 2 * self.size), self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self._flat.clear()
+
+    def _grow(self, size: int) -> None:
+        """More slots; entries keep theirs. The width is known to the host: nothing is read."""
+        more, old = size - self.size, self.stack
+        self.size, self.loose = size, []
+        if old is not None:
+            self.stack = _longer(old, more)
+        for layer in self.layers:
+            if not layer.is_initialized:
+                continue
+            for name, index in (("keys", 2 * layer.index), ("values", 2 * layer.index + 1)):
+                buffer = getattr(layer, name)
+                if old is not None and buffer.data_ptr() == old[index].data_ptr():
+                    assert self.stack is not None
+                    setattr(layer, name, self.stack[index])
+                else:
+                    self.loose.append(_longer(buffer, more))
+                    setattr(layer, name, self.loose[-1])
 
     def place(self, positions_BQ: Tensor) -> Tensor:
         """Note the positions of the entries being written; returns those of all slots [B, S].
@@ -121,7 +148,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def _lines(self, slots_BQ: Tensor, planes: int, heads: int) -> Tensor:
         base = torch.arange(planes, device=slots_BQ.device).view(-1, self.rows, heads, 1)
-        return (base * self.capacity + slots_BQ[:, None, :]).flatten()
+        return (base * self.size + slots_BQ[:, None, :]).flatten()
 
     def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted path (node numbers, -1 padded) next to its root at slot `first_B`."""
@@ -138,7 +165,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 buffer.index_copy_(-2, to[0], buffer.index_select(-2, source[0]))
                 continue
             heads, size = buffer.shape[-3], buffer.shape[-1]
-            planes = buffer.numel() // (self.capacity * size)
+            planes = buffer.numel() // (self.size * size)
             flat = buffer.view(-1, size)
             moved = flat.index_select(0, self._lines(source, planes, heads))
             flat.index_copy_(0, self._lines(to, planes, heads), moved)
@@ -146,6 +173,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def take(self, rows_B: Tensor) -> "SlotCache":
         """A cache with only these rows, in this order."""
         few = SlotCache(self.depth, rows_B.shape[0], self.capacity)
+        few.size = self.size
         stack = None if self.stack is None else self.stack.index_select(1, rows_B)
         few.stack = stack
         if self._positions_BS is not None:
@@ -167,3 +195,8 @@ class SlotCache(Cache):  # type: ignore[misc]
                     setattr(theirs, name, own)
             theirs.is_initialized = True
         return few
+
+
+def _longer(buffer: Tensor, more: int) -> Tensor:
+    """Zeroed slots at the end of each row."""
+    return torch.nn.functional.pad(buffer, (0, 0, 0, more))
