@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.ops.cpu import lists
+from outrider.ops.cpu.rows import weights_of
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
 from outrider.shaping import shape
@@ -123,7 +124,8 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
         seen = numbers(wide, first.device) <= slots[..., None]
     else:
         positions = first[:, None] + tree.depth_BN
-        seen = visible(tree.ancestors_BNN, first, 0, nodes, wide)
+        see = lists.visible if _on_host(state) else visible
+        seen = see(tree.ancestors_BNN, first, 0, nodes, wide)
     logits = target.forward(state.cache, draft.tokens_BN, positions, slots, seen)
     shaping = context.sampling.shaping
     if shaping is None:
@@ -278,7 +280,10 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
 
 def _fault_on_host(draft: Draft, scores: Scores, path: list[list[int]]) -> list[bool]:
     """`_fault` in NumPy: the largest logit of each law tells."""
-    drawn = [] if draft.laws is None else lists.largest(draft.laws.logits_BRV)
+    kept_weights = None if draft.laws is None else weights_of(draft.laws)
+    drawn: list[list[float]] = []
+    if draft.laws is not None and (kept_weights is None or kept_weights.fault):
+        drawn = lists.largest(draft.laws.logits_BRV)
     found = []
     for b, tops in enumerate(lists.largest(scores.laws.logits_BRV)):
         fault = any(top != top for top in tops) or (drawn and any(t != t for t in drawn[b]))

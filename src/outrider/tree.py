@@ -56,6 +56,11 @@ def branching(counts: tuple[int, ...], device: torch.device | str = "cpu") -> Tr
     >>> branching((3, 2)).nodes
     10
     """
+    return from_parents(parents_of(counts), device)
+
+
+def parents_of(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The parent of each node where every node of level l has `counts[l]` children."""
     if any(c < 1 for c in counts):
         raise ConfigurationError(
             f"branching factors must be at least 1; got {counts}; shorten the tuple instead"
@@ -66,7 +71,7 @@ def branching(counts: tuple[int, ...], device: torch.device | str = "cpu") -> Tr
         for node in level:
             parents += [node] * count
         level = list(range(start, len(parents)))
-    return from_parents(parents, device)
+    return tuple(parents)
 
 
 def chain(length: int, device: torch.device | str = "cpu") -> Tree:

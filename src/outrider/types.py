@@ -29,6 +29,15 @@ class Kind(IntEnum):
 Greedy = Literal["none", "some", "all"]
 
 
+class Weights(NamedTuple):
+    """Laws in NumPy: probabilities but for a factor per row. They stand for `of` alone."""
+
+    values: list[Any]  #: R arrays [B, V]
+    sums: list[list[float]]  #: of each of them, [R][B]
+    of: tuple[Tensor, Tensor, Tensor | None]  #: logits, inverse temperature and floor of the laws
+    fault: bool  #: whether a law is NaN
+
+
 class Laws(NamedTuple):
     """Next-token laws at R prefixes, not yet normalised, so that a kernel may read them in place.
 
@@ -42,6 +51,7 @@ class Laws(NamedTuple):
     floor_BR: Tensor | None = None
     lse_BR: Tensor | None = None  #: log-sum-exp of the scaled, filtered logits, if it was kept
     greedy: Greedy = "some"  #: host constant: which rows have inverse temperature +inf
+    weights: Weights | None = None  #: the same laws as the CPU code drew from them, if kept
 
 
 class Tree(NamedTuple):

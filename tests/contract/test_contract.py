@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,6 +175,8 @@ def copies(x: Any) -> Any:
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(torch.nan_to_num(a.double()), torch.nan_to_num(b.double()))
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b) or (a != a and b != b)

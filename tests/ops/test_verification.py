@@ -182,3 +182,13 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
     )
     assert turned.path_BD[order].tolist() == once.path_BD.tolist()
     assert turned.next_B[order].tolist() == once.next_B.tolist()
+
+
+def test_a_vanishing_reach_overflows_quietly():
+    """Block verification divides by the reach, which may be as small as a float gets."""
+    from outrider.ops.cpu.rows import excess, scratch
+
+    left, drawn, spare = (scratch(64, "float32", which) for which in range(3))
+    left[0][:], drawn[0][:] = 1.0, 1e30
+    excess(left, drawn, 1e30, spare, spare)
+    assert (spare[0] == 0).all()

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
+from outrider.drafters import on_host
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest, width
 from outrider.sampling import warp
 from outrider.shaping import shape
-from outrider.tree import branching, children, numbers, visible
+from outrider.tree import branching, children, numbers, parents_of, visible
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
 
 
@@ -92,6 +93,8 @@ class DraftModel:
 
     def propose(self, memory: Any, context: Context) -> Draft:
         """Draw the tree, one draft-model call per level."""
+        if not self.coupled and on_host.fits(context):
+            return on_host.grow(self.model, memory, context, parents_of(self.counts))
         sampling = context.sampling
         device = context.length_B.device
         greedy = sampling.greedy

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters.shaped import Level, Shape, Shaped
+from outrider.drafters.shape_tables import Level, Shape
+from outrider.drafters.shaped import Shaped
 from outrider.types import Kind, Laws
 
 

@@ -62,7 +62,8 @@ class Paths(Grown):
     @property
     def draft_seconds(self) -> float:
         """Time spent inside the draft models so far."""
-        meters = [getattr(model, "meter", None) for model in self.models]
+        distinct = {id(model): model for model in self.models}.values()  # one may draw twice
+        meters: list[Any] = [getattr(model, "meter", None) for model in distinct]
         return float(sum(meter.seconds for meter in meters if meter is not None))
 
     def open(self, context: Context, capacity: int) -> tuple[Any, ...]:

@@ -5,72 +5,20 @@ before a token is drawn, no draw can influence which draws are judged.
 """
 
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.drafters import on_host
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
+from outrider.drafters.shape_tables import Level, Shape, shape
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.tree import branching, from_parents
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Tree
-
-
-class Level(NamedTuple):
-    """The inner nodes of one depth: `fan[i]` children of node i, all of them next-level nodes."""
-
-    start: int
-    stop: int
-    fan: tuple[int, ...]  #: children of each node
-    fan_n: Tensor
-    most: int  #: most children of a node here
-    even: bool  #: every node has that many
-    parent_m: Tensor  #: for each next-level node: its parent, counted from `start`
-    rank_m: Tensor  #: and its place among its siblings
-
-    def spread(self, table_BnK: Tensor) -> Tensor:
-        """[B, m]: the entry of each next-level node."""
-        return table_BnK.flatten(1) if self.even else table_BnK[:, self.parent_m, self.rank_m]
-
-
-class Shape(NamedTuple):
-    """Constant tables of one shape on one device."""
-
-    tree: Tree
-    draws_BNK: Tensor
-    levels: tuple[Level, ...]
-
-
-@lru_cache(maxsize=64)
-def shape(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Shape:
-    """Tables of a shape from the parent of each node."""
-    tree = from_parents(parents, device)
-    kids = [[k for k, parent in enumerate(parents) if parent == n] for n in range(len(parents))]
-    draws = torch.full((1, len(parents), max(tree.max_draws, 1)), -1)
-    for node, below in enumerate(kids):
-        draws[0, node, : len(below)] = torch.tensor(below, dtype=torch.int64)
-    levels = []
-    for depth in range(tree.max_depth):
-        start, stop = tree.levels[depth], tree.levels[depth + 1]
-        after = range(stop, tree.levels[depth + 2])
-        fan = [len(kids[node]) for node in range(start, stop)]
-        levels.append(
-            Level(
-                start,
-                stop,
-                tuple(fan),
-                torch.tensor(fan, device=device),
-                max(fan),
-                min(fan) == max(fan),
-                torch.tensor([parents[k] - start for k in after], device=device),
-                torch.tensor([kids[parents[k]].index(k) for k in after], device=device),
-            )
-        )
-    return Shape(tree, draws.to(device), tuple(levels))
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
@@ -114,6 +62,9 @@ class Shaped(Grown):
         """Fill the shape level by level, one draft-model call each."""
         sampling, device = context.sampling, context.length_B.device
         assert self.parents is not None
+        if on_host.fits(context) and self.drawn != {Kind.FIXED}:
+            hub = Kind.FIXED in self.drawn
+            return on_host.grow(self.model, memory, context, self.parents, hub)
         table = shape(self.parents, device)
         tree, greedy = table.tree, sampling.greedy
         growth, logits = begin(self.model, memory, context, tree.nodes)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters.shaped import Level, Shaped
+from outrider.drafters.shape_tables import Level
+from outrider.drafters.shaped import Shaped
 from outrider.types import Kind, Laws
 
 

@@ -23,12 +23,15 @@ def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
         while len(chain) < walk.depth and (kid := walk.kid(b, node, 0)) >= 0 and reach > 0:
             walk.enter(b, node)
             drawn = walk.guess(b, node, 0)
-            if chain and walk.uniform(b, chain[-2] if len(chain) > 1 else 0, 0) < _keep(
-                walk.exceeds(reach), reach
-            ):
-                best = len(chain)
-            if overlap:
-                shared.append(walk.overlap())
+            common = walk.overlap() if overlap else None
+            if common is not None:
+                shared.append(common)
+            if chain:
+                # at reach 1 what the target has above the draft is what the draft lacks of it
+                known = common is not None and reach == 1
+                excess = 1 - common if known and common is not None else walk.exceeds(reach)
+                if walk.uniform(b, chain[-2] if len(chain) > 1 else 0, 0) < _keep(excess, reach):
+                    best = len(chain)
             owed = walk.owed(b, kid)
             reach = min(1.0, reach * owed / drawn) if drawn > 0 else float(owed > 0)
             ratios.append(reach)

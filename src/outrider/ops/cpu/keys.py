@@ -67,11 +67,17 @@ def log_race(key: int, vocab: int, index: Array | None = None) -> Array:
     return np.log(v, out=v)
 
 
-def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
-    """`noise.split` of `noise.stream`: keys [B, count] as signed words."""
-    table = []
+def table(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> list[list[int]]:
+    """`noise.split` of `noise.stream`: `count` unsigned keys of each row."""
+    found = []
     for seed, position in zip(seed_B.tolist(), position_B.tolist(), strict=True):
         key = stream(seed, position, purpose)
-        words = [_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)]
-        table.append([word - ((word >> 63) << 64) for word in words])
-    return torch.tensor(table, dtype=torch.int64).view(len(table), count)
+        found.append([_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)])
+    return found
+
+
+def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
+    """The keys of `table` as a tensor [B, count] of signed words."""
+    words = table(seed_B, position_B, purpose, count)
+    signed = [[word - ((word >> 63) << 64) for word in row] for row in words]
+    return torch.tensor(signed, dtype=torch.int64).view(len(words), count)

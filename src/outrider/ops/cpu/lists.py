@@ -4,6 +4,7 @@ An operation on a tensor of a few elements costs as much as a pass over a vocabu
 model has swept the processor's caches.
 """
 
+import numpy as np
 import torch
 
 from outrider.types import Draft, DraftLists, Verdict, VerdictLists
@@ -42,3 +43,16 @@ def largest(logits_BRV: torch.Tensor) -> list[list[float]]:
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     tops: list[list[float]] = wide.numpy().max(-1).tolist()
     return tops
+
+
+def visible(
+    ancestors: torch.Tensor, first_B: torch.Tensor, start: int, stop: int, width: int
+) -> torch.Tensor:
+    """`outrider.tree.visible` for a few rows on a CPU."""
+    below = ancestors.numpy()
+    seen = np.zeros((first_B.shape[0], stop - start, width), dtype=bool)
+    for b, first in enumerate(first_B.tolist()):
+        room = min(stop, width - first)
+        seen[b, :, :first] = True
+        seen[b, :, first : first + room] = below[b if len(below) > 1 else 0, start:stop, :room]
+    return torch.from_numpy(seen)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.types import Laws
+from outrider.types import Laws, Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
@@ -39,7 +39,8 @@ def total(row: Array, tensor: Tensor) -> float:
 def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
     """out = (left - factor drawn)+, in two passes when a row is long. `out` may be any of them."""
     if left[0].size < 8192:
-        np.multiply(drawn[0], factor, out=spare[0])
+        with np.errstate(over="ignore"):  # a vanishing reach: nothing is in excess
+            np.multiply(drawn[0], factor, out=spare[0])
         np.subtract(left[0], spare[0], out=out[0])
         np.maximum(out[0], 0, out=out[0])
     else:
@@ -53,6 +54,7 @@ class Rows:
     inverse: list[float]
     floor: Array | None
     lse: list[list[float]] | None
+    drawn: Weights | None  #: the weights that a drafter drew from: nothing is left to compute
 
     def __init__(self, laws: Laws, which: int, vocab: int | None = None) -> None:
         self._open(laws.logits_BRV.detach(), which, vocab)
@@ -62,13 +64,14 @@ class Rows:
             self.floor = floor.detach().double().numpy()
         if laws.lse_BR is not None:
             self.lse = laws.lse_BR.tolist()
+        self.drawn = weights_of(laws)
 
     @classmethod
     def plain(cls, logits_RV: Tensor, which: int, vocab: int | None = None) -> "Rows":
         """Rows [1, R, V] at temperature 1 without floors: the least work before the first row."""
         rows = cls.__new__(cls)
         rows._open(logits_RV.detach(), which, vocab)
-        rows.inverse = [1.0]
+        rows.inverse, rows.drawn = [1.0], None
         return rows
 
     def _open(self, logits: Tensor, which: int, vocab: int | None) -> None:
@@ -97,6 +100,11 @@ class Rows:
     def fill(self, b: int, r: int) -> float:
         """Write the weights of row (b, r) to the scratch row and return their sum."""
         inverse, head = self.inverse[b], self.head
+        if self.drawn is not None:
+            np.copyto(head, self.drawn.values[r][b])
+            if self.vocab > self.width:
+                self.row[self.width :] = 0
+            return self.drawn.sums[r][b]
         source = self.source(b, r)
         if self.vocab > self.width:
             self.row[self.width :] = 0
@@ -129,6 +137,16 @@ class Rows:
             np.multiply(head, source >= self.floor[b, r], out=head)
         return total(head, self.head_tensor)
 
+    def borrow(self, b: int, r: int, room: Array) -> tuple[Array, float]:
+        """The weights of row (b, r) and their sum: the drafter's own, not to be written to, or in
+        `room`."""
+        if self.drawn is not None and self.vocab == self.width:
+            row: Array = self.drawn.values[r][b]
+            return row, self.drawn.sums[r][b]
+        whole = self.fill(b, r)
+        np.copyto(room, self.row)
+        return room, whole
+
     def kept(self, b: int, r: int, token: int) -> float | None:
         """Probability of one token from a kept log-sum-exp, without reading the row."""
         if self.lse is None or math.isinf(self.inverse[b]):
@@ -139,6 +157,15 @@ class Rows:
         if self.floor is not None and z < self.floor[b, r]:
             return 0.0
         return math.exp(z * self.inverse[b] - self.lse[b][r])
+
+
+def weights_of(laws: Laws) -> Weights | None:
+    """The weights that the laws carry, if they still stand for them."""
+    found = laws.weights
+    if found is None:
+        return None
+    own = (laws.logits_BRV, laws.inverse_temperature_B, laws.floor_BR)
+    return found if all(a is b for a, b in zip(found.of, own, strict=True)) else None
 
 
 @lru_cache(maxsize=16)

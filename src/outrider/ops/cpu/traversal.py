@@ -46,11 +46,11 @@ class _Visit:
         kids = walk.kids[b][node] if walk.most and depth < walk.depth else []
         if all(kid < 0 for kid in kids):
             return self._end(node, weight, None)
-        mass, guess = self.mass[depth], self.guess[depth]
+        mass = self.mass[depth]
         total = walk.target.fill(b, node)
         np.multiply(walk.target.row, weight / total if total > 0 else 0.0, out=mass)
         factor, share = 1.0, float("nan")
-        loaded, guessed = -1, 1.0  #: law row in `guess`, and what its entries are divided by
+        guess, guessed, loaded = mass, 1.0, -1  #: the draft's weights, their sum, their law row
         gone: list[int] = []
         for k, kid in enumerate(kids):
             if kid < 0:
@@ -62,16 +62,15 @@ class _Visit:
                 assert walk.drafted is not None
                 without = walk.kinds[b][node][k] == Kind.WITHOUT
                 row = walk.rows[b][node][k]
-                if loaded != row or (gone and not without):
-                    whole = walk.drafted.fill(b, row)
-                    np.multiply(walk.drafted.row, 1 / whole if whole > 0 else 0.0, out=guess)
-                    loaded, guessed = (row if without else -1), 1.0
+                if loaded != row:
+                    guess, guessed = walk.drafted.borrow(b, row, self.guess[depth])
+                    loaded = row if without else -1
                     if without and gone:
-                        guess[gone] = 0
-                        guessed = float(guess.sum())
+                        guess, guessed = self._lacking(guess, gone, depth)
                 drawn = float(guess[token]) / guessed if guessed > 0 else 0.0
                 if k == 0 and self.overlap and weight > 0:
-                    np.minimum(mass, np.multiply(guess, weight, out=walk.spare), out=walk.spare)
+                    unit = weight / guessed if guessed > 0 else 0.0
+                    np.minimum(mass, np.multiply(guess, unit, out=walk.spare), out=walk.spare)
                     share = float(walk.spare.sum()) / weight
             elif k == 0 and weight > 0:
                 share = owed / weight
@@ -99,15 +98,21 @@ class _Visit:
                 factor, weight = factor / bottom, surplus / bottom
             if not placed and without:
                 gone.append(token)
-                guessed -= float(guess[token])
-                guess[token] = 0
-                if guessed < 0.01:
-                    guessed = float(guess.sum())
+                if loaded in walk.rows[b][node][k + 1 :]:  # a later sibling comes from what is left
+                    guess, guessed = self._lacking(guess, [token], depth)
         self.shared.insert(0, share)
         found = self._end(node, weight, mass)
         if found is None:
             self.shared.pop(0)
         return found
+
+    def _lacking(self, guess: Array, tokens: list[int], depth: int) -> tuple[Array, float]:
+        """The draft's weights without tokens, in this depth's own row, and their sum."""
+        own = self.guess[depth]
+        if guess is not own:
+            np.copyto(own, guess)
+        own[tokens] = 0
+        return own, float(own.sum())
 
     def _end(self, node: int, weight: float, mass: Array | None) -> list[int] | None:
         """The node's own test; the root always passes."""

@@ -1,0 +1,216 @@
+"""A tree of fixed shape drawn on a CPU: whole levels in NumPy, and no tensor but for the model.
+
+The same laws as the portable drafters by another draw: tokens without replacement one after
+another, all nodes of a level at once (`outrider.ops.cpu.urns`). Between two calls of a small draft
+model the portable way spends as long on tensors of a few elements as the model on its layers.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider import ops
+from outrider.drafters.levels import stack
+from outrider.drafters.shape_tables import Level, Shape, shape
+from outrider.noise import Purpose
+from outrider.ops.cpu import keys
+from outrider.ops.cpu.lists import visible
+from outrider.ops.cpu.urns import Urns
+from outrider.prefill import width
+from outrider.sampling import warp
+from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Weights
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Plan(NamedTuple):
+    """Constant tables of one shape, as tensors and as lists."""
+
+    table: Shape
+    depth_N: Array
+    levels: tuple[tuple[Level, Array, Array, Array], ...]  #: with parent, rank and fan
+    kind_BNK: Tensor
+    row_BNK: Tensor
+    lists: tuple[Any, Any, Any]  #: draws, kinds and rows of one batch row
+    placed: tuple[Array, Array, Array]  #: parent, node and rank of every child but the first ones
+
+
+@lru_cache(maxsize=64)
+def _plan(parents: tuple[int, ...], hub: bool) -> _Plan:
+    table = shape(parents)
+    draws = table.draws_BNK
+    kind = torch.full_like(draws, int(Kind.WITHOUT))
+    if hub:
+        kind[..., 1:] = int(Kind.FIXED)
+    row = _rows(draws, kind)
+    parent, rank = np.nonzero(draws[0].numpy()[:, 1:] >= 0)
+    return _Plan(
+        table,
+        table.tree.depth_BN[0].numpy(),
+        tuple((v, v.parent_m.numpy(), v.rank_m.numpy(), v.fan_n.numpy()) for v in table.levels),
+        kind,
+        row,
+        tuple(t[0].tolist() for t in (draws, kind, row)),  # type: ignore[arg-type]
+        (parent, draws[0].numpy()[parent, rank + 1], rank + 1),
+    )
+
+
+def _rows(draws_BNK: Tensor, kind_BNK: Tensor) -> Tensor:
+    node = torch.arange(draws_BNK.shape[1])[None, :, None]
+    return torch.where((draws_BNK >= 0) & (kind_BNK != Kind.FIXED), node, -1)
+
+
+def fits(context: Context) -> bool:
+    """Whether this is the way: sampled rows on a CPU, without penalties or processors."""
+    sampling = context.sampling
+    plain = sampling.greedy == "none" and sampling.shaping is None
+    return plain and ops.on_host(context.length_B.device)
+
+
+def grow(
+    model: LanguageModel, memory: Any, context: Context, parents: tuple[int, ...], hub: bool = False
+) -> Draft:
+    """Draw every child of the shape; of a hub's children the first is drawn, the rest placed."""
+    plan = _plan(parents, hub)
+    tree, sampling = plan.table.tree, context.sampling
+    length = context.length_B.numpy()
+    batch, nodes, inner = length.shape[0], tree.nodes, tree.levels[-2]
+    first = length[:, None] - 1
+    wide = width(context.bound, nodes, memory.capacity)
+    committed = context.tokens_BL.numpy()
+
+    tail, slots, rows = np.maximum(first + _TAIL, 0), _numbers(wide), _numbers(batch)[:, None]
+    logits = model.forward(
+        memory,
+        torch.from_numpy(committed[rows, tail]),
+        *_twice(tail),
+        torch.from_numpy(slots <= tail[..., None]),
+        last=1,
+    )[:, -1:]
+    own = first + _numbers(nodes)
+    slot = torch.from_numpy(own)
+    if tree.is_chain:
+        seen = torch.from_numpy(slots <= own[..., None])
+    else:
+        seen = visible(tree.ancestors_BNN, context.length_B - 1, 0, nodes, wide)
+    at = slot if tree.is_chain else torch.from_numpy(first + plan.depth_N)
+
+    tokens_BN = torch.empty(batch, nodes, dtype=torch.int64)
+    tokens = tokens_BN.numpy()
+    tokens[:, :1] = committed[rows, first]
+    streams = keys.table(context.seed_B, context.length_B - 1, Purpose.DRAFT, inner)
+    laws: list[Laws] = []
+    values: list[Array] = []
+    sums: list[list[float]] = []
+    there = np.zeros((batch, *plan.table.draws_BNK.shape[1:]), dtype=bool)
+    whole, fault = True, False
+    for depth, (level, parent, rank, fan) in enumerate(plan.levels):
+        start, stop = level.start, level.stop
+        if depth:
+            logits = model.forward(
+                memory,
+                tokens_BN[:, start:stop],
+                at[:, start:stop],
+                slot[:, start:stop],
+                seen[:, start:stop],
+            )
+        law = warp(logits, sampling)
+        laws.append(law)
+        urns = Urns(law)
+        fault = fault or urns.fault
+        if level.most == urns.rows == 1:
+            token, mass = urns.draw_one(0, keys.fine_uniform(streams[0][start], 0))
+            tokens[0, stop], there[0, start, 0] = token, mass > 0
+            whole = whole and mass > 0
+            values.append(urns.p)
+            sums.append(urns.sums)
+            continue
+        names = [streams[b][node] for b in range(batch) for node in range(start, stop)]
+        if hub:
+            chosen, weight = _hub(urns, names, level, np.tile(fan, batch))
+        else:
+            chosen, weight = _without(urns, names, level.most)
+        p = urns.p.reshape(batch, stop - start, -1)
+        for node in range(stop - start):
+            values.append(p[:, node])
+            sums.append(urns.sums[node :: stop - start])
+        # [K, B * n] to [B, n, K]
+        table = chosen.T.reshape(batch, stop - start, level.most)
+        owned = (weight > 0).T.reshape(batch, stop - start, level.most)
+        begin, end = tree.levels[depth + 1], tree.levels[depth + 2]
+        if level.even:
+            tokens[:, begin:end] = table.reshape(batch, -1)
+        else:
+            tokens[:, begin:end] = table[:, parent, rank]
+        if not level.even:
+            owned = owned & (_numbers(level.most) < fan[:, None])
+        whole = whole and np.count_nonzero(owned) == batch * (end - begin)
+        there[:, start:stop, : level.most] = owned
+    law = stack(laws)
+    if hub:
+        _leave_out(law.logits_BRV, tokens, there, plan)
+    of = (law.logits_BRV, law.inverse_temperature_B, law.floor_BR)
+    law = law._replace(weights=Weights(values, sums, of, fault))
+    drawn = frozenset({Kind.WITHOUT, Kind.FIXED} if hub else {Kind.WITHOUT})
+    draws, kind, row = plan.table.draws_BNK, plan.kind_BNK, plan.row_BNK
+    if not whole:  # a token of zero probability never enters the tree
+        draws = torch.where(torch.from_numpy(there), draws, -1)
+        return Draft(tokens_BN, tree, draws, kind, _rows(draws, kind), law, drawn)
+    kids, how, where = ([table] * batch for table in plan.lists)
+    told = DraftLists(tokens.tolist(), kids, how, where, (tokens_BN, draws, kind, row))
+    return Draft(tokens_BN, tree, draws, kind, row, law, drawn, told)
+
+
+def _without(urns: Urns, names: list[int], most: int) -> tuple[Array, Array]:
+    """Tokens [K, B * n] without replacement and their masses."""
+    token, weight = urns.draw([keys.fine_uniform(key, 0) for key in names])
+    if most == 1:
+        return token[None], weight[None]
+    tokens, weights = [token], [weight]
+    for k in range(1, most):
+        urns.take(token)
+        token, weight = urns.draw([keys.fine_uniform(key, k) for key in names])
+        tokens.append(token)
+        weights.append(weight)
+    for token, weight in zip(tokens[:-1], weights[:-1], strict=True):
+        urns.give_back(token, weight)
+    return np.stack(tokens), np.stack(weights)
+
+
+def _hub(urns: Urns, names: list[int], level: Level, fan: Array) -> tuple[Array, Array]:
+    """One token drawn from what the placed ones leave, then these: [K, B * n], and their masses."""
+    above, heavy = [], []
+    for k in range(1, level.most):
+        token, weight = urns.best()
+        wanted = fan > k
+        urns.take(token, None if level.even else np.flatnonzero(wanted))
+        above.append(token)
+        heavy.append(weight if level.even else np.where(wanted, weight, 0))
+    if above:
+        urns.settle()
+    token, weight = urns.draw([keys.fine_uniform(key, 0) for key in names])
+    return np.stack([token, *above]), np.stack([weight, *heavy])
+
+
+def _leave_out(logits_BRV: Tensor, tokens: Array, there: Array, plan: _Plan) -> None:
+    """The declared laws lack the placed tokens; without a drawn child a law is nobody's."""
+    row, node, rank = plan.placed
+    out = there[:, row, 0] & there[:, row, rank]
+    for b in range(tokens.shape[0]):
+        logits_BRV.numpy()[b, row[out[b]], tokens[b, node[out[b]]]] = -np.inf
+
+
+_TAIL = np.array([-1, 0])
+
+
+@lru_cache(maxsize=256)
+def _numbers(count: int) -> Array:
+    return np.arange(count)
+
+
+def _twice(table: Array) -> tuple[Tensor, Tensor]:
+    made = torch.from_numpy(table)
+    return made, made

@@ -1,0 +1,122 @@
+"""Many law rows at once as urns of probabilities: the draws of a whole tree level, rank by rank.
+
+    draw: x ~ p by inverse transform from one 53-bit uniform a row;  take: x leaves its urn
+
+One softmax serves all rows. Sums of 128 tokens at a time are kept and made again from what is left,
+never by subtraction, so that small probabilities behind a large one keep their digits; a draw adds
+up these sums in float64, then the tokens of one block.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.types import Laws
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLOCK = 128
+_FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost more
+
+
+class Urns:
+    """The laws of B * R rows, [B, R, V] read row by row. `p` [B * R, V] is theirs to change.
+
+    A row that is NaN, or that masks every token, is an empty urn.
+    """
+
+    def __init__(self, laws: Laws) -> None:
+        z = laws.logits_BRV.detach()
+        if z.dtype not in (torch.float32, torch.float64):
+            z = z.float()
+        if laws.floor_BR is not None:
+            z = z.masked_fill(z < laws.floor_BR[..., None], -torch.inf)
+        inverse = laws.inverse_temperature_B
+        if any(value != 1 for value in inverse.tolist()):
+            z = z * inverse[:, None, None].to(z.dtype)
+        batch, count, vocab = z.shape
+        self.rows = batch * count
+        law = z.softmax(-1)
+        if vocab % BLOCK:
+            law = torch.nn.functional.pad(law, (0, BLOCK - vocab % BLOCK))
+        cells = law.view(self.rows, -1, BLOCK)
+        self._cells, self._blocks = cells.numpy(), cells.sum(2).numpy()
+        self._wide = law.numpy().reshape(self.rows, -1)
+        self.p = self._wide[:, :vocab]
+        self._all = np.arange(self.rows)
+        self.sums = self._blocks.sum(1).tolist()
+        self.fault = False  #: whether a law is NaN; one that masks every token is just empty
+        if not all(value > 0.5 for value in self.sums):
+            self.fault = bool(z.isnan().any())
+            self._blocks[~(self._blocks >= 0)] = 0
+            np.nan_to_num(self._wide, copy=False)
+            self.sums = self._blocks.sum(1).tolist()
+
+    def settle(self) -> None:
+        """Sum again what is in the urns: these are the laws that are declared."""
+        self.sums = self._blocks.sum(1).tolist()
+
+    def draw(self, uniforms: list[float]) -> tuple[Array, Array]:
+        """A token of each row and its probability mass, 0 if none is left. It stays in."""
+        if self.rows <= _FEW:
+            found = [self.draw_one(row, u) for row, u in enumerate(uniforms)]
+            return np.array([token for token, _ in found]), np.array([mass for _, mass in found])
+        sums = np.zeros((self.rows, self._blocks.shape[1] + 1))
+        np.cumsum(self._blocks, 1, out=sums[:, 1:])
+        mark = _below(np.array(uniforms) * sums[:, -1], sums[:, -1])
+        at = (sums[:, 1:] > mark[:, None]).argmax(1)
+        inside = self._cells[self._all, at].cumsum(1, dtype=np.float64)
+        mark = _below(mark - sums[self._all, at], inside[:, -1])
+        token = at * BLOCK + (inside > mark[:, None]).argmax(1)
+        weight = self._wide[self._all, token]
+        return token * (weight > 0), weight
+
+    def draw_one(self, row: int, uniform: float) -> tuple[int, float]:
+        """A token of one row and its mass, 0 if none is left. It stays in."""
+        sums = self._blocks[row].cumsum(dtype=np.float64)
+        mass = float(sums[-1])
+        if not mass > 0:
+            return 0, 0.0
+        mark = uniform * mass
+        at = int(sums.searchsorted(mark, "right"))
+        if at >= sums.size:
+            at = int(sums.searchsorted(mass, "left"))
+        part = self._cells[row, at]
+        inside = part.cumsum(dtype=np.float64)
+        place = int(inside.searchsorted(mark - (float(sums[at - 1]) if at else 0.0), "right"))
+        if place >= BLOCK:
+            place = int(inside.searchsorted(inside[-1], "left"))
+        return at * BLOCK + place, float(part[place])
+
+    def mass(self, row: int) -> float:
+        """What is left in one urn."""
+        return float(self._blocks[row].sum(dtype=np.float64))
+
+    def take_one(self, row: int, token: int) -> None:
+        """Take one token out of one urn."""
+        block = token // BLOCK
+        self._wide[row, token] = 0
+        self._blocks[row, block] = self._cells[row, block].sum()
+
+    def best(self) -> tuple[Array, Array]:
+        """The likeliest token of each row and its mass."""
+        token = self._wide.argmax(1)
+        return token, self._wide[self._all, token]
+
+    def take(self, token: Array, which: Array | None = None) -> None:
+        """Take one token out of every urn, or of those at `which`."""
+        rows = self._all if which is None else which
+        tokens = token if which is None else token[which]
+        block = tokens // BLOCK
+        self._wide[rows, tokens] = 0
+        self._blocks[rows, block] = np.add.reduce(self._cells[rows, block], 1)
+
+    def give_back(self, token: Array, weight: Array) -> None:
+        """Put drawn tokens back: the declared law is the one that they were drawn from."""
+        self._wide[self._all, token] = np.maximum(self._wide[self._all, token], weight)
+
+
+def _below(mark: Array, whole: Array) -> Array:
+    """Marks that rounding may not carry past the last token with weight."""
+    return np.minimum(mark, np.nextafter(whole, 0))

@@ -1,0 +1,120 @@
+"""Trees drawn on a CPU: they declare what they drew from, and lists and weights are right."""
+
+import pytest
+import torch
+
+from outrider import DraftModel, Sampling, ops, step, verifiers
+from outrider.drafters import HubTree, SampledTree, on_host
+from outrider.ops.cpu.rows import weights_of
+from outrider.sampling import rows
+from tiny import PROMPTS, pair
+
+SHAPE = (-1, 0, 0, 0, 1, 1, 2, 4)  # uneven: 3 children, then 2, 1, none, ...
+MAKE = {
+    "chain": lambda model: DraftModel(model, (1, 1, 1)),
+    "tree": lambda model: DraftModel(model, (3, 2, 1)),
+    "uneven": lambda model: SampledTree(model, parents=SHAPE),
+    "hub": lambda model: HubTree(model, (3, 2, 1)),
+    "uneven hub": lambda model: HubTree(model, parents=SHAPE),
+}
+SETTINGS = {
+    "plain": Sampling(1.0, seed=3),
+    "cold": Sampling(0.6, seed=3),
+    "filtered": Sampling(0.9, top_k=4, seed=3),
+    "nucleus": Sampling(1.2, top_p=0.5, seed=3),
+}
+
+
+def drafted(name, settings, batch, seed=0):
+    target, small = pair()
+    drafter = MAKE[name](small)
+    how = [Sampling(**(vars(settings) | {"seed": 10 * seed + row})) for row in range(batch)]
+    state = step.begin(
+        target,
+        drafter,
+        PROMPTS[:batch],
+        rows(how),
+        limits=[60] * batch,
+        limit_reasons=[step.LENGTH] * batch,
+        stop_ids=[()] * batch,
+        capacity=128,
+    )
+    assert on_host.fits(state.context)
+    return target, drafter, state, step.propose(drafter, state)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
+    target, drafter, state, draft = drafted(name, SETTINGS[settings], batch)
+    kept = weights_of(draft.laws)
+    assert kept is not None
+    law = ops.probs(draft.laws._replace(weights=None))
+    for b, n, k in (draft.row_BNK >= 0).expand(batch, -1, -1).nonzero().tolist():
+        row = int(draft.row_BNK.expand(batch, -1, -1)[b, n, k])
+        ours = torch.from_numpy(kept.values[row][b]) / kept.sums[row][b]
+        torch.testing.assert_close(ours, law[b, row], atol=1e-6, rtol=1e-5)
+        child = int(draft.draws_BNK.expand(batch, -1, -1)[b, n, k])
+        assert law[b, row, draft.tokens_BN[b, child]] > 0
+    if draft.lists is not None:
+        for ours, tensor in zip(draft.lists[:4], draft.lists.of, strict=True):
+            assert ours == tensor.expand(batch, *tensor.shape[1:]).tolist()
+    scores = step.score(target, state, draft)
+    bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+    for rule in verifiers.VERIFIERS.values():
+        if not verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+            continue
+        ours, theirs = (step.verify(rule, state, d, scores) for d in (draft, bare))
+        assert ours.path_BD.tolist() == theirs.path_BD.tolist()
+        assert ours.next_B.tolist() == theirs.next_B.tolist()
+
+
+def test_replaced_tables_are_read_anew():
+    """A mistake planted in a tensor is seen: neither lists nor weights hide it."""
+    target, _, state, draft = drafted("chain", SETTINGS["plain"], 1)
+    scores = step.score(target, state, draft)
+    other = draft._replace(tokens_BN=(draft.tokens_BN + 1) % 32)
+    verdict = step.verify(verifiers.get("block"), state, other, scores)
+    bare = other._replace(lists=None)
+    assert (
+        verdict.next_B.tolist()
+        == step.verify(verifiers.get("block"), state, bare, scores)[2].tolist()
+    )
+    flat = draft.laws._replace(logits_BRV=torch.zeros_like(draft.laws.logits_BRV))
+    assert weights_of(flat) is None
+    assert weights_of(draft.laws._replace(floor_BR=torch.zeros(1, 3))) is None
+
+
+def test_nan_is_told_and_a_masked_row_draws_nothing():
+    from outrider.ops.cpu.urns import Urns
+    from outrider.types import Laws
+
+    logits = torch.randn(1, 3, 200)
+    logits[0, 1] = -torch.inf
+    urns = Urns(Laws(logits, torch.ones(1), greedy="none"))
+    assert not urns.fault
+    assert urns.sums[1] == 0
+    _, mass = urns.draw([0.2, 0.5, 0.9])
+    assert (mass > 0).tolist() == [True, False, True]
+    logits[0, 2, 7] = torch.nan
+    assert Urns(Laws(logits, torch.ones(1), greedy="none")).fault
+
+
+@pytest.mark.parametrize("count", [2, 9])
+@pytest.mark.parametrize("vocab", [5, 128, 300])
+def test_urns_give_every_token_once(count, vocab):
+    from outrider.ops.cpu.urns import Urns
+    from outrider.types import Laws
+
+    logits = torch.randn(1, count, vocab, generator=torch.Generator().manual_seed(0)) * 4
+    urns = Urns(Laws(logits, torch.ones(1), greedy="none"))
+    seen = [set() for _ in range(count)]
+    for k in range(min(vocab, 40)):
+        token, mass = urns.draw([(0.37 * (k + row)) % 1 for row in range(count)])
+        assert (mass > 0).all()
+        for row, one in enumerate(token.tolist()):
+            assert one not in seen[row]
+            assert one < vocab
+            seen[row].add(one)
+        urns.take(token)
