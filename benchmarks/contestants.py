@@ -36,6 +36,7 @@ class Contestant:
     single: bool = True  #: only one request at a time
     emits: bool = True  #: whether it ends in a token; filters and the like do not
     compiled: bool = False  #: by torch.compile: minutes before the first answer
+    ragged: bool = False  #: takes drafts of different lengths in one batch
 
 
 def first_token(found: Any, x: Inputs) -> torch.Tensor:
@@ -246,7 +247,7 @@ def on_gpu() -> list[Contestant]:
         with ops.use("triton"):
             return ops.sample(one_row, x.draws.seed_B[:, None])
 
-    ours = {"graph": True, "single": False}
+    ours = {"graph": True, "single": False, "ragged": True}
     return [
         Contestant(BASE, _function(_speculative_sampling)),
         Contestant("transformers and its copies", _copied(_speculative_sampling)),

@@ -23,12 +23,12 @@ class Inputs(NamedTuple):
 
 def make(
     batch: int, gamma: int, vocab: int, dtype: torch.dtype, distance: float, seed: int,
-    device: str = "cpu", forced: str = "",
+    device: str = "cpu", forced: str = "", ragged: bool = False,
 ) -> Inputs:  # fmt: skip
     """Target: Zipf plus noise. Draft: a mixture at total variation of about `distance`.
 
     `forced` = "accept" makes both laws equal, "reject" puts the first token where the target has
-    no mass.
+    no mass. With `ragged` row b drafts 1 + (b mod gamma) tokens.
     """
     rng = torch.Generator(device).manual_seed(seed)
     rank = torch.arange(1, vocab + 1, dtype=torch.float32, device=device)
@@ -55,6 +55,9 @@ def make(
     target, guess = target.to(dtype), guess.to(dtype)
     ones = torch.ones(batch, device=device)
     draws_BNK = children((1,) * gamma, device)
+    if ragged:
+        most = 1 + torch.arange(batch, device=device)[:, None, None] % gamma
+        draws_BNK = torch.where(draws_BNK <= most, draws_BNK, -1)
     node = torch.arange(gamma + 1, device=device)[None, :, None]
     row = torch.where(draws_BNK >= 0, node, -1)
     cold = Draft(

@@ -28,7 +28,7 @@ def markdown(document: dict[str, Any], rows: tuple[str, ...], vocab: int | None 
     """One line per size, one column per contestant of `rows` that the file knows."""
     sizes: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in document["rows"]:
-        if vocab is None or row["vocab"] == vocab:
+        if "dropped" not in row and vocab in (None, row["vocab"]):
             key = tuple(row.get(name, "mixed") for name in SIZE)
             sizes.setdefault(key, {})[row["row"]] = row
     known = [name for name in rows if any(name in found for found in sizes.values())]

@@ -32,7 +32,7 @@ COMPILED = ((1, 5, 32_000, "fp32"), (1, 5, 151_936, "fp32"))  #: compiling takes
 GPU_SIZES = [
     (batch, gamma, vocab, dtype)
     for batch in (1, 8, 64)
-    for gamma in (1, 5, 20)
+    for gamma in (1, 3, 5, 10, 20)
     for vocab in (32_000, 50_257, 51_864, 151_936, 256_000)
     for dtype in ("bf16", "fp16", "fp32")
 ]
@@ -44,6 +44,8 @@ DIAGONAL = [
 ]  # fmt: skip
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DISTANCES = (0.05, 0.2, 0.5)
+#: What a step is compared with on a GPU: one forward cannot be faster than reading the weights.
+WEIGHT_BYTES = 1.5e9 * 2  #: 1.5 B parameters in 16 bits
 
 
 def check(device: str) -> dict[str, Any]:
@@ -245,13 +247,16 @@ def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
     """Ours on the whole grid, the slow ones on a diagonal; cold data, rotating inputs."""
     found = []
     bandwidth = copy_bandwidth()
+    forward = WEIGHT_BYTES / bandwidth * 1e6
     sizes = DIAGONAL[:4] if quick else GPU_SIZES
-    for batch, gamma, vocab, name in sizes:
+    shapes = [(*size, False) for size in sizes]
+    shapes += [(*size, True) for size in sizes if size[0] > 1 and size[1] > 1]
+    for batch, gamma, vocab, name, ragged in shapes:
         row_bytes = vocab * DTYPES[name].itemsize * batch
         every = row_bytes * (2 * gamma + 1)
         sets = max(2, min(20, -(-240_000_000 // every)))
         data = [
-            make(batch, gamma, vocab, DTYPES[name], DISTANCES[i % 3], i, "cuda")
+            make(batch, gamma, vocab, DTYPES[name], DISTANCES[i % 3], i, "cuda", ragged=ragged)
             for i in range(sets)
         ]
         tiny = torch.zeros(1, device="cuda")
@@ -263,18 +268,23 @@ def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
             ),
             "copy of the same bytes": (lambda i, data=data: data[i].target_logits.clone(), True),
         }  # fmt: skip
+        size = {"batch": batch, "gamma": gamma, "vocab": vocab, "dtype": name, "sets": sets}
+        size |= {"ragged": ragged, "distance": "ragged" if ragged else "mixed"}
         floors = {}
         for one in contenders("cuda"):
             if one.single and (batch > 1 or (batch, gamma, vocab, name) not in DIAGONAL):
                 continue
+            if ragged and not one.ragged:
+                continue
             try:
                 one.run(data[0])
             except Exception as error:  # a contestant that cannot run here must not end the run
-                print(f"dropped: {one.name}: {type(error).__name__}: {str(error)[:200]}")
+                why = f"{type(error).__name__}: {str(error)[:200]}"
+                print(f"dropped: {one.name}: {why}")
+                found.append(size | {"row": one.name, "dropped": why})
                 continue
             runs[one.name] = (lambda i, one=one, data=data: one.run(data[i]), one.graph)
             floors[one.name] = row_bytes * (gamma + 1 + gamma * one.drafts) / bandwidth * 1e6
-        size = {"batch": batch, "gamma": gamma, "vocab": vocab, "dtype": name, "sets": sets}
         times = timing.on_gpu(runs, sets, repeats)
         empty = times["empty kernel"]["median_us"]
         for row, numbers in times.items():
@@ -282,7 +292,7 @@ def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
             if floors.get(row):
                 extra["over_floor"] = numbers["median_us"] / floors[row]
                 extra["less_empty_over_floor"] = (numbers["median_us"] - empty) / floors[row]
-            found.append(size | {"row": row, "forward_us": 3_300.0} | numbers | extra)
+            found.append(size | {"row": row, "forward_us": forward} | numbers | extra)
         table([row for row in found if all(row.get(k) == v for k, v in size.items())])
     return found
 
@@ -305,6 +315,7 @@ def copy_bandwidth() -> float:
 def table(rows: list[dict[str, Any]]) -> None:
     """Print one size."""
     first = rows[0]
+    rows = [row for row in rows if "dropped" not in row]
     print(
         f"\nB={first['batch']} gamma={first['gamma']} V={first['vocab']} {first['dtype']} "
         f"distance={first.get('distance', 'mixed')}"

@@ -44,7 +44,7 @@ def test_the_gpu_branch_runs_up_to_the_device(monkeypatch):
     def small(batch, gamma, vocab, dtype, distance, seed, device, **more):
         assert device == "cuda"
         made.append((batch, gamma, dtype))
-        return inputs.make(batch, min(gamma, 2), 40, dtype, distance, seed)
+        return inputs.make(batch, min(gamma, 2), 40, dtype, distance, seed, **more)
 
     def once(runs, sets, repeats):
         tiny = {"median_us": 2.0, "p10_us": 1.0, "p90_us": 3.0, "host_us": 1.0}
@@ -58,7 +58,7 @@ def test_the_gpu_branch_runs_up_to_the_device(monkeypatch):
     monkeypatch.setattr(verify, "copy_bandwidth", lambda: 4e12)
     monkeypatch.setattr(timing, "on_gpu", once)
     monkeypatch.setattr(torch, "zeros", lambda *a, device=None, **k: real(*a, **k))
-    monkeypatch.setattr(verify, "DIAGONAL", [(1, 2, 151_936, "bf16")])
+    monkeypatch.setattr(verify, "DIAGONAL", [(1, 2, 151_936, "bf16"), (2, 2, 151_936, "bf16")])
     eager = [one for one in contestants.on_gpu() if not one.compiled]
     monkeypatch.setattr(contestants, "on_gpu", lambda: eager)
     rows = verify.measure_gpu(1, quick=True)
@@ -68,6 +68,9 @@ def test_the_gpu_branch_runs_up_to_the_device(monkeypatch):
     assert {"one kernel, LSE kept", "filters, kernels", "draft-step sampler"} <= names
     assert all(row["floor_us"] > 0 for row in rows if row["row"] in expected)
     assert made
+    ragged = {row["row"] for row in rows if row["ragged"]}
+    assert {"one kernel, LSE kept", "two kernels, cold", "block", "match"} <= ragged
+    assert "transformers" not in ragged
 
 
 def test_the_table_shows_what_the_file_holds():

@@ -155,7 +155,7 @@ SHAPED = {
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-@pytest.mark.parametrize("name", [n for n in WITH_LAW if n != "beam"])
+@pytest.mark.parametrize("name", WITH_LAW)
 def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
     """The target as its own draft: what it proposes has the law that judges it, node by node."""
     target, _ = pair()

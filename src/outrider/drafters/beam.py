@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
+from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.ops.cpu.sample import Arrival, arrivals
-from outrider.sampling import warp
 from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, LanguageModel, Tree
 
@@ -91,10 +91,12 @@ class Beam(Grown):
             seen_BNW[b, 0, : first[b] + 1] = True
         paths, laws = [[Arrival(0.0, 0, 0, 0.0)] for _ in range(batch)], []
         start, stop = 0, 1
+        tree, kind = _topology(parent, ancestors, self.depth, width)  # filled while it grows
+        alive: Tensor | None = None
         for depth in range(self.depth):
             if depth:
                 logits = growth.feed(token[:, start:stop], depth, start, seen[:, start:stop])
-            law = warp(logits, context.sampling)
+            law = law_at(logits, context, [token[:, :stop]], tree, start, alive)
             laws.append(law)
             paths = arrivals(law, keys[:, start:stop], paths, width)
             for b, found in enumerate(paths):
@@ -111,8 +113,9 @@ class Beam(Grown):
                 for slot in range(stop + len(found), stop + width):
                     ancestors_BNN[b, slot, 0] = True
                     seen_BNW[b, slot] = seen_BNW[b, 0]
+            if context.sampling.shaping is not None:
+                alive = torch.tensor([[k < len(found) for k in range(width)] for found in paths])
             start, stop = stop, stop + width
-        tree, kind = _topology(parent, ancestors, self.depth, width)
         row = torch.where(draws >= 0, numbers(nodes, draws.device)[None, :, None], -1)
         return Draft(token, tree, draws, kind, row, stack(laws), frozenset({Kind.WITHOUT}))
 
@@ -135,13 +138,19 @@ class Beam(Grown):
         phi = torch.zeros(batch, 1, dtype=torch.float32, device=device)
         psi, tokens, laws = phi, [growth.pending_B1], []
         start, stop = 0, 1
+        tree, kind = _topology(parent, ancestors, self.depth, width)
+        alive: Tensor | None = None
         for depth in range(self.depth):
             if depth:
                 logits = growth.feed(tokens[-1], depth, start, growth.sees(start, stop, ancestors))
-            law = warp(logits, sampling)
+            law = law_at(logits, context, tokens, tree, start, alive)
             laws.append(law)
+            logits = law.logits_BRV
             scores = logits if greedy == "all" else ops.scaled(law)
-            plain = phi[..., None] + scores.float().log_softmax(-1)
+            logs = scores.float().log_softmax(-1)
+            # a path whose every token is forbidden has no law: nothing follows it
+            logs = torch.where(logits.amax(-1, keepdim=True) > -torch.inf, logs, -torch.inf)
+            plain = phi[..., None] + logs
             # psi' grows with phi~ below one parent, so each parent's best are enough
             few = min(width, vocab)
             if greedy == "all":
@@ -178,8 +187,10 @@ class Beam(Grown):
             kid = torch.where(there, slot[start:stop], -1)
             # an absent child writes -1 over -1, or nothing over a present one
             draws = draws.flatten(1).scatter_reduce(1, cell, kid, "amax").view_as(draws)
+            tree, kind = _topology(parent, ancestors, self.depth, width)
+            if sampling.shaping is not None:
+                alive = there
 
-        tree, kind = _topology(parent, ancestors, self.depth, width)
         row = torch.where(draws >= 0, slot[None, :, None], -1)
         kinds = {Kind.WITHOUT}
         if greedy == "all":
