@@ -108,7 +108,9 @@ def load(
         draft = None
     more: list[Any] = []
     if isinstance(draft, (list, tuple)):
-        if drafter != "paths" or not draft:
+        if not draft:
+            raise ConfigurationError("no draft model; got an empty list; give at least one")
+        if drafter != "paths":
             raise ConfigurationError(
                 f"drafter {drafter!r} takes one draft model; got {len(draft)} in a list; use "
                 "drafter='paths' for several"

@@ -118,3 +118,84 @@ def test_urns_give_every_token_once(count, vocab):
             assert one < vocab
             seen[row].add(one)
         urns.take(token)
+
+
+class Fixed:
+    """A language model whose every law is the same row of logits."""
+
+    def __init__(self, row, dtype=torch.float32):
+        self.row, self.vocab_size, self.context = torch.tensor(row, dtype=dtype), len(row), 64
+        self.device = torch.device("cpu")
+
+    def open(self, rows, capacity):
+        from outrider.models.cache import SlotCache
+
+        return SlotCache(1, rows, capacity)
+
+    def forward(self, cache, tokens, at, slots, seen, *, last=None):
+        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
+        return self.row.expand(tokens.shape[0], count, -1).clone()
+
+
+PEAKED = [0.0, 95.0, 94.0, 2.0, 0.0, -1.0]
+MANY = 4000
+
+
+@pytest.mark.parametrize("name", ["hub_tree", "sampled_tree"])
+@pytest.mark.parametrize("rule", ["hub", "rejection", "traversal"])
+def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
+    """The draft without its best tokens is 1e-41 of itself, and has a law all the same."""
+    from outrider import Engine, Limits
+    from outrider.drafters.make import with_model
+
+    drafter = with_model(name, Fixed(PEAKED), branching=(3,))
+    engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
+    how = [Sampling(1.0, seed=seed) for seed in range(MANY)]
+    first = torch.zeros(6)
+    for block in engine.run([[1, 2]] * MANY, how, Limits(1)):
+        first[block.token_ids[0]] += 1
+    chi2 = float(((first - MANY / 6) ** 2 / (MANY / 6)).sum())
+    assert chi2 < 25.7, first  # 5 degrees of freedom, p = 1e-4
+
+
+def test_half_precision_logits_of_any_model_do():
+    from outrider.drafters.make import with_model
+
+    drafter = with_model("hub_tree", Fixed(PEAKED, torch.bfloat16), branching=(2, 1))
+    state = step.begin(
+        Fixed([0.0] * 6),
+        drafter,
+        [[1, 2]],
+        rows([Sampling(1.0, seed=1)]),
+        limits=[9],
+        limit_reasons=[step.LENGTH],
+        stop_ids=[()],
+        capacity=32,
+    )
+    draft = step.propose(drafter, state)
+    assert draft.laws.logits_BRV[0, 0].isinf().sum() == 1
+
+
+def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
+    """Traversal judges the second one against the whole law again, as its `outcome` says."""
+    from outrider.tree import branching, children
+    from outrider.types import Draft, Draws, Kind, Laws, Scores
+
+    q, p = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.05, 0.36, 0.59])
+    many = 4000
+    laws = Laws(q.log().expand(many, 1, 3), torch.ones(many), greedy="none")
+    draft = Draft(
+        torch.tensor([[0, 0, 1]]).expand(many, -1),
+        branching((2,)),
+        children((2,)),
+        torch.tensor([[[int(Kind.WITHOUT), int(Kind.WITH)]] + [[0, 0]] * 2]),
+        torch.tensor([[[0, 0]] + [[-1, -1]] * 2]),
+        laws,
+        frozenset({Kind.WITHOUT, Kind.WITH}),
+    )
+    scores = Scores(Laws(p.log().expand(many, 3, 3), torch.ones(many), greedy="none"))
+    rule = verifiers.get("traversal")
+    law = rule.outcome(draft, scores).stop_BN[0]
+    verdict = rule(draft, scores, Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64)))
+    stops = torch.stack([(verdict.path_BD[:, 0] == n).float().mean() for n in (-1, 1, 2)])
+    torch.testing.assert_close(stops, law, atol=0.03, rtol=0)

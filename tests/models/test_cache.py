@@ -141,3 +141,25 @@ def test_a_long_context_does_not_take_its_memory_at_once(runner):
     assert kept.capacity > 131_072
     assert kept.layers[0].keys.shape[2] == cache.FIRST
     assert run.state.memory.layers[0].keys.shape[2] == cache.FIRST
+
+
+def test_a_finished_run_leaves_no_cache_behind():
+    """Without the cyclic collector: buffers of finished runs would pile up until it comes."""
+    import gc
+    import weakref
+
+    from outrider import Engine, Limits, Sampling
+    from tiny import DRAFTERS, PROMPTS, pair
+
+    target, small = pair()
+    engine = Engine(target, DRAFTERS["tree"](small))
+    gc.collect()
+    gc.disable()
+    try:
+        run = engine.run(list(PROMPTS[:3]), [Sampling(1.0, seed=1)] * 3, Limits(6))
+        cache = weakref.ref(run.state.cache)
+        assert len(list(run)) > 0
+        del run
+        assert cache() is None
+    finally:
+        gc.enable()

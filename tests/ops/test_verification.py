@@ -184,11 +184,29 @@ def test_slices_and_batch_order_change_nothing(kernels, op):
     assert turned.next_B[order].tolist() == once.next_B.tolist()
 
 
-def test_a_vanishing_reach_overflows_quietly():
+@pytest.mark.parametrize("vocab", [64, 9000])
+def test_a_vanishing_reach_keeps_nothing(vocab):
     """Block verification divides by the reach, which may be as small as a float gets."""
-    from outrider.ops.cpu.rows import excess, scratch
+    from outrider import verifiers
+    from outrider.tree import chain, children
+    from outrider.types import Draft, Draws, Kind, Laws, Scores
 
-    left, drawn, spare = (scratch(64, "float32", which) for which in range(3))
-    left[0][:], drawn[0][:] = 1.0, 1e30
-    excess(left, drawn, 1e30, spare, spare)
-    assert (spare[0] == 0).all()
+    target = torch.zeros(1, 3, vocab)
+    target[0, 0, 0] = -95.0
+    guess = torch.full((1, 2, vocab), -torch.inf)  # filtered: only two tokens are left
+    guess[0, :, :2] = torch.tensor([5.0, 0.0])
+    draws = children((1, 1))
+    draft = Draft(
+        torch.zeros(1, 3, dtype=torch.int64),
+        chain(2),
+        draws,
+        torch.full_like(draws, int(Kind.WITHOUT)),
+        torch.where(draws >= 0, torch.arange(3)[None, :, None], -1),
+        Laws(guess, torch.ones(1), greedy="none"),
+        frozenset({Kind.WITHOUT}),
+    )
+    scores = Scores(Laws(target, torch.ones(1), greedy="none"))
+    uniform = torch.full((1, 3, 1), 0.5)
+    start = torch.zeros(1, dtype=torch.int64)
+    verdict = verifiers.get("block")(draft, scores, Draws(start, start, uniform_BNK=uniform))
+    assert verdict.count_B.tolist() == [0]

@@ -36,6 +36,7 @@ def run(
         "temperature": temperature,
         "seed": seed,
         "prompts": len(prompts),
+        "of": record.of_prompts(prompts),
     } | record.of_pair(pair.notes)
     store = record.Store(out, "k-sweep", settings)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]

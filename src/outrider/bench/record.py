@@ -1,6 +1,7 @@
 """What every experiment needs: results that survive a stop, tables, intervals, pictures."""
 
 import csv
+import hashlib
 import json
 import random
 import statistics
@@ -54,6 +55,12 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+def of_prompts(prompts: Sequence[Any]) -> str:
+    """A name for these prompts: results of others are not theirs, however many they are."""
+    text = json.dumps(list(prompts), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def of_pair(notes: Any) -> Row:

@@ -65,7 +65,7 @@ def measure(
             f"{len(prompts)} prompts, {plan.choosing} to choose and {plan.prompts} to judge on; "
             "give at least one of each"
         )
-    settings = _settings(plan, pair, len(prompts))
+    settings = _settings(plan, pair, record.of_prompts(prompts))
     store = record.Store(out, name, settings)
     choosing, judging = split(prompts, plan)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]
@@ -208,7 +208,7 @@ def _times(
     return found
 
 
-def _settings(plan: Plan, pair: Speculator, prompts: int) -> record.Row:
+def _settings(plan: Plan, pair: Speculator, prompts: str) -> record.Row:
     """What a stored measurement depends on: more samples or times may join it later."""
     free = {"prompts", "samples", "timed", "rows"}
     kept = {k: v for k, v in asdict(plan).items() if k not in free}

@@ -1,5 +1,6 @@
 """Every legal pair of exact rule and drafter: which they are, and a run that can be resumed."""
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -91,17 +92,25 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
     return found
 
 
-def done(path: Path, sampling: Sampling, power: Power) -> dict[str, dict[str, Any]]:
+def done(
+    path: Path, sampling: Sampling, power: Power, about: str = ""
+) -> dict[str, dict[str, Any]]:
     """Finished results under these settings, by key."""
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    settings = _settings(sampling, power)
+    settings = _settings(sampling, power, about)
     return {row["key"]: row for row in rows if row.get("settings") == settings}
 
 
-def _settings(sampling: Sampling, power: Power) -> str:
-    return f"{sampling} {power}"
+def _settings(sampling: Sampling, power: Power, about: str) -> str:
+    return f"{sampling} {power} {about}".rstrip()
+
+
+def identity(models: Sequence[object], prompts: Sequence[Ids]) -> str:
+    """What results depend on besides sampling and power: names of the models and the prompts."""
+    text = json.dumps([list(ids) for ids in prompts])
+    return f"{' '.join(map(str, models))} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def run(
@@ -112,12 +121,14 @@ def run(
     power: Power,
     path: Path,
     before: Callable[[Pair], Progress | None] | None = None,
+    about: str = "",
 ) -> Iterator[tuple[Pair, dict[str, Any], bool]]:
     """Certify each pair that the results file does not hold yet, and append it.
 
-    Yields the pair, its result and whether it was already there.
+    `about` (see `identity`) tells results of other models or prompts apart. Yields the pair, its
+    result and whether it was already there.
     """
-    known, common = done(path, sampling, power), Known()
+    known, common = done(path, sampling, power, about), Known()
     for pair in todo:
         if pair.key in known:
             yield pair, known[pair.key], True
@@ -125,7 +136,7 @@ def run(
         progress = before(pair) if before is not None else None
         engine = Engine(target, pair.drafter, pair.rule)
         report: Report = certify(engine, prompts, sampling, power, progress=progress, known=common)
-        row = {"key": pair.key, "settings": _settings(sampling, power)} | report.as_dict()
+        row = {"key": pair.key, "settings": _settings(sampling, power, about)} | report.as_dict()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")

@@ -37,7 +37,7 @@ class Known:
     tolerance: dict[int, float] = field(default_factory=dict)  #: by most nodes of a draft
 
 
-AT_ONCE = 8  #: the marginal test decodes one token a text: so many times more texts together
+AT_ONCE = 4  #: the marginal test decodes one token a text: so many times more texts together
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,23 @@ def command(
     """
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed)
     sampling = Sampling(temperature, top_k, top_p, min_p)
+    if every is not None:
+        chosen = {
+            "--drafter": drafter,
+            "--num-speculative-tokens": num_speculative_tokens,
+            "--branching": branching,
+            "--width": width,
+            "--total-tokens": total_tokens,
+            "--acceptance": acceptance,
+            "--rule": rule,
+            "--coupled": coupled or None,
+        }
+        given = [name for name, value in chosen.items() if value is not None]
+        if given:
+            raise ConfigurationError(
+                f"--matrix certifies every drafter with every rule; got {', '.join(given)} as "
+                "well; leave them out, or leave --matrix out to certify one pair"
+            )
     speculator = options.loaded(
         target,
         draft,
@@ -168,7 +185,9 @@ def _matrix(
     draft: Any = getattr(speculator.engine.drafter, "model", None)
     made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
     todo = matrix.pairs(made)
-    known = matrix.done(path, sampling, power)
+    notes = speculator.notes
+    about = matrix.identity([notes.target, notes.draft, notes.dtype, target.device], ids)
+    known = matrix.done(path, sampling, power, about)
     left = sum(pair.key not in known for pair in todo)
     if not as_json:
         out.print(
@@ -179,7 +198,7 @@ def _matrix(
         for name in matrix.missing(made):
             out.print(f"left out: {name}, which needs a draft model", style="yellow")
     rows, began, fresh = [], time.perf_counter(), 0
-    for pair, row, old in matrix.run(target, todo, ids, sampling, power, path):
+    for pair, row, old in matrix.run(target, todo, ids, sampling, power, path, about=about):
         rows.append(row)
         fresh += not old
         if as_json:

@@ -151,7 +151,7 @@ def grow(
         there[:, start:stop, : level.most] = owned
     law = stack(laws)
     if hub:
-        _leave_out(law.logits_BRV, tokens, there, plan)
+        law = _leave_out(law, tokens, there, plan)
     of = (law.logits_BRV, law.inverse_temperature_B, law.floor_BR)
     law = law._replace(weights=Weights(values, sums, of, fault))
     drawn = frozenset({Kind.WITHOUT, Kind.FIXED} if hub else {Kind.WITHOUT})
@@ -169,38 +169,43 @@ def _without(urns: Urns, names: list[int], most: int) -> tuple[Array, Array]:
     token, weight = urns.draw([keys.fine_uniform(key, 0) for key in names])
     if most == 1:
         return token[None], weight[None]
-    tokens, weights = [token], [weight]
+    tokens, weights, every = [token], [weight], np.ones(urns.rows, dtype=bool)
+    whole = urns.snapshot()
     for k in range(1, most):
         urns.take(token)
+        urns.renew(tokens, [every] * k)
         token, weight = urns.draw([keys.fine_uniform(key, k) for key in names])
         tokens.append(token)
         weights.append(weight)
-    for token, weight in zip(tokens[:-1], weights[:-1], strict=True):
-        urns.give_back(token, weight)
+    urns.restore(whole)
     return np.stack(tokens), np.stack(weights)
 
 
 def _hub(urns: Urns, names: list[int], level: Level, fan: Array) -> tuple[Array, Array]:
     """One token drawn from what the placed ones leave, then these: [K, B * n], and their masses."""
-    above, heavy = [], []
+    above, heavy, which = [], [], []
     for k in range(1, level.most):
         token, weight = urns.best()
         wanted = fan > k
         urns.take(token, None if level.even else np.flatnonzero(wanted))
         above.append(token)
         heavy.append(weight if level.even else np.where(wanted, weight, 0))
+        which.append(wanted)
     if above:
-        urns.settle()
+        urns.renew(above, which)
     token, weight = urns.draw([keys.fine_uniform(key, 0) for key in names])
     return np.stack([token, *above]), np.stack([weight, *heavy])
 
 
-def _leave_out(logits_BRV: Tensor, tokens: Array, there: Array, plan: _Plan) -> None:
+def _leave_out(laws: Laws, tokens: Array, there: Array, plan: _Plan) -> Laws:
     """The declared laws lack the placed tokens; without a drawn child a law is nobody's."""
     row, node, rank = plan.placed
+    logits = laws.logits_BRV.detach().clone() if laws.logits_BRV.requires_grad else laws.logits_BRV
     out = there[:, row, 0] & there[:, row, rank]
-    for b in range(tokens.shape[0]):
-        logits_BRV.numpy()[b, row[out[b]], tokens[b, node[out[b]]]] = -np.inf
+    for b in range(tokens.shape[0] if len(row) else 0):
+        at = torch.from_numpy(row[out[b]]), torch.from_numpy(tokens[b, node[out[b]]])
+        logits[b].index_put_(at, logits.new_tensor(-torch.inf))
+    return laws._replace(logits_BRV=logits)
 
 
 _TAIL = np.array([-1, 0])

@@ -6,6 +6,7 @@ moves, next to its root. The transformers cache interface is met so that any of 
 here; nothing else of transformers is used.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, owner: "SlotCache", index: int) -> None:
         super().__init__()
-        self.owner, self.index = owner, index
+        # Weak: a cycle would keep the buffers of every finished run until the collector comes.
+        self._owner, self.index = weakref.ref(owner), index
+
+    @property
+    def owner(self) -> "SlotCache":
+        """The cache that this is a layer of; it lives as long as anybody decodes with it."""
+        owner = self._owner()
+        assert owner is not None
+        return owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = self.owner.room(2 * self.index, key_states)

@@ -23,14 +23,11 @@ def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
         while len(chain) < walk.depth and (kid := walk.kid(b, node, 0)) >= 0 and reach > 0:
             walk.enter(b, node)
             drawn = walk.guess(b, node, 0)
-            common = walk.overlap() if overlap else None
-            if common is not None:
-                shared.append(common)
-            if chain:
-                # at reach 1 what the target has above the draft is what the draft lacks of it
-                known = common is not None and reach == 1
-                excess = 1 - common if known and common is not None else walk.exceeds(reach)
-                if walk.uniform(b, chain[-2] if len(chain) > 1 else 0, 0) < _keep(excess, reach):
+            if overlap:
+                shared.append(walk.overlap())
+            if chain:  # at reach 1 the prefix is kept for certain
+                keep = 1.0 if reach == 1 else _keep(walk.exceeds(reach), reach)
+                if walk.uniform(b, chain[-2] if len(chain) > 1 else 0, 0) < keep:
                     best = len(chain)
             owed = walk.owed(b, kid)
             reach = min(1.0, reach * owed / drawn) if drawn > 0 else float(owed > 0)
@@ -47,7 +44,7 @@ def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
         walk.enter(b, node)
         if best < len(chain):
             walk.guess(b, node, 0)
-            walk.refuse(ratios[best])
+            walk.refuse(b, ratios[best])
         found.append((path, walk.draw(b, node), shared[: best + 1]))
     return walk.verdict(found, overlap)
 

@@ -31,7 +31,7 @@ def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
                 continue
             if kept is not None:
                 walk.guess(b, node, 0)
-            walk.refuse()
+            walk.refuse(b)
             break
         else:
             walk.enter(b, node)

@@ -17,7 +17,7 @@ from outrider.types import Laws, Weights
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
-_SMALLEST, _LARGEST = 1e-10, 1e30  #: sums outside are computed again with the maximum taken off
+_SMALLEST, _LARGEST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
 _BLOCK = 128
 _ONE_LEVEL = 2048
@@ -37,10 +37,12 @@ def total(row: Array, tensor: Tensor) -> float:
 
 
 def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
-    """out = (left - factor drawn)+, in two passes when a row is long. `out` may be any of them."""
+    """out = (left - factor drawn)+, in two passes when a row is long; float32 must hold the factor.
+
+    `out` may be any of the rows.
+    """
     if left[0].size < 8192:
-        with np.errstate(over="ignore"):  # a vanishing reach: nothing is in excess
-            np.multiply(drawn[0], factor, out=spare[0])
+        np.multiply(drawn[0], factor, out=spare[0])
         np.subtract(left[0], spare[0], out=out[0])
         np.maximum(out[0], 0, out=out[0])
     else:
@@ -100,7 +102,7 @@ class Rows:
     def fill(self, b: int, r: int) -> float:
         """Write the weights of row (b, r) to the scratch row and return their sum."""
         inverse, head = self.inverse[b], self.head
-        if self.drawn is not None:
+        if self.drawn is not None and self.drawn.sums[r][b] > _SMALLEST:
             np.copyto(head, self.drawn.values[r][b])
             if self.vocab > self.width:
                 self.row[self.width :] = 0
@@ -137,12 +139,31 @@ class Rows:
             np.multiply(head, source >= self.floor[b, r], out=head)
         return total(head, self.head_tensor)
 
+    def fill_without(self, b: int, r: int, tokens: list[int]) -> float:
+        """`fill` of the law without some tokens, from the logits: when they had nearly all of it,
+        what the others had in the whole row is lost to rounding."""
+        head, source = self.head, self.source(b, r)
+        np.multiply(source, self.inverse[b], out=head)
+        if self.floor is not None:
+            head[source < self.floor[b, r]] = -math.inf
+        head[tokens] = -math.inf
+        if self.vocab > self.width:
+            self.row[self.width :] = 0
+        top = float(head.max())
+        if not math.isfinite(top):
+            head[:] = 0
+            return 0.0
+        np.subtract(head, top, out=head)
+        np.exp(head, out=head)
+        return total(head, self.head_tensor)
+
     def borrow(self, b: int, r: int, room: Array) -> tuple[Array, float]:
         """The weights of row (b, r) and their sum: the drafter's own, not to be written to, or in
         `room`."""
-        if self.drawn is not None and self.vocab == self.width:
+        whole = 0.0 if self.drawn is None else self.drawn.sums[r][b]
+        if self.drawn is not None and whole > _SMALLEST and self.vocab == self.width:
             row: Array = self.drawn.values[r][b]
-            return row, self.drawn.sums[r][b]
+            return row, whole
         whole = self.fill(b, r)
         np.copyto(room, self.row)
         return room, whole

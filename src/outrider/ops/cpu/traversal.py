@@ -19,7 +19,7 @@ import numpy as np
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import pick
-from outrider.ops.cpu.walk import Walk
+from outrider.ops.cpu.walk import LITTLE, Walk
 from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,11 +62,11 @@ class _Visit:
                 assert walk.drafted is not None
                 without = walk.kinds[b][node][k] == Kind.WITHOUT
                 row = walk.rows[b][node][k]
-                if loaded != row:
+                if loaded != row or (gone and not without):
                     guess, guessed = walk.drafted.borrow(b, row, self.guess[depth])
                     loaded = row if without else -1
                     if without and gone:
-                        guess, guessed = self._lacking(guess, gone, depth)
+                        guess, guessed = self._lacking(guess, gone, depth, row)
                 drawn = float(guess[token]) / guessed if guessed > 0 else 0.0
                 if k == 0 and self.overlap and weight > 0:
                     unit = weight / guessed if guessed > 0 else 0.0
@@ -99,20 +99,25 @@ class _Visit:
             if not placed and without:
                 gone.append(token)
                 if loaded in walk.rows[b][node][k + 1 :]:  # a later sibling comes from what is left
-                    guess, guessed = self._lacking(guess, [token], depth)
+                    guess, guessed = self._lacking(guess, gone, depth, loaded)
         self.shared.insert(0, share)
         found = self._end(node, weight, mass)
         if found is None:
             self.shared.pop(0)
         return found
 
-    def _lacking(self, guess: Array, tokens: list[int], depth: int) -> tuple[Array, float]:
-        """The draft's weights without tokens, in this depth's own row, and their sum."""
-        own = self.guess[depth]
-        if guess is not own:
-            np.copyto(own, guess)
-        own[tokens] = 0
-        return own, float(own.sum())
+    def _lacking(self, guess: Array, gone: list[int], depth: int, row: int) -> tuple[Array, float]:
+        """The draft's weights without the tokens that are gone, in this depth's own row, and their
+        sum."""
+        own, drafted = self.guess[depth], self.walk.drafted
+        assert drafted is not None
+        np.copyto(own, guess)
+        own[gone] = 0
+        left = float(own.sum())
+        if left < LITTLE:
+            left = drafted.fill_without(self.b, row, gone)
+            np.copyto(own, drafted.row)
+        return own, left
 
     def _end(self, node: int, weight: float, mass: Array | None) -> list[int] | None:
         """The node's own test; the root always passes."""

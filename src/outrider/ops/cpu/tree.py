@@ -33,7 +33,7 @@ def tree(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) ->
                     path.append(kid)
                     node, going = kid, True
                     break
-                walk.refuse(last=False)
+                walk.refuse(b, last=False)
             if overlap and len(shared) < len(path):
                 shared.append(float("nan"))
         found.append((path, walk.draw(b, node), shared))

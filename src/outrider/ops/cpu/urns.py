@@ -17,6 +17,7 @@ from outrider.types import Laws
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 128
+LITTLE = 1e-3  #: an urn with less left is made again from its logits
 _FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost more
 
 
@@ -37,6 +38,7 @@ class Urns:
             z = z * inverse[:, None, None].to(z.dtype)
         batch, count, vocab = z.shape
         self.rows = batch * count
+        self._z = z.view(self.rows, vocab) if z.is_contiguous() else z.reshape(self.rows, vocab)
         law = z.softmax(-1)
         if vocab % BLOCK:
             law = torch.nn.functional.pad(law, (0, BLOCK - vocab % BLOCK))
@@ -53,9 +55,20 @@ class Urns:
             np.nan_to_num(self._wide, copy=False)
             self.sums = self._blocks.sum(1).tolist()
 
-    def settle(self) -> None:
-        """Sum again what is in the urns: these are the laws that are declared."""
+    def renew(self, gone: list[Array], which: list[Array]) -> None:
+        """Make urns again from their logits, without the tokens [K, B * R] that left those at
+        `which`: when these had nearly all of it, what the others had is lost to rounding."""
         self.sums = self._blocks.sum(1).tolist()
+        for row in [r for r, left in enumerate(self.sums) if left < LITTLE]:
+            z = self._z[row].clone()
+            z[
+                [int(token[row]) for token, out in zip(gone, which, strict=True) if out[row]]
+            ] = -torch.inf
+            if not bool((z > -torch.inf).any()):
+                continue
+            self.p[row] = z.softmax(-1).numpy()
+            self._blocks[row] = np.add.reduce(self._cells[row], 1)
+            self.sums[row] = float(self._blocks[row].sum())
 
     def draw(self, uniforms: list[float]) -> tuple[Array, Array]:
         """A token of each row and its probability mass, 0 if none is left. It stays in."""
@@ -89,16 +102,6 @@ class Urns:
             place = int(inside.searchsorted(inside[-1], "left"))
         return at * BLOCK + place, float(part[place])
 
-    def mass(self, row: int) -> float:
-        """What is left in one urn."""
-        return float(self._blocks[row].sum(dtype=np.float64))
-
-    def take_one(self, row: int, token: int) -> None:
-        """Take one token out of one urn."""
-        block = token // BLOCK
-        self._wide[row, token] = 0
-        self._blocks[row, block] = self._cells[row, block].sum()
-
     def best(self) -> tuple[Array, Array]:
         """The likeliest token of each row and its mass."""
         token = self._wide.argmax(1)
@@ -112,9 +115,14 @@ class Urns:
         self._wide[rows, tokens] = 0
         self._blocks[rows, block] = np.add.reduce(self._cells[rows, block], 1)
 
-    def give_back(self, token: Array, weight: Array) -> None:
-        """Put drawn tokens back: the declared law is the one that they were drawn from."""
-        self._wide[self._all, token] = np.maximum(self._wide[self._all, token], weight)
+    def snapshot(self) -> tuple[Array, list[float]]:
+        """What is in the urns, to be put back by `restore`."""
+        return self._wide.copy(), self.sums
+
+    def restore(self, saved: tuple[Array, list[float]]) -> None:
+        """Put it back: the declared laws are those of the first draw."""
+        np.copyto(self._wide, saved[0])
+        self.sums = saved[1]
 
 
 def _below(mark: Array, whole: Array) -> Array:

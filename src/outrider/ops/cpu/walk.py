@@ -16,6 +16,10 @@ from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference import EMPTY
 from outrider.types import Draft, Draws, Kind, Scores, Verdict, VerdictLists
 
+_MOST = 3e38  #: largest factor of a row that float32 holds
+_NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could tell
+LITTLE = 1e-3  #: a law with less left is made again from its logits
+
 
 class Walk:
     """One verification call. Rows are judged one after another; positions lazily."""
@@ -40,7 +44,7 @@ class Walk:
         self.race = None if draws.race_BV is None else draws.race_BV.numpy()
         self.accept: list[int | None] = [None] * self.batch
         self.vocab = vocab
-        self.mass = self.entered = self.drawn_mass = 1.0
+        self.mass = self.entered = self.drawn_mass = self.whole = 1.0
         self.loaded: int | None = None
         self.shared = self.pending = False
         self.refused: list[int] = []
@@ -88,10 +92,10 @@ class Walk:
             return 1.0
         row = self.rows[b][node][k]
         if self.loaded != row:
-            self.drawn_mass = self.drafted.fill(b, row)
+            self.whole = self.drawn_mass = self.drafted.fill(b, row)
             self.loaded = row
             if self.kind == Kind.WITHOUT:
-                self._without(self.refused)
+                self._without(b, row, self.refused)
         if self.drawn_mass <= 0:
             return 0.0
         return float(self.drafted.row[self.token]) / self.drawn_mass
@@ -105,7 +109,7 @@ class Walk:
         self.shared = True
         return total(self.spare, self.spare_tensor) / self.mass
 
-    def refuse(self, scale: float = 1.0, *, last: bool = True) -> None:
+    def refuse(self, b: int, scale: float = 1.0, *, last: bool = True) -> None:
         """Take away what the draft could have drawn: left becomes (scale left - drawn)+.
 
         With `last` the sum is left to the draw that follows.
@@ -117,13 +121,14 @@ class Walk:
             if self.shared and scale == 1.0:  # spare holds min(left, drawn)
                 np.subtract(left, self.spare, out=left)
             else:
-                factor = self.mass / (self.drawn_mass * scale)
+                factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), _MOST)
                 excess(
                     self.target.both, self.drafted.both, factor, self.spare_both, self.target.both
                 )
             if self.kind == Kind.WITHOUT and not last:
                 self.refused.append(self.token)
-                self._without([self.token])
+                assert self.loaded is not None
+                self._without(b, self.loaded, [self.token])
         self.shared = False
         self.pending = last
         if not last:
@@ -131,11 +136,11 @@ class Walk:
 
     def exceeds(self, scale: float) -> float:
         """Sum of (scale owed - drawn)+, leaving both rows as they are."""
-        if scale <= 0:
+        if scale < _NOTHING:  # the sum is below the scale
             return 0.0
         if self.kind == Kind.FIXED or self.drafted is None:
             return scale * (1 - float(self.target.row[self.token]) / self.mass)
-        factor = self.mass / (self.drawn_mass * scale)
+        factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), _MOST)
         excess(self.target.both, self.drafted.both, factor, self.spare_both, self.spare_both)
         return total(self.spare, self.spare_tensor) * scale / self.mass
 
@@ -173,10 +178,13 @@ class Walk:
         kept = VerdictLists(path, count, following, shares if told else None, own)
         return Verdict(*own, kept)
 
-    def _without(self, tokens: list[int]) -> None:
+    def _without(self, b: int, row: int, tokens: list[int]) -> None:
+        """Take tokens out of the draft's row; `refused` holds all that are gone."""
         assert self.drafted is not None
         for token in tokens:
             self.drawn_mass -= float(self.drafted.row[token])
             self.drafted.row[token] = 0
-        if tokens and self.drawn_mass < 0.01:
+        if tokens and self.drawn_mass < 0.01 * self.whole:
             self.drawn_mass = total(self.drafted.row, self.drafted.tensor)
+            if self.drawn_mass < LITTLE * self.whole:
+                self.drawn_mass = self.drafted.fill_without(b, row, self.refused)
