@@ -120,14 +120,16 @@ def grow(
         law = warp(logits, sampling)
         laws.append(law)
         urns = Urns(law)
-        fault = fault or urns.fault
         if level.most == urns.rows == 1:
-            token, mass = urns.draw_one(0, keys.fine_uniform(streams[0][start], 0))
+            token, mass = urns.only(keys.fine_uniform(streams[0][start], 0))
+            fault = fault or urns.fault
             tokens[0, stop], there[0, start, 0] = token, mass > 0
             whole = whole and mass > 0
             values.append(urns.p)
             sums.append(urns.sums)
             continue
+        urns.settle()
+        fault = fault or urns.fault
         names = [streams[b][node] for b in range(batch) for node in range(start, stop)]
         if hub:
             chosen, weight = _hub(urns, names, level, np.tile(fan, batch))

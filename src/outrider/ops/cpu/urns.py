@@ -7,6 +7,7 @@ never by subtraction, so that small probabilities behind a large one keep their 
 up these sums in float64, then the tokens of one block.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,14 @@ class Urns:
             z = z.float()
         if laws.floor_BR is not None:
             z = z.masked_fill(z < laws.floor_BR[..., None], -torch.inf)
-        inverse = laws.inverse_temperature_B
-        if any(value != 1 for value in inverse.tolist()):
-            z = z * inverse[:, None, None].to(z.dtype)
         batch, count, vocab = z.shape
+        inverse = laws.inverse_temperature_B.tolist()
+        if batch == 1:  # one operation instead of four, each as dear as the softmax after a model
+            z = z if inverse[0] == 1 else z * inverse[0]
+        elif any(value != 1 for value in inverse):
+            z = z * laws.inverse_temperature_B[:, None, None].to(z.dtype)
         self.rows = batch * count
-        self._z = z.view(self.rows, vocab) if z.is_contiguous() else z.reshape(self.rows, vocab)
+        self._z = z
         law = z.softmax(-1)
         if vocab % BLOCK:
             law = torch.nn.functional.pad(law, (0, BLOCK - vocab % BLOCK))
@@ -46,21 +49,40 @@ class Urns:
         self._cells, self._blocks = cells.numpy(), cells.sum(2).numpy()
         self._wide = law.numpy().reshape(self.rows, -1)
         self.p = self._wide[:, :vocab]
-        self._all = np.arange(self.rows)
-        self.sums = self._blocks.sum(1).tolist()
+        self._all = _numbers(self.rows)
         self.fault = False  #: whether a law is NaN; one that masks every token is just empty
+        self.sums: list[float] = []
+        if self.rows > 1:  # of a single row the draw itself tells the sum
+            self._look()
+
+    def _look(self) -> None:
+        self.sums = self._blocks.sum(1).tolist()
         if not all(value > 0.5 for value in self.sums):
-            self.fault = bool(z.isnan().any())
+            self.fault = bool(self._z.isnan().any())
             self._blocks[~(self._blocks >= 0)] = 0
             np.nan_to_num(self._wide, copy=False)
             self.sums = self._blocks.sum(1).tolist()
+
+    def settle(self) -> None:
+        """Sum a single row that is drawn from more than once."""
+        if not self.sums:
+            self._look()
+
+    def only(self, uniform: float) -> tuple[int, float]:
+        """The draw of a single row; leaves its sum in `sums`."""
+        token, weight = self.draw_one(0, uniform)
+        if not weight > 0:
+            self._look()
+            return 0, 0.0
+        self.sums = [self._left]
+        return token, weight
 
     def renew(self, gone: list[Array], which: list[Array]) -> None:
         """Make urns again from their logits, without the tokens [K, B * R] that left those at
         `which`: when these had nearly all of it, what the others had is lost to rounding."""
         self.sums = self._blocks.sum(1).tolist()
         for row in [r for r, left in enumerate(self.sums) if left < LITTLE]:
-            z = self._z[row].clone()
+            z = self._z.reshape(self.rows, -1)[row].clone()
             z[
                 [int(token[row]) for token, out in zip(gone, which, strict=True) if out[row]]
             ] = -torch.inf
@@ -88,7 +110,7 @@ class Urns:
     def draw_one(self, row: int, uniform: float) -> tuple[int, float]:
         """A token of one row and its mass, 0 if none is left. It stays in."""
         sums = self._blocks[row].cumsum(dtype=np.float64)
-        mass = float(sums[-1])
+        self._left = mass = float(sums[-1])
         if not mass > 0:
             return 0, 0.0
         mark = uniform * mass
@@ -123,6 +145,11 @@ class Urns:
         """Put it back: the declared laws are those of the first draw."""
         np.copyto(self._wide, saved[0])
         self.sums = saved[1]
+
+
+@lru_cache(maxsize=64)
+def _numbers(count: int) -> Array:
+    return np.arange(count)
 
 
 def _below(mark: Array, whole: Array) -> Array:
