@@ -110,3 +110,15 @@ def test_costs_are_positive():
     curve = calibrate.cost(target, (1, 4), repeats=1)
     assert set(curve) == {1, 4}
     assert min(curve.values()) > 0
+
+
+def test_a_calibration_is_not_recalled_where_idle_threads_wait_differently(monkeypatch):
+    class Config:
+        def to_json_string(self):
+            return "{}"
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    asleep = calibrate.key(Config())
+    assert calibrate.key(Config()) == asleep
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert calibrate.key(Config()) != asleep
