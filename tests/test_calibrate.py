@@ -105,6 +105,29 @@ def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
     assert torch.get_num_threads() == before
 
 
+def test_a_slow_second_does_not_choose(monkeypatch):
+    """The best combination is timed while the machine is busy; it is looked at again."""
+    costs, busy = {"float32": 1.5, "bfloat16": 1.0, "float16": 9.0}, {"bfloat16": 1.8}
+    timed = []
+
+    def cost(model, widths=(1, 2), repeats=5):
+        timed.append(model)
+        slow = busy.get(model, 1.0) if timed.count(model) == 1 else 1.0
+        return dict.fromkeys(widths, costs[model] * slow)
+
+    monkeypatch.setattr(calibrate, "cost", cost)
+    found = calibrate.choose(
+        lambda setting: (setting.dtype, None),
+        threads=[1],
+        dtypes=["bfloat16", "float32", "float16"],
+        packings=[False],
+        num_speculative_tokens=3,
+    )
+    assert found.setting.dtype == "bfloat16"
+    assert [note["dtype"] for note in found.candidates] == ["bfloat16", "float32", "float16"]
+    assert timed.count("float16") == 1  # far from the best: not timed again
+
+
 def test_costs_are_positive():
     target, _ = pair()
     curve = calibrate.cost(target, (1, 4), repeats=1)
