@@ -189,6 +189,7 @@ class Run(Iterator[HostBlock]):
                     self.state.reason_B[self._rows.index(request)] = step.STOP
         self._ready = deque(b for b in self._ready if b.row != request)
 
+    @step.inference
     def _step(self) -> None:
         self._retire()
         if self.done:

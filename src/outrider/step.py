@@ -10,9 +10,11 @@ tokens, the pending one included; the caches hold one entry less; node 0 writes 
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +27,26 @@ from outrider.shaping import shape
 from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)
 _FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors
 REASONS = ("running", "stop", "length", "context", "fault")
+
+
+def inference(verb: Callable[P, R]) -> Callable[P, R]:
+    """Run in inference mode; the engine is in it already, and entering it anew for every verb
+    takes longer than some verbs' work."""
+
+    @wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_inference_mode_enabled():
+            return verb(*args, **kwargs)
+        with torch.inference_mode():
+            return verb(*args, **kwargs)
+
+    return run
 
 
 class State(NamedTuple):
@@ -68,7 +87,7 @@ class Block(NamedTuple):
     lists: BlockLists | None = None  #: the same as lists, if the step was made on the host
 
 
-@torch.inference_mode()
+@inference
 def begin(
     target: LanguageModel,
     drafter: Drafter,
@@ -105,27 +124,30 @@ def begin(
     )
 
 
-@torch.inference_mode()
+@inference
 def propose(drafter: Drafter, state: State) -> Draft:
     """A tree of guesses below each row's pending token."""
     return drafter.propose(state.memory, state.context)
 
 
-@torch.inference_mode()
+@inference
 def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     """The target's laws at every node, from one call. Siblings share a position, never a slot."""
     tree, context = draft.tree, state.context
-    first = context.length_B - 1
     nodes = tree.nodes
     wide = width(context.bound, nodes, state.cache.capacity)
-    slots = first[:, None] + numbers(nodes, first.device)
-    if tree.is_chain:  # depth is the node's number, and a node sees all that stands before it
+    if tree.is_chain and _on_host(state):
+        slots, seen = lists.chain_places(context.length_B, draft, wide)
         positions = slots
-        seen = numbers(wide, first.device) <= slots[..., None]
     else:
-        positions = first[:, None] + tree.depth_BN
-        see = lists.visible if _on_host(state) else visible
-        seen = see(tree.ancestors_BNN, first, 0, nodes, wide)
+        first = context.length_B - 1
+        slots = first[:, None] + numbers(nodes, first.device)
+        if tree.is_chain:  # depth is the node's number, and a node sees all that stands before it
+            positions, seen = slots, numbers(wide, first.device) <= slots[..., None]
+        else:
+            positions = first[:, None] + tree.depth_BN
+            see = lists.visible if _on_host(state) else visible
+            seen = see(tree.ancestors_BNN, first, 0, nodes, wide)
     logits = target.forward(state.cache, draft.tokens_BN, positions, slots, seen)
     shaping = context.sampling.shaping
     if shaping is None:
@@ -134,7 +156,7 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     return Scores(warp(shaped, context.sampling), raw_BNV=logits)
 
 
-@torch.inference_mode()
+@inference
 def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdict:
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = state.context
@@ -148,7 +170,7 @@ def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdic
     )
 
 
-@torch.inference_mode()
+@inference
 def commit(
     drafter: Drafter, state: State, draft: Draft, scores: Scores, verdict: Verdict
 ) -> tuple[State, Block]:
@@ -165,8 +187,14 @@ def commit(
     else:
         block = _block(state, draft, scores, verdict)
 
-    place = length[:, None] + numbers(size, device)  # what lies past the block is rewritten later
-    context.tokens_BL.scatter_(1, place, block.tokens_BT)
+    # what lies past the block is rewritten later
+    if block.lists is not None:
+        committed = context.tokens_BL.numpy()
+        for row, start in enumerate(length.tolist()):
+            committed[row, start : start + size] = block.lists.tokens[row]
+    else:
+        place = length[:, None] + numbers(size, device)
+        context.tokens_BL.scatter_(1, place, block.tokens_BT)
     if not draft.tree.is_chain:
         state.cache.keep(length - 1, verdict.path_BD)
     drafter.commit(state.memory, context, draft, verdict, scores)
@@ -235,7 +263,7 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
     length, counts, following = state.context.length_B, told.counts, told.following
     stops, limits, why = state.stop_BS.tolist(), state.limit_B.tolist(), state.reason_B.tolist()
     limit_reasons, lengths = state.limit_reason_B.tolist(), length.tolist()
-    faults = _fault_on_host(draft, scores, told.path)
+    faults = None if told.sane else _fault_on_host(draft, scores, told.path)
     tokens_BT, emitted_B, reason_B, drawn_B = [], [], [], []
     overlap_B: list[float] = []
     overlaps_B: list[int] = []
@@ -256,7 +284,7 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
             if emitted > room or (emitted == room and reason == RUNNING):
                 reason = limit_reasons[b]
             emitted = min(emitted, max(room, 0))
-            reason = FAULT if faults[b] else reason
+            reason = FAULT if faults is not None and faults[b] else reason
             drawn = sum(kid >= 0 for kids in tables.draws[b] for kid in kids)
             known = [] if told.overlap is None else [x for x in told.overlap[b] if x == x]
         emitted_B.append(emitted)
@@ -266,13 +294,13 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
         overlaps_B.append(len(known))
     kept = BlockLists(tokens_BT, emitted_B, reason_B, counts, drawn_B, overlap_B, overlaps_B)
     return Block(
-        torch.tensor(tokens_BT),
-        torch.tensor(emitted_B),
-        torch.tensor(reason_B),
+        lists.numbers(tokens_BT),
+        lists.numbers(emitted_B),
+        lists.numbers(reason_B),
         verdict.count_B,
-        torch.tensor(drawn_B),
-        torch.tensor(overlap_B),
-        torch.tensor(overlaps_B),
+        lists.numbers(drawn_B),
+        torch.from_numpy(np.array(overlap_B, dtype=np.float32)),
+        lists.numbers(overlaps_B),
         length,
         kept,
     )
@@ -306,7 +334,7 @@ def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:
     return fault
 
 
-@torch.inference_mode()
+@inference
 def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
     """Log-probability of every token of a block under the law it was emitted from, [B, T].
 

@@ -32,7 +32,7 @@ Greedy = Literal["none", "some", "all"]
 class Weights(NamedTuple):
     """Laws in NumPy: probabilities but for a factor per row. They stand for `of` alone."""
 
-    values: list[Any]  #: R arrays [B, V]
+    values: Any  #: R arrays [B, V], or one array [R, B, V]
     sums: list[list[float]]  #: of each of them, [R][B]
     of: tuple[Tensor, Tensor, Tensor | None]  #: logits, inverse temperature and floor of the laws
     fault: bool  #: whether a law is NaN
@@ -85,6 +85,8 @@ class DraftLists(NamedTuple):
     kinds: list[list[list[int]]]
     rows: list[list[list[int]]]
     of: tuple[Tensor, Tensor, Tensor, Tensor]  #: tokens, draws, kinds, rows
+    drawn_chain: bool = False  #: node i has one child, i + 1, drawn from law row i, for all i < D
+    places: "Places | None" = None
 
 
 class Draft(NamedTuple):
@@ -128,6 +130,14 @@ class Draws(NamedTuple):
     target_race_BDV: Tensor | None = None  #: Exp(1) noise of the target at depths 0..D
 
 
+class Places(NamedTuple):
+    """Where a drafter put its nodes, and what they see: the target's nodes lie and see alike."""
+
+    length_B: Tensor  #: the committed lengths that this holds for
+    slots_BN: Tensor
+    visible_BNW: Tensor
+
+
 class VerdictLists(NamedTuple):
     """A verdict as Python lists, for the tensors in `of` alone."""
 
@@ -136,6 +146,7 @@ class VerdictLists(NamedTuple):
     following: list[int]
     overlap: list[list[float]] | None
     of: tuple[Tensor, Tensor, Tensor, Tensor | None]  #: path, count, next, overlap
+    sane: bool = False  #: every law was looked at and has possible tokens: no NaN, nothing masked
 
 
 class Verdict(NamedTuple):

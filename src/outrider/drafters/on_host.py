@@ -6,15 +6,18 @@ model the portable way spends as long on tensors of a few elements as the model 
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.drafters import chain_on_host
 from outrider.drafters.levels import stack
-from outrider.drafters.shape_tables import Level, Shape, shape
+from outrider.drafters.plans import Plan, plan
+from outrider.drafters.plans import rows as law_rows
+from outrider.drafters.shape_tables import Level
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.lists import visible
@@ -24,43 +27,6 @@ from outrider.sampling import warp
 from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class _Plan(NamedTuple):
-    """Constant tables of one shape, as tensors and as lists."""
-
-    table: Shape
-    depth_N: Array
-    levels: tuple[tuple[Level, Array, Array, Array], ...]  #: with parent, rank and fan
-    kind_BNK: Tensor
-    row_BNK: Tensor
-    lists: tuple[Any, Any, Any]  #: draws, kinds and rows of one batch row
-    placed: tuple[Array, Array, Array]  #: parent, node and rank of every child but the first ones
-
-
-@lru_cache(maxsize=64)
-def _plan(parents: tuple[int, ...], hub: bool) -> _Plan:
-    table = shape(parents)
-    draws = table.draws_BNK
-    kind = torch.full_like(draws, int(Kind.WITHOUT))
-    if hub:
-        kind[..., 1:] = int(Kind.FIXED)
-    row = _rows(draws, kind)
-    parent, rank = np.nonzero(draws[0].numpy()[:, 1:] >= 0)
-    return _Plan(
-        table,
-        table.tree.depth_BN[0].numpy(),
-        tuple((v, v.parent_m.numpy(), v.rank_m.numpy(), v.fan_n.numpy()) for v in table.levels),
-        kind,
-        row,
-        tuple(t[0].tolist() for t in (draws, kind, row)),  # type: ignore[arg-type]
-        (parent, draws[0].numpy()[parent, rank + 1], rank + 1),
-    )
-
-
-def _rows(draws_BNK: Tensor, kind_BNK: Tensor) -> Tensor:
-    node = torch.arange(draws_BNK.shape[1])[None, :, None]
-    return torch.where((draws_BNK >= 0) & (kind_BNK != Kind.FIXED), node, -1)
 
 
 def fits(context: Context) -> bool:
@@ -74,8 +40,10 @@ def grow(
     model: LanguageModel, memory: Any, context: Context, parents: tuple[int, ...], hub: bool = False
 ) -> Draft:
     """Draw every child of the shape; of a hub's children the first is drawn, the rest placed."""
-    plan = _plan(parents, hub)
-    tree, sampling = plan.table.tree, context.sampling
+    tables = plan(parents, hub)
+    tree, sampling = tables.table.tree, context.sampling
+    if tree.is_chain and not hub and chain_on_host.fits(context):
+        return chain_on_host.grow(model, memory, context, tables)
     length = context.length_B.numpy()
     batch, nodes, inner = length.shape[0], tree.nodes, tree.levels[-2]
     first = length[:, None] - 1
@@ -96,7 +64,7 @@ def grow(
         seen = torch.from_numpy(slots <= own[..., None])
     else:
         seen = visible(tree.ancestors_BNN, context.length_B - 1, 0, nodes, wide)
-    at = slot if tree.is_chain else torch.from_numpy(first + plan.depth_N)
+    at = slot if tree.is_chain else torch.from_numpy(first + tables.depth_N)
 
     tokens_BN = torch.empty(batch, nodes, dtype=torch.int64)
     tokens = tokens_BN.numpy()
@@ -105,9 +73,9 @@ def grow(
     laws: list[Laws] = []
     values: list[Array] = []
     sums: list[list[float]] = []
-    there = np.zeros((batch, *plan.table.draws_BNK.shape[1:]), dtype=bool)
+    there = np.zeros((batch, *tables.table.draws_BNK.shape[1:]), dtype=bool)
     whole, fault = True, False
-    for depth, (level, parent, rank, fan) in enumerate(plan.levels):
+    for depth, (level, parent, rank, fan) in enumerate(tables.levels):
         start, stop = level.start, level.stop
         if depth:
             logits = model.forward(
@@ -153,15 +121,15 @@ def grow(
         there[:, start:stop, : level.most] = owned
     law = stack(laws)
     if hub:
-        law = _leave_out(law, tokens, there, plan)
+        law = _leave_out(law, tokens, there, tables)
     of = (law.logits_BRV, law.inverse_temperature_B, law.floor_BR)
     law = law._replace(weights=Weights(values, sums, of, fault))
     drawn = frozenset({Kind.WITHOUT, Kind.FIXED} if hub else {Kind.WITHOUT})
-    draws, kind, row = plan.table.draws_BNK, plan.kind_BNK, plan.row_BNK
+    draws, kind, row = tables.table.draws_BNK, tables.kind_BNK, tables.row_BNK
     if not whole:  # a token of zero probability never enters the tree
         draws = torch.where(torch.from_numpy(there), draws, -1)
-        return Draft(tokens_BN, tree, draws, kind, _rows(draws, kind), law, drawn)
-    kids, how, where = ([table] * batch for table in plan.lists)
+        return Draft(tokens_BN, tree, draws, kind, law_rows(draws, kind), law, drawn)
+    kids, how, where = ([table] * batch for table in tables.lists)
     told = DraftLists(tokens.tolist(), kids, how, where, (tokens_BN, draws, kind, row))
     return Draft(tokens_BN, tree, draws, kind, row, law, drawn, told)
 
@@ -199,9 +167,9 @@ def _hub(urns: Urns, names: list[int], level: Level, fan: Array) -> tuple[Array,
     return np.stack([token, *above]), np.stack([weight, *heavy])
 
 
-def _leave_out(laws: Laws, tokens: Array, there: Array, plan: _Plan) -> Laws:
+def _leave_out(laws: Laws, tokens: Array, there: Array, tables: Plan) -> Laws:
     """The declared laws lack the placed tokens; without a drawn child a law is nobody's."""
-    row, node, rank = plan.placed
+    row, node, rank = tables.placed
     logits = laws.logits_BRV.detach().clone() if laws.logits_BRV.requires_grad else laws.logits_BRV
     out = there[:, row, 0] & there[:, row, rank]
     for b in range(tokens.shape[0] if len(row) else 0):

@@ -7,12 +7,16 @@
 One pass over both rows of every position until r reaches 0; the row at tau is read again.
 """
 
+from outrider.ops.cpu.line import Line, read
 from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
 def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_i is the uniform of the draw that proposed x_i."""
+    table = read(draft, scores, draws)
+    if table is not None:
+        return _of_table(table, overlap)
     walk = Walk(draft, scores, draws)
     found = []
     for b in range(walk.batch):
@@ -47,6 +51,27 @@ def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
             walk.refuse(b, ratios[best])
         found.append((path, walk.draw(b, node), shared[: best + 1]))
     return walk.verdict(found, overlap)
+
+
+def _of_table(line: Line, overlap: bool) -> Verdict:
+    """The same for laws that lie in one table: all positions at once."""
+    reach = [1.0]
+    for owed, drawn in zip(line.owed, line.drawn, strict=True):
+        reach.append(min(1.0, reach[-1] * owed / drawn) if drawn > 0 else float(owed > 0))
+        if reach[-1] == 0:
+            break
+    last = len(reach) - 1
+    best, excess = 0, line.excess(reach[1:last]) if min(reach[:last]) < 1 else []
+    for i in range(1, last + 1):
+        keep = reach[i]
+        if i < line.depth:  # at reach 1 the prefix is kept for certain
+            keep = 1.0 if keep == 1 else _keep(excess[i - 1], keep) if i < last else 0.0
+        if line.uniform(i - 1) < keep:
+            best = i
+    examined = min(last, line.depth)
+    shared = line.overlaps()[: min(best + 1, examined)] if overlap else []
+    left = line.left(best, reach[best])
+    return line.verdict(best, left, shared, overlap)
 
 
 def _keep(excess: float, reach: float) -> float:

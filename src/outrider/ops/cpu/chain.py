@@ -7,12 +7,16 @@ Laws are normalised lazily: position i is read only if all before it were accept
 where the walk stops is already in scratch when the residual is formed.
 """
 
+from outrider.ops.cpu.line import Line, read
 from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
 def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token; with `overlap` also sum min(p, q) at each examined position."""
+    table = read(draft, scores, draws)
+    if table is not None:
+        return _of_table(table, overlap)
     walk = Walk(draft, scores, draws)
     found = []
     for b in range(walk.batch):
@@ -37,3 +41,12 @@ def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
             walk.enter(b, node)
         found.append((path, walk.draw(b, node), shared))
     return walk.verdict(found, overlap)
+
+
+def _of_table(line: Line, overlap: bool) -> Verdict:
+    """The same for laws that lie in one table."""
+    count = 0
+    while count < line.depth and line.uniform(count) * line.drawn[count] < line.owed[count]:
+        count += 1
+    shared = line.overlaps()[: count + 1] if overlap else []
+    return line.verdict(count, line.left(count), shared, overlap)

@@ -69,11 +69,14 @@ def log_race(key: int, vocab: int, index: Array | None = None) -> Array:
 
 def table(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> list[list[int]]:
     """`noise.split` of `noise.stream`: `count` unsigned keys of each row."""
-    found = []
-    for seed, position in zip(seed_B.tolist(), position_B.tolist(), strict=True):
-        key = stream(seed, position, purpose)
-        found.append([_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)])
-    return found
+    pairs = zip(seed_B.tolist(), position_B.tolist(), strict=True)
+    return [split_words(seed, position, purpose, count) for seed, position in pairs]
+
+
+def split_words(seed: int, position: int, purpose: Purpose, count: int) -> list[int]:
+    """One row of `table`."""
+    key = stream(seed, position, purpose)
+    return [_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)]
 
 
 def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:

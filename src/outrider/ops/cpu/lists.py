@@ -4,6 +4,10 @@ An operation on a tensor of a few elements costs as much as a pass over a vocabu
 model has swept the processor's caches.
 """
 
+import math
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,11 +18,13 @@ def of_draft(draft: Draft) -> DraftLists:
     """The draft's tables as lists; those it carries if they still stand for its tensors."""
     own = (draft.tokens_BN, draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
     carried = draft.lists
-    if carried is not None and all(a is b for a, b in zip(carried.of, own, strict=True)):
-        return carried
+    if carried is not None:
+        tokens, draws, kinds, rows = carried.of
+        if tokens is own[0] and draws is own[1] and kinds is own[2] and rows is own[3]:
+            return carried
     batch = draft.tokens_BN.shape[0]
-    draws, kinds, rows = (shared(table, batch) for table in own[1:])
-    return DraftLists(draft.tokens_BN.tolist(), draws, kinds, rows, own)
+    tables = [shared(table, batch) for table in own[1:]]
+    return DraftLists(draft.tokens_BN.tolist(), tables[0], tables[1], tables[2], own)
 
 
 def shared(table: torch.Tensor, batch: int) -> list[list[list[int]]]:
@@ -37,12 +43,56 @@ def of_verdict(verdict: Verdict) -> VerdictLists:
     return VerdictLists(own[0].tolist(), own[1].tolist(), own[2].tolist(), overlap, own)
 
 
+def numbers(values: list[Any]) -> torch.Tensor:
+    """Whole numbers as a tensor: NumPy reads lists at a fraction of what `torch.tensor` takes."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+def verdict(
+    found: list[tuple[list[int], int, list[float]]],
+    depth: int,
+    overlaps: str | None,
+    *,
+    sane: bool = False,
+) -> Verdict:
+    """The verdict from one (path, next token, overlaps) per row; `overlaps` is their dtype."""
+    path = [kept + [-1] * (depth - len(kept)) for kept, _, _ in found]
+    count = [len(kept) for kept, _, _ in found]
+    following = [token for _, token, _ in found]
+    shares = None
+    if overlaps is not None:
+        shares = [shared + [math.nan] * (depth - len(shared)) for _, _, shared in found]
+    own = (
+        numbers(path).view(len(found), depth),
+        numbers(count),
+        numbers(following),
+        None if shares is None else torch.from_numpy(np.array(shares, dtype=overlaps)),
+    )
+    return Verdict(*own, VerdictLists(path, count, following, shares, own, sane))
+
+
 def largest(logits_BRV: torch.Tensor) -> list[list[float]]:
     """The largest logit of every law, NaN if there is one."""
     logits = logits_BRV.detach()
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     tops: list[list[float]] = wide.numpy().max(-1).tolist()
     return tops
+
+
+def chain_places(
+    length_B: torch.Tensor, draft: Draft, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots [B, N] of a chain's nodes; what they see [B, N, W] ends at their own."""
+    known = None if draft.lists is None else draft.lists.places
+    if known is not None and known.length_B is length_B and known.visible_BNW.shape[2] == width:
+        return known.slots_BN, known.visible_BNW
+    slots = length_B.numpy()[:, None] + _count(draft.tree.nodes, -1)
+    return torch.from_numpy(slots), torch.from_numpy(_count(width, 0) <= slots[..., None])
+
+
+@lru_cache(maxsize=64)
+def _count(stop: int, first: int) -> Any:
+    return np.arange(first, stop + first)
 
 
 def visible(

@@ -5,7 +5,9 @@ underflowed (it nearly always does), which saves two passes; otherwise exp(z - m
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 _SMALLEST, _LARGEST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
 _BLOCK = 128
-_ONE_LEVEL = 2048
+_FEW = 256  #: blocks
 
 
 @lru_cache(maxsize=8)
@@ -185,38 +187,53 @@ def weights_of(laws: Laws) -> Weights | None:
     found = laws.weights
     if found is None:
         return None
-    own = (laws.logits_BRV, laws.inverse_temperature_B, laws.floor_BR)
-    return found if all(a is b for a, b in zip(found.of, own, strict=True)) else None
+    logits, inverse, floor = found.of
+    same = logits is laws.logits_BRV and inverse is laws.inverse_temperature_B
+    return found if same and floor is laws.floor_BR else None
 
 
 @lru_cache(maxsize=16)
-def _edges(vocab: int) -> Array:
+def edges(vocab: int) -> Array:
+    """Where the blocks of a row begin."""
     return np.arange(0, vocab, _BLOCK)
 
 
-def pick(weights: Array, uniform: float) -> tuple[int, float]:
-    """An index in proportion to `weights` by inverse transform in float64, and their sum.
+def running(blocks: Array) -> list[float]:
+    """Sums of the blocks up to each of them, in float64.
 
-    Two levels, blocks of 128 and elements, once a row is long enough for it to pay.
+    Python adds up some dozens of numbers sooner than NumPy starts a sum in another type.
     """
-    start, part = 0, weights
-    if weights.size > _ONE_LEVEL:
-        blocks = np.cumsum(np.add.reduceat(weights, _edges(weights.size)), dtype=np.float64)
-        mass = float(blocks[-1])
-        mark = uniform * mass
-        at = min(int(blocks.searchsorted(mark, "right")), blocks.size - 1)
-        start = at * _BLOCK
-        part = weights[start : start + _BLOCK]
-        inside = np.cumsum(part, dtype=np.float64)
-        mark -= float(blocks[at - 1]) if at else 0.0
-    else:
-        inside = np.cumsum(part, dtype=np.float64)
-        mass = float(inside[-1])
-        mark = uniform * mass
-    index = int(inside.searchsorted(mark, "right"))
-    if index >= part.size:  # rounding at a block's end: the last token with weight
-        index = int(inside.searchsorted(inside[-1], "left"))
-    return start + index, mass
+    if blocks.size > _FEW:
+        added: list[float] = blocks.cumsum(dtype=np.float64).tolist()
+        return added
+    return list(accumulate(blocks.tolist()))
+
+
+def find(row: Array, sums: list[float], uniform: float) -> tuple[int, float]:
+    """An index in proportion to a row, given its blocks' running sums, and its weight.
+
+    Inverse transform: a block first, then one of its elements. 0, 0.0 if nothing is left.
+    """
+    mass = sums[-1]
+    if not mass > 0:
+        return 0, 0.0
+    mark = uniform * mass
+    at = bisect_right(sums, mark)
+    if at >= len(sums):  # rounding at the end: the last block with weight
+        at = bisect_left(sums, mass)
+    start = at * _BLOCK
+    part: list[float] = row[start : start + _BLOCK].tolist()
+    inside = list(accumulate(part))
+    place = bisect_right(inside, mark - (sums[at - 1] if at else 0.0))
+    if place >= len(part):
+        place = bisect_left(inside, inside[-1])
+    return start + place, part[place]
+
+
+def pick(weights: Array, uniform: float) -> tuple[int, float]:
+    """An index in proportion to `weights` by inverse transform in float64, and their sum."""
+    sums = running(np.add.reduceat(weights, edges(weights.size)))
+    return find(weights, sums, uniform)[0], sums[-1]
 
 
 class Urn:
@@ -228,7 +245,7 @@ class Urn:
 
     def __init__(self, weights: Array) -> None:
         self.weights = weights
-        self.blocks = np.add.reduceat(weights, _edges(weights.size))
+        self.blocks = np.add.reduceat(weights, edges(weights.size))
 
     def take(self, token: int) -> None:
         """Take a token out."""
@@ -241,18 +258,6 @@ class Urn:
 
         It stays in until `take`.
         """
-        sums = np.cumsum(self.blocks, dtype=np.float64)
-        mass = float(sums[-1])
-        if not mass > 0:
-            return 0, 0.0, 0.0
-        mark = uniform * mass
-        at = int(sums.searchsorted(mark, "right"))
-        if at >= sums.size:  # rounding at the end: the last block with weight
-            at = int(sums.searchsorted(mass, "left"))
-        start = at * _BLOCK
-        part = self.weights[start : start + _BLOCK]
-        inside = np.cumsum(part, dtype=np.float64)
-        index = int(inside.searchsorted(mark - (float(sums[at - 1]) if at else 0.0), "right"))
-        if index >= part.size:
-            index = int(inside.searchsorted(inside[-1], "left"))
-        return start + index, float(part[index]), mass
+        sums = running(self.blocks)
+        token, weight = find(self.weights, sums, uniform)
+        return token, weight, sums[-1] if sums[-1] > 0 else 0.0

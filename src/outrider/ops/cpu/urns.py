@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.ops.cpu.rows import find, running
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -109,20 +110,9 @@ class Urns:
 
     def draw_one(self, row: int, uniform: float) -> tuple[int, float]:
         """A token of one row and its mass, 0 if none is left. It stays in."""
-        sums = self._blocks[row].cumsum(dtype=np.float64)
-        self._left = mass = float(sums[-1])
-        if not mass > 0:
-            return 0, 0.0
-        mark = uniform * mass
-        at = int(sums.searchsorted(mark, "right"))
-        if at >= sums.size:
-            at = int(sums.searchsorted(mass, "left"))
-        part = self._cells[row, at]
-        inside = part.cumsum(dtype=np.float64)
-        place = int(inside.searchsorted(mark - (float(sums[at - 1]) if at else 0.0), "right"))
-        if place >= BLOCK:
-            place = int(inside.searchsorted(inside[-1], "left"))
-        return at * BLOCK + place, float(part[place])
+        sums = running(self._blocks[row])
+        self._left = sums[-1]
+        return find(self._wide[row], sums, uniform)
 
     def best(self) -> tuple[Array, Array]:
         """The likeliest token of each row and its mass."""

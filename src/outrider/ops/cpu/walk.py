@@ -8,13 +8,12 @@ Three scratch rows serve a whole verification, however many nodes are visited:
 """
 
 import numpy as np
-import torch
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference import EMPTY
-from outrider.types import Draft, Draws, Kind, Scores, Verdict, VerdictLists
+from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
 _MOST = 3e38  #: largest factor of a row that float32 holds
 _NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could tell
@@ -161,22 +160,9 @@ class Walk:
     def verdict(
         self, found: list[tuple[list[int], int, list[float]]], overlap: bool = True
     ) -> Verdict:
-        """Tensors from one (path, next token, overlaps) per row."""
-        path, shares, depth = [], [], self.depth
-        for accepted, _, shared in found:
-            path.append(accepted + [-1] * (depth - len(accepted)))
-            shares.append(shared + [float("nan")] * (depth - len(shared)))
-        told = overlap and self.drafted is not None and depth > 0
-        count = [len(accepted) for accepted, _, _ in found]
-        following = [token for _, token, _ in found]
-        own = (
-            torch.tensor(path, dtype=torch.int64).view(self.batch, depth),
-            torch.tensor(count),
-            torch.tensor(following),
-            torch.tensor(shares, dtype=getattr(torch, self.target.dtype)) if told else None,
-        )
-        kept = VerdictLists(path, count, following, shares if told else None, own)
-        return Verdict(*own, kept)
+        """The verdict from one (path, next token, overlaps) per row."""
+        told = overlap and self.drafted is not None and self.depth > 0
+        return lists.verdict(found, self.depth, self.target.dtype if told else None)
 
     def _without(self, b: int, row: int, tokens: list[int]) -> None:
         """Take tokens out of the draft's row; `refused` holds all that are gone."""
