@@ -202,7 +202,11 @@ class Run(Iterator[HostBlock]):
             verdict = step.verify(self.rule, state, draft, scores)
         self.state, block = step.commit(engine.drafter, state, draft, scores, verdict)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
-        self._unread.append(_Pending(block, draft, verdict, list(self._rows), self.trace, logs))
+        if block.lists is not None and not self.trace and logs is None and not self._unread:
+            self._tell(block.lists, self._rows)  # on the host already: nothing to wait for
+        else:
+            pending = _Pending(block, draft, verdict, list(self._rows), self.trace, logs)
+            self._unread.append(pending)
         if self._observe is not None:
             self._observe(draft, scores, verdict, block, list(self._rows))
         while len(self._unread) > self._lag or (self._unread and self._idle()):
@@ -221,9 +225,14 @@ class Run(Iterator[HostBlock]):
         return self.done
 
     def _read(self, pending: "_Pending") -> None:
-        tokens, emitted, codes, accepted, drafted, overlap, overlaps = pending.read()
+        self._tell(pending.read(), pending.requests, pending)
+
+    def _tell(
+        self, block: BlockLists, requests: list[int], pending: "_Pending | None" = None
+    ) -> None:
+        tokens, emitted, codes, accepted, drafted, overlap, overlaps = block
         now = time.perf_counter() - self._started
-        for at, request in enumerate(pending.requests):
+        for at, request in enumerate(requests):
             if self.reasons[request] is not None:
                 continue
             if codes[at] == step.FAULT:
@@ -245,8 +254,9 @@ class Run(Iterator[HostBlock]):
                 self.reasons[request] = reason
                 self.requests[request].seconds = now
             kept = min(accepted[at], len(ids))
-            logs = pending.logs_of(at, len(ids))
-            self._ready.append(HostBlock(request, ids, kept, reason, pending.trace_of(at), logs))
+            logs = None if pending is None else pending.logs_of(at, len(ids))
+            trace = None if pending is None else pending.trace_of(at)
+            self._ready.append(HostBlock(request, ids, kept, reason, trace, logs))
 
     def _retire(self) -> None:
         """Drop ended rows once they are half of the batch: a coarse host decision between steps.

@@ -21,7 +21,7 @@ Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
 _SMALLEST, _LARGEST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
-_BLOCK = 128
+_BLOCK = 64
 _FEW = 256  #: blocks
 
 

@@ -2,7 +2,7 @@
 
     draw: x ~ p by inverse transform from one 53-bit uniform a row;  take: x leaves its urn
 
-One softmax serves all rows. Sums of 128 tokens at a time are kept and made again from what is left,
+One softmax serves all rows. Sums of 64 tokens at a time are kept and made again from what is left,
 never by subtraction, so that small probabilities behind a large one keep their digits; a draw adds
 up these sums in float64, then the tokens of one block.
 """
@@ -18,7 +18,7 @@ from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BLOCK = 128
+BLOCK = 64
 LITTLE = 1e-3  #: an urn with less left is made again from its logits
 _FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost more
 
