@@ -68,6 +68,8 @@ def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
         ours, theirs = (step.verify(rule, state, d, scores) for d in (draft, bare))
         assert ours.path_BD.tolist() == theirs.path_BD.tolist()
         assert ours.next_B.tolist() == theirs.next_B.tolist()
+        if ours.overlap_BD is not None:  # a chain's is summed from tables, the other row by row
+            torch.testing.assert_close(ours.overlap_BD, theirs.overlap_BD, equal_nan=True)
 
 
 def test_replaced_tables_are_read_anew():
@@ -106,6 +108,33 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
     assert one.only(0.4) == (0, 0.0)
     assert one.fault
     assert Urns(Laws(logits, torch.ones(1), greedy="none")).fault
+
+
+@pytest.mark.parametrize("rule", ["block", "rejection"])
+@pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
+def test_chains_read_from_tables_are_judged_as_row_by_row(rule, scale):
+    """Also where exp(z) leaves float32, tokens are masked, or nothing of the target is left."""
+    from outrider.ops.cpu.line import read
+    from outrider.types import Draws
+
+    paths = set()
+    for seed in range(40):
+        _, _, state, draft = drafted("chain", SETTINGS["plain"], 1, seed)
+        noise = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(seed))
+        logits = torch.cat([draft.laws.logits_BRV, draft.laws.logits_BRV[:, -1:]], 1) + noise
+        logits = scale * logits
+        logits[..., seed % 32] = -torch.inf
+        scores = step.Scores(step.warp(logits, state.context.sampling))
+        draws = Draws(state.context.seed_B, state.context.length_B - 1)
+        assert (read(draft, scores, draws) is None) == (scale > 20)
+        ours = step.verify(verifiers.get(rule), state, draft, scores)
+        bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+        theirs = step.verify(verifiers.get(rule), state, bare, scores)
+        assert ours.path_BD.tolist() == theirs.path_BD.tolist()
+        assert ours.next_B.tolist() == theirs.next_B.tolist()
+        torch.testing.assert_close(ours.overlap_BD, theirs.overlap_BD, equal_nan=True)
+        paths.add(int(ours.count_B))
+    assert len(paths) > 1
 
 
 @pytest.mark.parametrize("count", [2, 9])

@@ -37,19 +37,20 @@ class _Visit:
         self.walk, self.b, self.overlap = walk, b, overlap
         vocab, dtype = walk.vocab, walk.target.dtype
         self.mass, self.guess = _stack(max(walk.depth, 1), vocab, dtype)
-        self.left: Array | None = None
+        self.left: Array | None = None  #: None: the whole law of the node `last`
+        self.last = 0
         self.shared: list[float] = []
 
     def node(self, node: int, weight: float, depth: int) -> list[int] | None:
         """The kept path below a node, or None if the node is refused."""
         walk, b = self.walk, self.b
         kids = walk.kids[b][node] if walk.most and depth < walk.depth else []
-        if all(kid < 0 for kid in kids):
+        if not kids or max(kids) < 0:
             return self._end(node, weight, None)
         mass = self.mass[depth]
         total = walk.target.fill(b, node)
         np.multiply(walk.target.row, weight / total if total > 0 else 0.0, out=mass)
-        factor, share = 1.0, float("nan")
+        factor, whole = 1.0, weight
         guess, guessed, loaded = mass, 1.0, -1  #: the draft's weights, their sum, their law row
         gone: list[int] = []
         for k, kid in enumerate(kids):
@@ -68,17 +69,14 @@ class _Visit:
                     if without and gone:
                         guess, guessed = self._lacking(guess, gone, depth, row)
                 drawn = float(guess[token]) / guessed if guessed > 0 else 0.0
-                if k == 0 and self.overlap and weight > 0:
-                    unit = weight / guessed if guessed > 0 else 0.0
-                    np.minimum(mass, np.multiply(guess, unit, out=walk.spare), out=walk.spare)
-                    share = float(walk.spare.sum()) / weight
-            elif k == 0 and weight > 0:
-                share = owed / weight
             chance = min(1.0, owed / drawn) if drawn > 0 else float(owed > 0)
             if chance > 0:
                 found = self.node(kid, chance, depth + 1)
                 if found is not None:
-                    self.shared.insert(0, share)
+                    if self.overlap:
+                        fresh = k == 0 and not placed and whole > 0
+                        known = (mass, whole, guess, guessed) if fresh else None
+                        self.shared.insert(0, self._share(node, depth, known))
                     return [kid, *found]
             if placed:
                 mass[token] = 0
@@ -100,11 +98,34 @@ class _Visit:
                 gone.append(token)
                 if loaded in walk.rows[b][node][k + 1 :]:  # a later sibling comes from what is left
                     guess, guessed = self._lacking(guess, gone, depth, loaded)
-        self.shared.insert(0, share)
         found = self._end(node, weight, mass)
-        if found is None:
-            self.shared.pop(0)
+        if found is not None and self.overlap:
+            self.shared.insert(0, self._share(node, depth, None))
         return found
+
+    def _share(
+        self, node: int, depth: int, known: tuple[Array, float, Array, float] | None
+    ) -> float:
+        """Sum of min(p, q) for a node's first draw. Asked only where the walk has passed or ended.
+
+        `known`: p with its sum and q with its sum, where neither was changed since.
+        """
+        walk, b = self.walk, self.b
+        kid = walk.kids[b][node][0]
+        if kid < 0:
+            return float("nan")
+        if known is None:
+            whole, row = walk.target.fill(b, node), walk.target.row
+            if not whole > 0:
+                return float("nan")
+            if walk.drafted is None or walk.kinds[b][node][0] == Kind.FIXED:
+                return float(row[walk.tokens[b][kid]]) / whole
+            guess, guessed = walk.drafted.borrow(b, walk.rows[b][node][0], self.guess[depth])
+        else:
+            row, whole, guess, guessed = known
+        unit = whole / guessed if guessed > 0 else 0.0
+        np.minimum(row, np.multiply(guess, unit, out=walk.spare), out=walk.spare)
+        return float(walk.spare.sum()) / whole
 
     def _lacking(self, guess: Array, gone: list[int], depth: int, row: int) -> tuple[Array, float]:
         """The draft's weights without the tokens that are gone, in this depth's own row, and their
@@ -123,16 +144,15 @@ class _Visit:
         """The node's own test; the root always passes."""
         if node and not self.walk.uniform(self.b, node, 0) < weight:
             return None
-        if mass is None:
-            self.walk.enter(self.b, node)
-            mass = self.walk.target.row
-        self.left = mass
+        self.left, self.last = mass, node
         return []
 
     def draw(self) -> int:
         """The next token from what is left where the walk stopped."""
         walk, left = self.walk, self.left
-        assert left is not None
+        if left is None:
+            walk.enter(self.b, self.last)
+            left = walk.target.row
         if walk.race is not None:
             return int((left / walk.race[self.b]).argmax())
         key = keys.stream(walk.seeds[self.b], walk.starts[self.b], Purpose.RESIDUAL)
