@@ -139,13 +139,13 @@ def load(
             "out or choose another drafter"
         )
     gamma = num_speculative_tokens
-    if gamma is not None and (not isinstance(gamma, int) or gamma < 1):
+    if gamma is not None and (type(gamma) is not int or gamma < 1):
         raise ConfigurationError(
             "num_speculative_tokens must be a whole number of at least 1; got "
-            f"{num_speculative_tokens}; use drafter='root' for plain decoding"
+            f"{num_speculative_tokens!r}; use drafter='root' for plain decoding"
         )
     if branching is not None and (
-        isinstance(branching, str) or not all(isinstance(n, int) and n > 0 for n in branching)
+        isinstance(branching, str) or not all(type(n) is int and n > 0 for n in branching)
     ):
         raise ConfigurationError(
             f"branching must be positive whole numbers, one per level; got {branching!r}; "

@@ -304,6 +304,8 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"drafter": "ngram_table"}, "needs a table"),
         ({"branching": "3,2"}, "positive whole numbers"),
         ({"num_speculative_tokens": 2.5}, "whole number"),
+        ({"num_speculative_tokens": True}, "whole number"),
+        ({"branching": (2, True)}, "positive whole numbers"),
         ({"drafter": "root", "coupled": True, "rule": "rejection"}, "no use for coupled"),
         ({"packed": "yes", "threads": 1}, "packed must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),

@@ -81,8 +81,8 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
     arms = {"plain": plain, "speculative": pair}
     stop = Stop(budget)
     table = Table(title="plain against speculative decoding: interleaved, same weights and dtype")
-    for name in ("temperature", "plain", "speculative", "speed-up", "tokens per call", "texts"):
-        table.add_column(name, justify="right")
+    for name in ("T", "plain", "speculative", "times faster", "per call", "equal texts"):
+        table.add_column(name, justify="right", no_wrap=True)
     temperatures = (0.0, 0.6, 1.0)
     with progress(len(temperatures) * repeats * len(prompts) * 2, "timing") as bar:
         for temperature in temperatures:
@@ -103,10 +103,10 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
             efficiency = sum(s.new_tokens for s in fast) / sum(s.engine_steps for s in fast)
             if temperature == 0:
                 same = _equal(plain, pair, prompts, Sampling(0), stop)
-                texts = f"{same} of {len(prompts)} equal"
+                texts = f"{same} of {len(prompts)}"
             else:
                 same = _coupled_equal(pair, prompts, temperature, stop)
-                texts = f"{same} of {len(prompts)} equal (coupled)"
+                texts = f"{same} of {len(prompts)} *"
             table.add_row(
                 f"{temperature:g}",
                 f"{rate['plain']:.0f} tok/s",
@@ -117,8 +117,9 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
             )
     out.print(table)
     out.print(
-        "At temperature 0 the texts must be equal. Above it both arms draw from the same law with\n"
-        "different noise; `coupled` shares the noise, and then they must be equal as well."
+        "T: temperature. Per call: tokens per call of the target. At T = 0 the texts\n"
+        "must be equal. Above it both arms draw from the same law with different noise;\n"
+        "* coupled mode shares the noise, and then they must be equal as well."
     )
 
 
