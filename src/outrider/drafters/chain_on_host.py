@@ -1,8 +1,7 @@
 """A chain of one sampled request without filters, drawn on a CPU: `on_host.grow` with fewest steps.
 
 The laws' weights exp(z / T) are written into one table [D, V], which the CPU's chain rules read
-whole. A draw is the inverse transform of one 53-bit uniform: block sums of 64 tokens, then the
-tokens of one block.
+whole. A draw is the inverse transform of one 53-bit uniform: sums of blocks, then one block.
 """
 
 import math

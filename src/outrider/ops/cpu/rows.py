@@ -21,7 +21,6 @@ Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
 _SMALLEST, _LARGEST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
-_BLOCK = 64
 _FEW = 256  #: blocks
 
 
@@ -195,7 +194,12 @@ def weights_of(laws: Laws) -> Weights | None:
 @lru_cache(maxsize=16)
 def edges(vocab: int) -> Array:
     """Where the blocks of a row begin."""
-    return np.arange(0, vocab, _BLOCK)
+    return np.arange(0, vocab, block_of(vocab))
+
+
+def block_of(vocab: int) -> int:
+    """Elements of a block: a draw reads all block sums, then one block, so about the root."""
+    return 64 if vocab <= 1 << 14 else 256
 
 
 def running(blocks: Array) -> list[float]:
@@ -209,7 +213,9 @@ def running(blocks: Array) -> list[float]:
     return list(accumulate(blocks.tolist()))
 
 
-def find(row: Array, sums: list[float], uniform: float) -> tuple[int, float]:
+def find(
+    row: Array, sums: list[float], uniform: float, block: int | None = None
+) -> tuple[int, float]:
     """An index in proportion to a row, given its blocks' running sums, and its weight.
 
     Inverse transform: a block first, then one of its elements. 0, 0.0 if nothing is left.
@@ -221,8 +227,9 @@ def find(row: Array, sums: list[float], uniform: float) -> tuple[int, float]:
     at = bisect_right(sums, mark)
     if at >= len(sums):  # rounding at the end: the last block with weight
         at = bisect_left(sums, mass)
-    start = at * _BLOCK
-    part: list[float] = row[start : start + _BLOCK].tolist()
+    block = block or block_of(row.size)
+    start = at * block
+    part: list[float] = row[start : start + block].tolist()
     inside = list(accumulate(part))
     place = bisect_right(inside, mark - (sums[at - 1] if at else 0.0))
     if place >= len(part):
@@ -249,9 +256,10 @@ class Urn:
 
     def take(self, token: int) -> None:
         """Take a token out."""
-        start = token - token % _BLOCK
+        block = block_of(self.weights.size)
+        start = token - token % block
         self.weights[token] = 0
-        self.blocks[start // _BLOCK] = self.weights[start : start + _BLOCK].sum()
+        self.blocks[start // block] = self.weights[start : start + block].sum()
 
     def draw(self, uniform: float) -> tuple[int, float, float]:
         """A token, its weight and the sum it was drawn from; weight 0 if nothing is left.

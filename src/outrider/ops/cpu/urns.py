@@ -2,9 +2,9 @@
 
     draw: x ~ p by inverse transform from one 53-bit uniform a row;  take: x leaves its urn
 
-One softmax serves all rows. Sums of 64 tokens at a time are kept and made again from what is left,
-never by subtraction, so that small probabilities behind a large one keep their digits; a draw adds
-up these sums in float64, then the tokens of one block.
+One softmax serves all rows. Sums of blocks are kept and made again from what is left, never by
+subtraction, so that small probabilities behind a large one keep their digits; a draw adds up these
+sums in float64, then the tokens of one block.
 """
 
 from functools import lru_cache
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.ops.cpu.rows import find, running
+from outrider.ops.cpu.rows import block_of, find, running
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BLOCK = 64
 LITTLE = 1e-3  #: an urn with less left is made again from its logits
 _FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost more
 
@@ -44,9 +43,10 @@ class Urns:
         self.rows = batch * count
         self._z = z
         law = z.softmax(-1)
-        if vocab % BLOCK:
-            law = torch.nn.functional.pad(law, (0, BLOCK - vocab % BLOCK))
-        cells = law.view(self.rows, -1, BLOCK)
+        block = self._block = block_of(vocab)
+        if vocab % block:
+            law = torch.nn.functional.pad(law, (0, -vocab % block))
+        cells = law.view(self.rows, -1, block)
         self._cells, self._blocks = cells.numpy(), cells.sum(2).numpy()
         self._wide = law.numpy().reshape(self.rows, -1)
         self.p = self._wide[:, :vocab]
@@ -104,7 +104,7 @@ class Urns:
         at = (sums[:, 1:] > mark[:, None]).argmax(1)
         inside = self._cells[self._all, at].cumsum(1, dtype=np.float64)
         mark = _below(mark - sums[self._all, at], inside[:, -1])
-        token = at * BLOCK + (inside > mark[:, None]).argmax(1)
+        token = at * self._block + (inside > mark[:, None]).argmax(1)
         weight = self._wide[self._all, token]
         return token * (weight > 0), weight
 
@@ -112,7 +112,7 @@ class Urns:
         """A token of one row and its mass, 0 if none is left. It stays in."""
         sums = running(self._blocks[row])
         self._left = sums[-1]
-        return find(self._wide[row], sums, uniform)
+        return find(self._wide[row], sums, uniform, self._block)
 
     def best(self) -> tuple[Array, Array]:
         """The likeliest token of each row and its mass."""
@@ -123,7 +123,7 @@ class Urns:
         """Take one token out of every urn, or of those at `which`."""
         rows = self._all if which is None else which
         tokens = token if which is None else token[which]
-        block = tokens // BLOCK
+        block = tokens // self._block
         self._wide[rows, tokens] = 0
         self._blocks[rows, block] = np.add.reduce(self._cells[rows, block], 1)
 
