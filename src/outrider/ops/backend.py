@@ -21,7 +21,7 @@ from outrider import noise
 from outrider.errors import BackendUnavailable, UnknownName
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
-Op = Literal["chain", "block", "match", "tree", "traversal"]
+Op = Literal["chain", "block", "match", "tree", "traversal", "kseq"]
 Judge = Callable[[Draft, Scores, Draws], Verdict]
 Sampler = Callable[[Laws, Tensor], tuple[Tensor, Tensor]]
 Floors = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]

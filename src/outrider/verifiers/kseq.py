@@ -82,6 +82,9 @@ class KSeq:
         """Path, count, next token and overlap."""
         if chain.is_plain(draft):  # one draw at a node: g = 1
             return Rejection()(draft, scores, draws)
+        fused = ops.fused("kseq", draft, scores, draws)
+        if fused is not None:
+            return fused
         return topdown.walk(judge, drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:

@@ -11,6 +11,7 @@ import torch
 from outrider.ops.backend import Backend
 from outrider.ops.cpu.block import block
 from outrider.ops.cpu.chain import chain
+from outrider.ops.cpu.kseq import fits, kseq
 from outrider.ops.cpu.match import match
 from outrider.ops.cpu.sample import sample
 from outrider.ops.cpu.traversal import traversal
@@ -27,12 +28,21 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
         return "coupled children are judged by a matching rule"
     if op in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"
+    if op == "kseq" and not fits(draft):
+        return "a node has placed children, or draws of several laws"
     return None
 
 
 BACKEND = Backend(
     "cpu",
-    {"chain": chain, "block": block, "match": match, "tree": tree, "traversal": traversal},
+    {
+        "chain": chain,
+        "block": block,
+        "match": match,
+        "tree": tree,
+        "traversal": traversal,
+        "kseq": kseq,
+    },
     sample,
     _unfit,
     _declines,

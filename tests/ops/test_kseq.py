@@ -1,0 +1,84 @@
+"""K-SEQ on a CPU against the reference: the same factor, path, next token and overlap."""
+
+import enumeration as e
+import pytest
+import torch
+
+from outrider import ops, verifiers
+from outrider.types import Draws
+from outrider.verifiers.kseq import division_factor
+
+TREES = {
+    "two": lambda w: e.merged(w, 2, 2),
+    "three": lambda w: e.merged(w, 3, 2),
+    "four": lambda w: e.merged(w, 4, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["random", "zeros", "equal", "disjoint", "hot target"])
+@pytest.mark.parametrize("scheme", TREES)
+def test_paths_and_tokens_equal_the_references(scheme, case, dtype):
+    if case == "equal" and dtype is torch.float32:
+        pytest.skip("equal laws leave the factor open by (1 - beta)^K, much more than rounding")
+    trees = TREES[scheme](e.World(4, 2, 11, (case,)))[:1000]
+    draft, scores, rows = trees.draft(), trees.scores(), len(trees)
+    draft = draft._replace(laws=_as(draft.laws, dtype))
+    scores = scores._replace(laws=_as(scores.laws, dtype))
+    race = torch.empty(rows, 4).exponential_(generator=torch.Generator().manual_seed(1))
+    draws = Draws(torch.arange(rows) * 7919, torch.full((rows,), 100), race_BV=race)
+    rule = verifiers.get("kseq")
+    with ops.use("reference"):
+        slow = rule(draft, scores, draws)
+    with ops.use("cpu"):
+        fast = rule(draft, scores, draws)
+    assert torch.equal(slow.path_BD, fast.path_BD)
+    assert torch.equal(slow.count_B, fast.count_B)
+    assert torch.equal(slow.next_B, fast.next_B)
+    torch.testing.assert_close(slow.overlap_BD, fast.overlap_BD, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("vocab", [2, 5, 300])
+def test_the_factor_is_the_smallest_valid_one(count, vocab):
+    from outrider.ops.cpu.kseq import smallest_factor
+
+    rng = torch.Generator().manual_seed(vocab)
+    for spread in (0.0, 0.3, 3.0, 30.0):
+        q = torch.randn(1, 1, vocab, generator=rng, dtype=torch.float64)
+        p = (q + spread * torch.randn(1, 1, vocab, generator=rng)).softmax(-1)
+        q = q.softmax(-1)
+        p, q = p[0, 0], q[0, 0]
+        ours = smallest_factor(p.numpy(), q.numpy(), count)
+        assert gap(p, q, ours, count) >= -1e-14
+        many = torch.full((1, 1), float(count), dtype=torch.float64)
+        want = division_factor(p[None, None], q[None, None], many).item()
+        if spread > 1:  # nearly equal laws leave the factor open: the gap is (1 - beta)^K
+            assert ours == pytest.approx(want, abs=1e-9)
+            assert ours == 1 or gap(p, q, ours - 1e-6, count) < 0
+
+
+def gap(p, q, factor, count):
+    """What the factor's condition leaves, at least 0 where the factor is valid."""
+    beta = torch.minimum(q, p / factor).sum().item()
+    return factor * beta - (1 - (1 - beta) ** count)
+
+
+def test_draws_of_two_laws_are_left_to_the_reference():
+    drafts = e.merged(e.World(4, 2, 11, ("random",)), 2, 2).draft()
+    from outrider.ops.cpu.kseq import fits
+
+    assert fits(drafts)
+    other = drafts.row_BNK.clone()
+    other[..., 1] = torch.where(other[..., 1] >= 0, 0, -1)
+    other[..., 0] = torch.where(other[..., 0] >= 0, 1, -1)
+    assert not fits(drafts._replace(row_BNK=other))
+    placed = torch.where(drafts.draws_BNK >= 0, 0, drafts.kind_BNK)
+    assert not fits(drafts._replace(kind_BNK=placed))
+
+
+def _as(laws, dtype):
+    return laws._replace(
+        logits_BRV=laws.logits_BRV.to(dtype),
+        inverse_temperature_B=laws.inverse_temperature_B.to(dtype),
+    )
