@@ -95,6 +95,7 @@ def main() -> None:
         "hub 3-2-2-1": with_model(
             "hub_tree", model, num_speculative_tokens=4, branching=(3, 2, 2, 1)
         ),
+        "paths 3x4": with_model("paths", model, num_speculative_tokens=4, width=3),
         "lookup 8": PromptLookup(8),
     }
     print(

@@ -92,8 +92,9 @@ def test_siblings_of_the_root_are_drawn_without_replacement(name, backend):
     assert agrees(Counter(map(tuple, pairs)), law)
 
 
-def test_paths_are_independent():
-    draft = many("paths")
+@BACKENDS
+def test_paths_are_independent(backend):
+    draft = many("paths", backend)
     q = root_law(draft)
     pairs = draft.tokens_BN.gather(1, draft.draws_BNK[:, 0]).tolist()
     law = {(i, j): q[i] * q[j] for i in range(VOCAB) for j in range(VOCAB)}

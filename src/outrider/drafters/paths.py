@@ -2,8 +2,8 @@
 
 `count` chains of `depth` tokens are drawn independently. Paths with the same prefix share a node,
 and the node keeps one draw for each of them, in path order, repeats included: rules for i.i.d.
-drafts need their number. Rows at temperature 0 place the top tokens below the root and follow each
-with its argmax.
+drafts need their number. A CPU draws by inverse transform instead of a race, the same law. Rows at
+temperature 0 place the top tokens below the root and follow each with its argmax.
 """
 
 from dataclasses import dataclass, field
@@ -117,7 +117,15 @@ class Paths(Grown):
             for model, (a, b) in enumerate(blocks):
                 law = law_at(logits[model], context, tokens, tree, start, alive)
                 laws[model].append(law)
-                local = (where[:, a:b] - start)[..., None].expand(-1, -1, vocab)
+                here = where[:, a:b] - start
+                at_once = None
+                if greedy == "none":
+                    at_once = ops.independent(law, here, keys[:, stop + a : stop + b])
+                if at_once is not None:
+                    index, some = at_once
+                    found.append(_Best(torch.where(some, 0.0, -torch.inf), index))
+                    continue
+                local = here[..., None].expand(-1, -1, vocab)
                 if greedy != "all":
                     race = noise.exponentials(keys[:, stop + a : stop + b], vocab).log_()
                     drawn = _best(ops.scaled(law).gather(1, local) - race)

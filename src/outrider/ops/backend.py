@@ -145,6 +145,15 @@ def several(
     return on_cpu(laws, keys_BR, count, placed)
 
 
+def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, Tensor] | None:
+    """One draw each from chosen law rows, `outrider.ops.cpu.sample.independent`, or None."""
+    if not on_host(laws.logits_BRV.device):
+        return None
+    from outrider.ops.cpu.sample import independent as on_cpu
+
+    return on_cpu(laws, rows_Bc, keys_Bc)
+
+
 def nucleus(
     logits_BRV: Tensor, inverse_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor
 ) -> Tensor | None:

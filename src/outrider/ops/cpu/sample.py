@@ -7,6 +7,8 @@
 `several`: tokens without replacement, each from what the earlier ones left: the law of
 Gumbel-top-k without noise over the vocabulary.
 
+`independent`: one token from each of some rows, repeats included.
+
 `arrivals`: the next level of a stochastic beam. Perturbed scores psi are read as arrival times
 t = exp(-psi): a path's children have exponential clocks of rates exp(phi) q(token), of which the
 first rings at the path's own time. What is left of them has no memory, so after a ring at t
@@ -21,11 +23,12 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Rows, Urn, pick
+from outrider.ops.cpu.rows import Rows, Urn, edges, find, pick, running
 from outrider.types import Laws
 
 
@@ -82,6 +85,23 @@ def several(
             there += [weight > 0 for weight in weights] + [False] * (most - top)
     shape = (*keys_BR.shape, count + most)
     return torch.tensor(tokens).view(shape), torch.tensor(there).view(shape)
+
+
+def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, Tensor]:
+    """One token from law row `rows_Bc[b, c]` for every (b, c), and whether there is any."""
+    rows = Rows(laws, 0)
+    tokens: list[int] = []
+    there: list[bool] = []
+    for b, (wanted, streams) in enumerate(zip(rows_Bc.tolist(), keys_Bc.tolist(), strict=True)):
+        filled, sums = -1, [0.0]
+        for r, key in zip(wanted, streams, strict=True):
+            if r != filled:  # merged paths go on from the same row
+                rows.fill(b, r)
+                filled, sums = r, running(np.add.reduceat(rows.row, edges(rows.row.size)))
+            token, weight = find(rows.row, sums, keys.fine_uniform(key, 0))
+            tokens.append(token)
+            there.append(weight > 0)
+    return torch.tensor(tokens).view(keys_Bc.shape), torch.tensor(there).view(keys_Bc.shape)
 
 
 class Arrival(NamedTuple):
