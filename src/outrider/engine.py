@@ -202,13 +202,14 @@ class Run(Iterator[HostBlock]):
             verdict = step.verify(self.rule, state, draft, scores)
         self.state, block = step.commit(engine.drafter, state, draft, scores, verdict)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
+        if self._observe is not None:
+            with torch.inference_mode(False):  # an observer may differentiate copies
+                self._observe(draft, scores, verdict, block, list(self._rows))
         if block.lists is not None and not self.trace and logs is None and not self._unread:
             self._tell(block.lists, self._rows)  # on the host already: nothing to wait for
         else:
             pending = _Pending(block, draft, verdict, list(self._rows), self.trace, logs)
             self._unread.append(pending)
-        if self._observe is not None:
-            self._observe(draft, scores, verdict, block, list(self._rows))
         while len(self._unread) > self._lag or (self._unread and self._idle()):
             self._read(self._unread.popleft())
         size = engine.drafter.max_nodes
@@ -237,8 +238,9 @@ class Run(Iterator[HostBlock]):
                 continue
             if codes[at] == step.FAULT:
                 raise NumericalError(
-                    "the target or draft model returned NaN, or masked every token, for request "
-                    f"{request} after {self._lengths[request]} tokens; check weights and dtype"
+                    "the target or draft model returned NaN or +inf, or masked every token, for "
+                    f"request {request} after {self._lengths[request]} tokens; check weights and "
+                    "dtype"
                 )
             ids = tokens[at][: emitted[at]]
             self._lengths[request] += len(ids)

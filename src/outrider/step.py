@@ -263,7 +263,9 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
     length, counts, following = state.context.length_B, told.counts, told.following
     stops, limits, why = state.stop_BS.tolist(), state.limit_B.tolist(), state.reason_B.tolist()
     limit_reasons, lengths = state.limit_reason_B.tolist(), length.tolist()
-    faults = None if told.sane else _fault_on_host(draft, scores, told.path)
+    faults = (
+        None if told.sane is scores.laws.logits_BRV else _fault_on_host(draft, scores, told.path)
+    )
     tokens_BT, emitted_B, reason_B, drawn_B = [], [], [], []
     overlap_B: list[float] = []
     overlaps_B: list[int] = []
@@ -314,24 +316,32 @@ def _fault_on_host(draft: Draft, scores: Scores, path: list[list[int]]) -> list[
         drawn = lists.largest(draft.laws.logits_BRV)
     found = []
     for b, tops in enumerate(lists.largest(scores.laws.logits_BRV)):
-        fault = any(top != top for top in tops) or (drawn and any(t != t for t in drawn[b]))
+        fault = any(map(_wild, tops)) or (drawn and any(map(_wild, drawn[b])))
         kept = (0, *(node for node in path[b] if node >= 0))
         found.append(bool(fault) or not all(math.isfinite(tops[node]) for node in kept))
     return found
 
 
+def _wild(top: float) -> bool:
+    return top != top or top == math.inf
+
+
 def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:
-    """Rows [B] with NaN anywhere, or without any possible token at a node of the kept path.
+    """Rows [B] with NaN or +inf anywhere, or without any possible token at a node of the kept path.
 
     A node that was not kept may have no possible token: a grammar masks everything behind a
     drafted token that it forbids.
     """
     top = scores.laws.logits_BRV.amax(-1)
     kept = torch.nn.functional.pad(verdict.path_BD, (1, 0), value=0).clamp(min=0)
-    fault = ~torch.isfinite(top.gather(1, kept)).all(-1) | top.isnan().any(-1)
+    fault = ~torch.isfinite(top.gather(1, kept)).all(-1) | _any_wild(top)
     if draft.laws is not None:
-        fault |= draft.laws.logits_BRV.amax(-1).isnan().any(-1)
+        fault |= _any_wild(draft.laws.logits_BRV.amax(-1))
     return fault
+
+
+def _any_wild(top_BN: Tensor) -> Tensor:
+    return (top_BN.isnan() | (top_BN == math.inf)).any(-1)
 
 
 @inference

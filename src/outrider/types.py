@@ -35,7 +35,7 @@ class Weights(NamedTuple):
     values: Any  #: R arrays [B, V], or one array [R, B, V]
     sums: list[list[float]]  #: of each of them, [R][B]
     of: tuple[Tensor, Tensor, Tensor | None]  #: logits, inverse temperature and floor of the laws
-    fault: bool  #: whether a law is NaN
+    fault: bool  #: whether a logit is NaN or +inf
 
 
 class Laws(NamedTuple):
@@ -146,7 +146,7 @@ class VerdictLists(NamedTuple):
     following: list[int]
     overlap: list[list[float]] | None
     of: tuple[Tensor, Tensor, Tensor, Tensor | None]  #: path, count, next, overlap
-    sane: bool = False  #: every law was looked at and has possible tokens: no NaN, nothing masked
+    sane: Tensor | None = None  #: logits of which every law was seen to have possible tokens
 
 
 class Verdict(NamedTuple):

@@ -218,7 +218,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=1)], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "prompt_lookup"])
 def test_nan_from_the_target(name, value, sampling):
     target, small = pair()
@@ -235,11 +235,13 @@ def test_nan_from_the_target(name, value, sampling):
     assert before  # what was decoded before is not lost
 
 
-@pytest.mark.parametrize("name", ["chain", "tree"])
-def test_nan_from_the_draft_model(name):
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("name", ["chain", "tree", "beam", "paths"])
+def test_nan_from_the_draft_model(name, batch, value):
     target, small = pair()
-    engine = Engine(target, DRAFTERS[name](Broken(small, 9)))
-    run = engine.run(PROMPTS[:2], Sampling(1.0, seed=1), Limits(30))
+    engine = Engine(target, DRAFTERS[name](Broken(small, 9, value)))
+    run = engine.run(PROMPTS[:batch], Sampling(1.0, seed=1), Limits(30))
     with refused(outrider.NumericalError, "draft model", "NaN"):
         list(run)
 

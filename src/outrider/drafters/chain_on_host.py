@@ -59,7 +59,7 @@ def grow(model: LanguageModel, memory: Any, context: Context, plan: Plan) -> Dra
     table: Array = np.empty((depth, 1, 0), dtype=np.float32)
     sums: list[list[float]] = []
     there, fault = [], False
-    with np.errstate(over="ignore"):  # sums tell
+    with np.errstate(over="ignore", invalid="ignore"):  # sums tell
         for d in range(depth):
             if d:
                 logits = model.forward(memory, feeds[d], steps[d], steps[d], visible[d])
@@ -109,7 +109,8 @@ def _weigh(z: Array, inverse: float, row: Array) -> tuple[list[float], bool]:
     np.multiply(z, inverse, out=row)
     np.subtract(row, top * inverse, out=row)
     np.exp(row, out=row)
-    return running(np.add.reduceat(row, edges(row.size))), True
+    sums = running(np.add.reduceat(row, edges(row.size)))
+    return sums, sums[-1] == sums[-1]
 
 
 @lru_cache(maxsize=64)

@@ -101,8 +101,13 @@ def chosen(device: torch.device) -> str:
     return explicit() or _automatic(device.type)
 
 
-def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
-    """The backend's verdict, or None where the rule's own PyTorch code is to run."""
+def fused(
+    op: Op, draft: Draft, scores: Scores, draws: Draws, *, optional: bool = False
+) -> Verdict | None:
+    """The backend's verdict, or None where the rule's own PyTorch code is to run.
+
+    `optional`: an operation that not every backend has; an explicit choice does not insist on it.
+    """
     device = scores.laws.logits_BRV.device
     name = chosen(device)
     if name == "reference":
@@ -112,7 +117,7 @@ def fused(op: Op, draft: Draft, scores: Scores, draws: Draws) -> Verdict | None:
     reason = reason or backend.unfit(device) or backend.declines(op, draft, scores)
     if reason is None:
         return backend.judges[op](draft, scores, draws)
-    if explicit() is not None:
+    if explicit() is not None and not optional:
         raise BackendUnavailable(
             f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
             "OUTRIDER_OPS unset"

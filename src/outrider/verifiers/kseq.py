@@ -82,7 +82,7 @@ class KSeq:
         """Path, count, next token and overlap."""
         if chain.is_plain(draft):  # one draw at a node: g = 1
             return Rejection()(draft, scores, draws)
-        fused = ops.fused("kseq", draft, scores, draws)
+        fused = ops.fused("kseq", draft, scores, draws, optional=True)
         if fused is not None:
             return fused
         return topdown.walk(judge, drawn_first(draft), scores, draws)

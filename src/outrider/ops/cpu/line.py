@@ -7,15 +7,16 @@ every position; behind a model that has swept the processor's caches the calls a
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import pick, weights_of
+from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.reference import EMPTY
 from outrider.types import Draft, Draws, Scores, Verdict
 
@@ -25,7 +26,7 @@ _AT_ONCE = 1 << 16  #: elements of a table: larger ones are better read row by r
 _LEAST, _MOST = 1e-10, 1e16  #: sums outside need the largest logit taken off, row by row
 
 
-@lru_cache(maxsize=4)
+@per_thread
 def _room(rows: int, vocab: int, which: int) -> Array:
     return np.empty((rows, vocab), dtype=np.float32)
 
@@ -33,8 +34,10 @@ def _room(rows: int, vocab: int, which: int) -> Array:
 class Line:
     """The tables, and what a rule asks of them. Rows are rewritten as the rule goes on."""
 
-    def __init__(self, target: Array, drafted: Array, tokens: list[int], draws: Draws) -> None:
-        self.depth = len(tokens)
+    def __init__(
+        self, target: Array, drafted: Array, tokens: list[int], draws: Draws, logits: Tensor
+    ) -> None:
+        self.depth, self.logits = len(tokens), logits
         self._target, self._drafted, self._draws = target, drafted, draws
         self._masses: list[float] = []
         self.owed: list[float] = []  #: p_i(x_i)
@@ -115,7 +118,7 @@ class Line:
         token = min(token, whole.size - 1)
         path = list(range(1, count + 1))
         told = "float32" if overlap else None
-        return lists.verdict([(path, token, shared)], self.depth, told, sane=True)
+        return lists.verdict([(path, token, shared)], self.depth, told, sane=self.logits)
 
     def _spare(self) -> Array:
         return _room(*self._drafted.shape, 2)
@@ -142,5 +145,5 @@ def read(draft: Draft, scores: Scores, draws: Draws) -> Line | None:
     if not all(mass[0] > _LEAST for mass in weights.sums):
         return None
     tokens = tables.tokens[0][1:]
-    line = Line(_room(depth + 1, vocab, 0), drafted, tokens, draws)
+    line = Line(_room(depth + 1, vocab, 0), drafted, tokens, draws, laws.logits_BRV)
     return line if line.weigh(z[0].numpy(), inverse, weights.sums, tokens) else None

@@ -53,7 +53,7 @@ def verdict(
     depth: int,
     overlaps: str | None,
     *,
-    sane: bool = False,
+    sane: torch.Tensor | None = None,
 ) -> Verdict:
     """The verdict from one (path, next token, overlaps) per row; `overlaps` is their dtype."""
     path = [kept + [-1] * (depth - len(kept)) for kept, _, _ in found]
@@ -84,8 +84,10 @@ def chain_places(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots [B, N] of a chain's nodes; what they see [B, N, W] ends at their own."""
     known = None if draft.lists is None else draft.lists.places
-    if known is not None and known.length_B is length_B and known.visible_BNW.shape[2] == width:
-        return known.slots_BN, known.visible_BNW
+    if known is not None and known.length_B is length_B:  # a changed draft has another shape
+        nodes = draft.tree.nodes
+        if known.visible_BNW.shape == (length_B.shape[0], nodes, width):
+            return known.slots_BN, known.visible_BNW
     slots = length_B.numpy()[:, None] + _count(draft.tree.nodes, -1)
     return torch.from_numpy(slots), torch.from_numpy(_count(width, 0) <= slots[..., None])
 

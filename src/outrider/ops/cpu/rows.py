@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.ops.cpu.scratch import per_thread
 from outrider.types import Laws, Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,7 +25,7 @@ _AT_ONCE = 1 << 17
 _FEW = 256  #: blocks
 
 
-@lru_cache(maxsize=8)
+@per_thread
 def scratch(vocab: int, dtype: str, which: int) -> Row:
     """A reusable row as NumPy array and tensor. `which` tells rows in use at once apart."""
     with torch.inference_mode(False):

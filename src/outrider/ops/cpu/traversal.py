@@ -11,7 +11,6 @@ has its own two rows, because a node is taken up again after its child was refus
 as a row and a factor, so that refusing a placed child changes two numbers.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,14 @@ import numpy as np
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import pick
+from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.cpu.walk import LITTLE, Walk
 from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@lru_cache(maxsize=4)
+@per_thread
 def _stack(depth: int, vocab: int, dtype: str) -> Array:
     return np.empty((2, depth, vocab), dtype=dtype)
 

@@ -51,7 +51,9 @@ class Urns:
         self._wide = law.numpy().reshape(self.rows, -1)
         self.p = self._wide[:, :vocab]
         self._all = _numbers(self.rows)
-        self.fault = False  #: whether a law is NaN; one that masks every token is just empty
+        self.fault = (
+            False  #: whether a logit is NaN or +inf; a law that masks every token is just empty
+        )
         self.sums: list[float] = []
         if self.rows > 1:  # of a single row the draw itself tells the sum
             self._look()
@@ -59,7 +61,7 @@ class Urns:
     def _look(self) -> None:
         self.sums = self._blocks.sum(1).tolist()
         if not all(value > 0.5 for value in self.sums):
-            self.fault = bool(self._z.isnan().any())
+            self.fault = bool((self._z.isnan() | (self._z == torch.inf)).any())
             self._blocks[~(self._blocks >= 0)] = 0
             np.nan_to_num(self._wide, copy=False)
             self.sums = self._blocks.sum(1).tolist()
