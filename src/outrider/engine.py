@@ -140,9 +140,10 @@ class Run(Iterator[HostBlock]):
         rows = rows._replace(shaping=shaping.build(settings, prompts, stops, vocab, device))
         self.rule = engine.choose_rule(rows.greedy)
         self.requests = [RequestStats(prompt_tokens=len(p)) for p in prompts]
-        self.stats = Stats(prompt_tokens=sum(map(len, prompts)))
+        self._stats = Stats(prompt_tokens=sum(map(len, prompts)))
         self.reasons: list[str | None] = [None] * len(prompts)
         self._verify = Meter(device)
+        self._counted = False
         self._lag = 1 if device.type == "cuda" else 0
         self._unread: deque[_Pending] = deque()
         self._ready: deque[HostBlock] = deque()
@@ -160,8 +161,8 @@ class Run(Iterator[HostBlock]):
             stop_ids=[end.stop_ids for end in ends],
             capacity=room,
         )
-        self.stats.prefill_ms = (time.perf_counter() - started) * 1e3
-        self._started = time.perf_counter()
+        self._stats.prefill_ms = (time.perf_counter() - started) * 1e3
+        self._started = self._now = time.perf_counter()
         self._base = (_seconds(engine.target), engine.drafter.draft_seconds)
 
     def __iter__(self) -> "Run":
@@ -193,7 +194,7 @@ class Run(Iterator[HostBlock]):
     def _step(self) -> None:
         self._retire()
         if self.done:
-            self._account()
+            self._end()
             return
         engine, state = self.engine, self.state
         draft = step.propose(engine.drafter, state)
@@ -219,8 +220,15 @@ class Run(Iterator[HostBlock]):
         self.state = self.state._replace(
             context=self.state.context._replace(bound=min(bound, capacity - size))
         )
-        self.stats.engine_steps += 1
-        self._account()
+        self._stats.engine_steps += 1
+        if self.done:
+            self._end()
+        else:
+            self._now = time.perf_counter()
+
+    def _end(self) -> None:
+        self._now = time.perf_counter()
+        self._count()
 
     def _idle(self) -> bool:
         return self.done
@@ -244,7 +252,7 @@ class Run(Iterator[HostBlock]):
                 )
             ids = tokens[at][: emitted[at]]
             self._lengths[request] += len(ids)
-            for record in (self.requests[request], self.stats):
+            for record in (self.requests[request], self._stats):
                 record.steps += 1
                 record.new_tokens += len(ids)
                 record.drafted += drafted[at]
@@ -295,13 +303,21 @@ class Run(Iterator[HostBlock]):
     def _running(self) -> list[int]:
         return [at for at, request in enumerate(self._rows) if self.reasons[request] is None]
 
-    def _account(self) -> None:
+    @property
+    def stats(self) -> Stats:
+        """Totals up to the last step."""
+        if not self._counted:
+            self._count()
+        return self._stats
+
+    def _count(self) -> None:
+        """Read the clocks: when somebody asks, and for good when the last row has ended."""
+        self._counted = self.done
         if self._lag and not self.done:
             return  # device events are read once, at the end: reading them waits for the device
-        total = time.perf_counter() - self._started
+        stats, total = self._stats, self._now - self._started
         target = _seconds(self.engine.target) - self._base[0]
         draft = self.engine.drafter.draft_seconds - self._base[1]
-        stats = self.stats
         stats.seconds = total
         stats.target_ms, stats.draft_ms = target * 1e3, draft * 1e3
         stats.verify_ms = self._verify.seconds * 1e3

@@ -295,17 +295,10 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
         overlap_B.append(float(sum(known)))
         overlaps_B.append(len(known))
     kept = BlockLists(tokens_BT, emitted_B, reason_B, counts, drawn_B, overlap_B, overlaps_B)
-    return Block(
-        lists.numbers(tokens_BT),
-        lists.numbers(emitted_B),
-        lists.numbers(reason_B),
-        verdict.count_B,
-        lists.numbers(drawn_B),
-        torch.from_numpy(np.array(overlap_B, dtype=np.float32)),
-        lists.numbers(overlaps_B),
-        length,
-        kept,
-    )
+    ints = lists.numbers([emitted_B, reason_B, drawn_B, overlaps_B]).unbind(0)
+    shares = torch.from_numpy(np.array(overlap_B, dtype=np.float32))
+    text, count = lists.numbers(tokens_BT), verdict.count_B
+    return Block(text, ints[0], ints[1], count, ints[2], shares, ints[3], length, kept)
 
 
 def _fault_on_host(draft: Draft, scores: Scores, path: list[list[int]]) -> list[bool]:

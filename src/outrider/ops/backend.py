@@ -113,10 +113,11 @@ def fused(
     if name == "reference":
         return None
     backend = load(name)
-    reason = None if op in backend.judges else "it has no such operation"
-    reason = reason or backend.unfit(device) or backend.declines(op, draft, scores)
-    if reason is None:
-        return backend.judges[op](draft, scores, draws)
+    judge = backend.judges.get(op)
+    reason = "it has no such operation" if judge is None else backend.unfit(device)
+    reason = reason or backend.declines(op, draft, scores)
+    if judge is not None and reason is None:
+        return judge(draft, scores, draws)
     if explicit() is not None and not optional:
         raise BackendUnavailable(
             f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "

@@ -60,14 +60,14 @@ def _of_table(line: Line, overlap: bool) -> Verdict:
         reach.append(min(1.0, reach[-1] * owed / drawn) if drawn > 0 else float(owed > 0))
         if reach[-1] == 0:
             break
-    last = len(reach) - 1
-    best, excess = 0, line.excess(reach[1:last]) if min(reach[:last]) < 1 else []
-    for i in range(1, last + 1):
-        keep = reach[i]
-        if i < line.depth:  # at reach 1 the prefix is kept for certain
-            keep = 1.0 if keep == 1 else _keep(excess[i - 1], keep) if i < last else 0.0
-        if line.uniform(i - 1) < keep:
-            best = i
+    last = best = len(reach) - 1
+    while best:  # the longest prefix that passes: shorter ones need not be looked at
+        keep = reach[best]
+        if best < line.depth and 0 < keep < 1:  # at reach 1 a prefix is kept for certain
+            keep = _keep(line.excess(best, keep), keep)
+        if line.uniform(best - 1) < keep:
+            break
+        best -= 1
     examined = min(last, line.depth)
     shared = line.overlaps()[: min(best + 1, examined)] if overlap else []
     left = line.left(best, reach[best])

@@ -14,7 +14,8 @@ from outrider.types import Draft, Draws, Scores, Verdict
 
 def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token; with `overlap` also sum min(p, q) at each examined position."""
-    table = read(draft, scores, draws)
+    lazy = not overlap and draft.laws is not None and draft.laws.lse_BR is not None
+    table = None if lazy else read(draft, scores, draws)
     if table is not None:
         return _of_table(table, overlap)
     walk = Walk(draft, scores, draws)

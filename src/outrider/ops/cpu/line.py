@@ -18,11 +18,12 @@ from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import pick, weights_of
 from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.reference import EMPTY
-from outrider.types import Draft, Draws, Scores, Verdict
+from outrider.types import Draft, DraftLists, Draws, Kind, Laws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _AT_ONCE = 1 << 16  #: elements of a table: larger ones are better read row by row, lazily
+_DRAWN = (Kind.WITHOUT, Kind.WITH)
 _LEAST, _MOST = 1e-10, 1e16  #: sums outside need the largest logit taken off, row by row
 
 
@@ -46,7 +47,7 @@ class Line:
         self._key: int | None = None
         self._place = int(draws.seed_B), int(draws.start_B)
 
-    def weigh(self, z: Array, inverse: float, sums: list[list[float]], tokens: list[int]) -> bool:
+    def weigh(self, z: Array, inverse: float, sums: list[float], tokens: list[int]) -> bool:
         """Fill the target's table; False if a row needs more care than this."""
         table = self._target
         with np.errstate(over="ignore"):
@@ -56,7 +57,7 @@ class Line:
             return False
         for i, token in enumerate(tokens):  # NumPy's indexing by lists takes longer
             self.owed.append(table.item(i, token) / self._masses[i])
-            self.drawn.append(self._drafted.item(i, token) / sums[i][0])
+            self.drawn.append(self._drafted.item(i, token) / sums[i])
         self._sums = sums
         return True
 
@@ -73,7 +74,7 @@ class Line:
         if self._scaled is None:
             shape = self._drafted.shape
             pairs = zip(self._masses, self._sums, strict=False)
-            factor = np.array([mass / whole[0] for mass, whole in pairs], dtype=np.float32)
+            factor = np.array([mass / whole for mass, whole in pairs], dtype=np.float32)
             self._scaled = _room(*shape, 1)
             np.multiply(self._drafted, factor[:, None], out=self._scaled)
         return self._scaled
@@ -83,15 +84,9 @@ class Line:
         least = np.minimum(self._target[: self.depth], self.guesses(), out=self._spare())
         return [s / m for s, m in zip(least.sum(1).tolist(), self._masses, strict=False)]
 
-    def excess(self, scales: list[float]) -> list[float]:
-        """Sum of (scale p_i - q_i)+ at positions 1, 2, ..., one scale each."""
-        stop = len(scales) + 1
-        spare = self._spare()[1:stop]
-        factor = np.array(scales, dtype=np.float32)[:, None]
-        np.multiply(self._target[1:stop], factor, out=spare)
-        np.subtract(spare, self.guesses()[1:stop], out=spare)
-        np.maximum(spare, 0, out=spare)
-        return [s / m for s, m in zip(spare.sum(1).tolist(), self._masses[1:], strict=False)]
+    def excess(self, position: int, scale: float) -> float:
+        """Sum of (scale p - q)+ at a position before the last."""
+        return float(self.left(position, scale).sum()) / self._masses[position]
 
     def left(self, position: int, scale: float = 1.0) -> Array:
         """What the target still owes: (scale p - q)+ at a refused position, p behind the last."""
@@ -125,25 +120,53 @@ class Line:
 
 
 def read(draft: Draft, scores: Scores, draws: Draws) -> Line | None:
-    """The tables of a draft, or None where only a walk can judge: several rows, filters, no table
-    of the draft's weights, a chain with a gap, masked or huge logits."""
+    """The tables of a draft, or None where only a walk can judge: several rows, filters, a large
+    vocabulary, a chain with a gap, masked or huge logits."""
     laws, own = scores.laws, draft.laws
     z = laws.logits_BRV.detach()
     if own is None or z.shape[0] != 1 or z.dtype is not torch.float32 or z.numel() > _AT_ONCE:
         return None
-    weights, tables = weights_of(own), lists.of_draft(draft)
-    if not tables.drawn_chain or weights is None or weights.fault:
-        return None
-    if not isinstance(weights.values, np.ndarray) or weights.values.itemsize != 4:
-        return None
-    drafted: Array = weights.values[:, 0]
-    depth, vocab = drafted.shape
     inverse = float(laws.inverse_temperature_B)
-    fits = z.shape[1] == depth + 1 and z.shape[2] == vocab
-    if not fits or laws.floor_BR is not None or math.isinf(inverse):
+    if laws.floor_BR is not None or math.isinf(inverse):
         return None
-    if not all(mass[0] > _LEAST for mass in weights.sums):
+    tables = lists.of_draft(draft)
+    depth, vocab = z.shape[1] - 1, z.shape[2]
+    if len(tables.tokens[0]) != depth + 1 or draft.draws_BNK.shape[2] != 1:
         return None
+    if not tables.drawn_chain and not _complete(tables, depth):
+        return None
+    found = _drafted(own, depth, vocab)
+    if found is None:
+        return None
+    drafted, sums = found
     tokens = tables.tokens[0][1:]
     line = Line(_room(depth + 1, vocab, 0), drafted, tokens, draws, laws.logits_BRV)
-    return line if line.weigh(z[0].numpy(), inverse, weights.sums, tokens) else None
+    return line if line.weigh(z[0].numpy(), inverse, sums, tokens) else None
+
+
+def _drafted(own: Laws, depth: int, vocab: int) -> tuple[Array, list[float]] | None:
+    """The draft's weights [D, V] with their sums: those it was drawn from, or made here."""
+    weights = weights_of(own)
+    if weights is not None:
+        if weights.fault or not isinstance(weights.values, np.ndarray):
+            return None
+        drafted, sums = weights.values[:, 0], [mass[0] for mass in weights.sums]
+        fits = drafted.shape == (depth, vocab) and drafted.itemsize == 4
+        return (drafted, sums) if fits and all(mass > _LEAST for mass in sums) else None
+    z, inverse = own.logits_BRV.detach(), float(own.inverse_temperature_B[0])
+    fits = z.shape == (1, depth, vocab) and z.dtype is torch.float32
+    if not fits or own.floor_BR is not None or math.isinf(inverse):
+        return None
+    source, table = z[0].numpy(), _room(depth, vocab, 3)
+    with np.errstate(over="ignore"):
+        np.exp(source if inverse == 1.0 else np.multiply(source, inverse, out=table), out=table)
+        masses: list[float] = table.sum(1).tolist()
+    return (table, masses) if all(_LEAST < mass < _MOST for mass in masses) else None
+
+
+def _complete(tables: DraftLists, depth: int) -> bool:
+    """Whether node i has one drawn child, node i + 1, from law row i, for every i < D."""
+    kids, kinds, rows = tables.draws[0], tables.kinds[0], tables.rows[0]
+    return all(
+        kids[i][0] == i + 1 and rows[i][0] == i and kinds[i][0] in _DRAWN for i in range(depth)
+    )
