@@ -168,6 +168,8 @@ EXCEPTIONS = {
     "step.py:_all_run_on_host": "only if the tensors lie on a CPU",
     "step.py:_block_on_host": "only if the tensors lie on a CPU",
     "drafters/on_host.py": "runs on a CPU only: there is no device to wait for",
+    "drafters/chain_on_host.py": "runs on a CPU only: there is no device to wait for",
+    "drafters/plans.py": "builds tables on the host, once per shape",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "shaping.py:": "processors of transformers are Python; native penalties do not come here",

@@ -189,9 +189,7 @@ def commit(
 
     # what lies past the block is rewritten later
     if block.lists is not None:
-        committed = context.tokens_BL.numpy()
-        for row, start in enumerate(length.tolist()):
-            committed[row, start : start + size] = block.lists.tokens[row]
+        lists.append(context.tokens_BL, length, block.lists.tokens)
     else:
         place = length[:, None] + numbers(size, device)
         context.tokens_BL.scatter_(1, place, block.tokens_BT)

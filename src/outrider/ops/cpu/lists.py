@@ -48,6 +48,13 @@ def numbers(values: list[Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
+def append(tokens_BL: torch.Tensor, length_B: torch.Tensor, blocks: list[list[int]]) -> None:
+    """Write every row's block behind its committed tokens."""
+    committed = tokens_BL.numpy()
+    for row, (start, block) in enumerate(zip(length_B.tolist(), blocks, strict=True)):
+        committed[row, start : start + len(block)] = block
+
+
 def verdict(
     found: list[tuple[list[int], int, list[float]]],
     depth: int,
