@@ -5,7 +5,6 @@ whole. A draw is the inverse transform of one 53-bit uniform: sums of blocks, th
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ import torch
 from outrider.drafters.plans import Array, Plan, rows
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import edges, find, running
+from outrider.ops.cpu.rows import LEAST, MOST, edges, find, running, upto
 from outrider.prefill import width
 from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Places, Weights
 
-_LEAST, _MOST = 1e-10, 1e16  #: a sum outside is made again with the largest logit taken off
 _NATIVE = (torch.float32, torch.float64)
 _DRAWN = frozenset({Kind.WITHOUT})
 
@@ -35,10 +33,10 @@ def grow(model: LanguageModel, memory: Any, context: Context, plan: Plan) -> Dra
     depth = plan.table.tree.max_depth
     length = int(context.length_B)
     inverse = float(context.sampling.inverse_temperature_B)
-    slots = _numbers(width(context.bound, depth + 1, memory.capacity))
+    slots = upto(width(context.bound, depth + 1, memory.capacity))
     committed = context.tokens_BL
     tail = np.array([[max(length - 2, 0), length - 1]])
-    own = _numbers(depth + 1)[None] + (length - 1)
+    own = upto(depth + 1)[None] + (length - 1)
     place = torch.from_numpy(tail)
     last = committed[:, length - 2 : length] if length > 1 else committed[:, :1].expand(1, 2)
     logits = model.forward(
@@ -100,7 +98,7 @@ def _weigh(z: Array, inverse: float, row: Array) -> tuple[list[float], bool]:
     """row = exp(z / T) up to a factor, zero if z masks all; its blocks' running sums; sanity."""
     np.exp(z if inverse == 1.0 else np.multiply(z, inverse, out=row), out=row)
     sums = running(np.add.reduceat(row, edges(row.size)))
-    if _LEAST < sums[-1] < _MOST:
+    if LEAST < sums[-1] < MOST:
         return sums, True
     top = float(z.max())
     if not math.isfinite(top):
@@ -111,8 +109,3 @@ def _weigh(z: Array, inverse: float, row: Array) -> tuple[list[float], bool]:
     np.exp(row, out=row)
     sums = running(np.add.reduceat(row, edges(row.size)))
     return sums, sums[-1] == sums[-1]
-
-
-@lru_cache(maxsize=64)
-def _numbers(count: int) -> Array:
-    return np.arange(count)

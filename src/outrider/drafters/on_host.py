@@ -5,7 +5,6 @@ another, all nodes of a level at once (`outrider.ops.cpu.urns`). Between two cal
 model the portable way spends as long on tensors of a few elements as the model on its layers.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from outrider.drafters.shape_tables import Level
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.lists import visible
+from outrider.ops.cpu.rows import upto
 from outrider.ops.cpu.urns import Urns
 from outrider.prefill import width
 from outrider.sampling import warp
@@ -50,7 +50,7 @@ def grow(
     wide = width(context.bound, nodes, memory.capacity)
     committed = context.tokens_BL.numpy()
 
-    tail, slots, rows = np.maximum(first + _TAIL, 0), _numbers(wide), _numbers(batch)[:, None]
+    tail, slots, rows = np.maximum(first + _TAIL, 0), upto(wide), upto(batch)[:, None]
     logits = model.forward(
         memory,
         torch.from_numpy(committed[rows, tail]),
@@ -58,7 +58,7 @@ def grow(
         torch.from_numpy(slots <= tail[..., None]),
         last=1,
     )[:, -1:]
-    own = first + _numbers(nodes)
+    own = first + upto(nodes)
     slot = torch.from_numpy(own)
     if tree.is_chain:
         seen = torch.from_numpy(slots <= own[..., None])
@@ -116,7 +116,7 @@ def grow(
         else:
             tokens[:, begin:end] = table[:, parent, rank]
         if not level.even:
-            owned = owned & (_numbers(level.most) < fan[:, None])
+            owned = owned & (upto(level.most) < fan[:, None])
         whole = whole and np.count_nonzero(owned) == batch * (end - begin)
         there[:, start:stop, : level.most] = owned
     law = stack(laws)
@@ -179,11 +179,6 @@ def _leave_out(laws: Laws, tokens: Array, there: Array, tables: Plan) -> Laws:
 
 
 _TAIL = np.array([-1, 0])
-
-
-@lru_cache(maxsize=256)
-def _numbers(count: int) -> Array:
-    return np.arange(count)
 
 
 def _twice(table: Array) -> tuple[Tensor, Tensor]:

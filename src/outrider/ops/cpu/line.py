@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
-from outrider.ops.cpu.rows import pick, weights_of
+from outrider.ops.cpu.rows import LEAST, MOST, pick, weights_of
 from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.reference import EMPTY
 from outrider.types import Draft, DraftLists, Draws, Kind, Laws, Scores, Verdict
@@ -24,7 +24,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _AT_ONCE = 1 << 16  #: elements of a table: larger ones are better read row by row, lazily
 _DRAWN = (Kind.WITHOUT, Kind.WITH)
-_LEAST, _MOST = 1e-10, 1e16  #: sums outside need the largest logit taken off, row by row
 
 
 @per_thread
@@ -53,7 +52,7 @@ class Line:
         with np.errstate(over="ignore"):
             np.exp(z if inverse == 1.0 else np.multiply(z, inverse, out=table), out=table)
             self._masses = table.sum(1).tolist()
-        if not all(_LEAST < mass < _MOST for mass in self._masses):
+        if not all(LEAST < mass < MOST for mass in self._masses):
             return False
         for i, token in enumerate(tokens):  # NumPy's indexing by lists takes longer
             self.owed.append(table.item(i, token) / self._masses[i])
@@ -152,7 +151,7 @@ def _drafted(own: Laws, depth: int, vocab: int) -> tuple[Array, list[float]] | N
             return None
         drafted, sums = weights.values[:, 0], [mass[0] for mass in weights.sums]
         fits = drafted.shape == (depth, vocab) and drafted.itemsize == 4
-        return (drafted, sums) if fits and all(mass > _LEAST for mass in sums) else None
+        return (drafted, sums) if fits and all(mass > LEAST for mass in sums) else None
     z, inverse = own.logits_BRV.detach(), float(own.inverse_temperature_B[0])
     fits = z.shape == (1, depth, vocab) and z.dtype is torch.float32
     if not fits or own.floor_BR is not None or math.isinf(inverse):
@@ -161,7 +160,7 @@ def _drafted(own: Laws, depth: int, vocab: int) -> tuple[Array, list[float]] | N
     with np.errstate(over="ignore"):
         np.exp(source if inverse == 1.0 else np.multiply(source, inverse, out=table), out=table)
         masses: list[float] = table.sum(1).tolist()
-    return (table, masses) if all(_LEAST < mass < _MOST for mass in masses) else None
+    return (table, masses) if all(LEAST < mass < MOST for mass in masses) else None
 
 
 def _complete(tables: DraftLists, depth: int) -> bool:

@@ -5,12 +5,12 @@ model has swept the processor's caches.
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from outrider.ops.cpu.rows import upto
 from outrider.types import Draft, DraftLists, Verdict, VerdictLists
 
 
@@ -95,13 +95,8 @@ def chain_places(
         nodes = draft.tree.nodes
         if known.visible_BNW.shape == (length_B.shape[0], nodes, width):
             return known.slots_BN, known.visible_BNW
-    slots = length_B.numpy()[:, None] + _count(draft.tree.nodes, -1)
-    return torch.from_numpy(slots), torch.from_numpy(_count(width, 0) <= slots[..., None])
-
-
-@lru_cache(maxsize=64)
-def _count(stop: int, first: int) -> Any:
-    return np.arange(first, stop + first)
+    slots = length_B.numpy()[:, None] + upto(draft.tree.nodes) - 1
+    return torch.from_numpy(slots), torch.from_numpy(upto(width) <= slots[..., None])
 
 
 def visible(

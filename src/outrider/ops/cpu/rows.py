@@ -20,7 +20,7 @@ from outrider.types import Laws, Weights
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
-_SMALLEST, _LARGEST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
+LEAST, MOST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
 _FEW = 256  #: blocks
 
@@ -104,7 +104,7 @@ class Rows:
     def fill(self, b: int, r: int) -> float:
         """Write the weights of row (b, r) to the scratch row and return their sum."""
         inverse, head = self.inverse[b], self.head
-        if self.drawn is not None and self.drawn.sums[r][b] > _SMALLEST:
+        if self.drawn is not None and self.drawn.sums[r][b] > LEAST:
             np.copyto(head, self.drawn.values[r][b])
             if self.vocab > self.width:
                 self.row[self.width :] = 0
@@ -124,7 +124,7 @@ class Rows:
                 np.multiply(head, source >= self.floor[b, r], out=head)
             mass = total(head, self.head_tensor)
         self.shift = 0.0
-        if not _SMALLEST < mass < _LARGEST:
+        if not LEAST < mass < MOST:
             mass = self._with_maximum(source, inverse, b, r)
         return mass
 
@@ -163,7 +163,7 @@ class Rows:
         """The weights of row (b, r) and their sum: the drafter's own, not to be written to, or in
         `room`."""
         whole = 0.0 if self.drawn is None else self.drawn.sums[r][b]
-        if self.drawn is not None and whole > _SMALLEST and self.vocab == self.width:
+        if self.drawn is not None and whole > LEAST and self.vocab == self.width:
             row: Array = self.drawn.values[r][b]
             return row, whole
         whole = self.fill(b, r)
@@ -196,6 +196,12 @@ def weights_of(laws: Laws) -> Weights | None:
 def edges(vocab: int) -> Array:
     """Where the blocks of a row begin."""
     return np.arange(0, vocab, block_of(vocab))
+
+
+@lru_cache(maxsize=256)
+def upto(count: int) -> Array:
+    """0, 1, ..., count - 1, made once; not to be written to."""
+    return np.arange(count)
 
 
 def block_of(vocab: int) -> int:

@@ -7,13 +7,12 @@ subtraction, so that small probabilities behind a large one keep their digits; a
 sums in float64, then the tokens of one block.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from outrider.ops.cpu.rows import block_of, find, running
+from outrider.ops.cpu.rows import block_of, find, running, upto
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,7 +49,7 @@ class Urns:
         self._cells, self._blocks = cells.numpy(), cells.sum(2).numpy()
         self._wide = law.numpy().reshape(self.rows, -1)
         self.p = self._wide[:, :vocab]
-        self._all = _numbers(self.rows)
+        self._all = upto(self.rows)
         self.fault = (
             False  #: whether a logit is NaN or +inf; a law that masks every token is just empty
         )
@@ -137,11 +136,6 @@ class Urns:
         """Put it back: the declared laws are those of the first draw."""
         np.copyto(self._wide, saved[0])
         self.sums = saved[1]
-
-
-@lru_cache(maxsize=64)
-def _numbers(count: int) -> Array:
-    return np.arange(count)
 
 
 def _below(mark: Array, whole: Array) -> Array:
