@@ -40,7 +40,7 @@ ON_PUBLIC_NAMES = {"__main__", "cli", "server", "bench", "integrations"}
 HOMES = {
     "transformers": {"models", "load", "text", "integrations", "bench"},
     "tokenizers": {"text", "load"},
-    "safetensors": {"load"},
+    "safetensors": {"drafters"},
     "triton": {"ops"},
     "typer": {"cli", "bench"},
     "rich": {"cli", "bench"},

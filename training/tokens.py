@@ -2,19 +2,23 @@
 
     python -m training.tokens --corpus corpus --tokenizer tokenizer.json
 
-Every document begins with `<|endoftext|>`; the arrays are `uint16` files beside the corpus.
+Every document begins with `<|endoftext|>`; the arrays are `uint16` files beside the corpus:
+`train.bin`, `heldout.bin`, and `library.bin`, the part of `train.bin` from standard libraries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+LIBRARY = "python-"  # how the names of documents from a standard library begin
 
 
 def read_documents(file: Path) -> list[dict[str, str]]:
@@ -65,7 +69,7 @@ class Windows:
             object.__setattr__(self, "_cache", cached)
         return cached[1]
 
-    def batch(self, numbers: range) -> tuple[Tensor, Tensor]:
+    def batch(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each `[len(numbers), length]`."""
         rows = torch.from_numpy(np.stack([self[n] for n in numbers]).astype(np.int64))
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
@@ -81,8 +85,10 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
     args = parser.parse_args()
-    for name in ("train", "heldout"):
-        texts = [row["text"] for row in read_documents(args.corpus / f"{name}.jsonl")]
+    rows = {name: read_documents(args.corpus / f"{name}.jsonl") for name in ("train", "heldout")}
+    rows["library"] = [row for row in rows["train"] if row["name"].startswith(LIBRARY)]
+    for name, documents in rows.items():
+        texts = [row["text"] for row in documents]
         tokens = encode(texts, args.tokenizer)
         tokens.tofile(args.corpus / f"{name}.bin")
         size = sum(len(text.encode()) for text in texts)

@@ -36,8 +36,11 @@ class TargetJob:
     def __init__(self, model: Llama, data: Path, args: argparse.Namespace, schedule: Schedule):
         self.model, self.args, self.schedule = model, args, schedule
         self.device = next(model.parameters()).device
-        self.train = Windows(read_tokens(data / "train.bin"), model.shape.context, args.seed)
+        context = model.shape.context
+        self.train = Windows(read_tokens(data / "train.bin"), context, args.seed)
+        self.library = Windows(read_tokens(data / "library.bin"), context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
+        self.unloop_from = int(args.unloop_from * schedule.steps)
         self.loops_found = 0.0
         self._texts: list[tuple[Tensor, Tensor]] = []
         self._loss = torch.compile(next_token_loss, dynamic=False)
@@ -47,12 +50,24 @@ class TargetJob:
 
     def losses(self, step: int) -> Iterable[Tensor]:
         for numbers in my_share(step, self.args.batch, self.args.rows):
-            inputs, targets = self.train.batch(numbers)
+            inputs, targets = self._windows(numbers, late=step >= self.schedule.fall_from)
             hidden = self.model.body(inputs.to(self.device))
             embedding = self.model.model.embed_tokens.weight
             yield self._loss(hidden, embedding, targets.to(self.device))
-        if self.args.unloop > 0 and step >= self.schedule.fall_from:
+        if self.args.unloop > 0 and step >= self.unloop_from:
             yield from self._unloop_losses(step)
+
+    def _windows(self, numbers: range, late: bool) -> tuple[Tensor, Tensor]:
+        """Windows of the whole corpus; late in the run a share of them of the library alone.
+
+        What is learned last is remembered best, and the library is the text in question.
+        """
+        # Multiples of the golden ratio fall evenly: every batch has about the same share.
+        own = [n for n in numbers if late and n * 0.618034 % 1 < self.args.library_share]
+        rest = [n for n in numbers if n not in own]
+        parts = [self.train.batch(rest)] if rest else []
+        parts += [self.library.batch(own)] if own else []
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def _unloop_losses(self, step: int) -> Iterator[Tensor]:
         """A few looping texts a step, from a pool written afresh once it has been used twice."""
@@ -98,7 +113,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with *.bin")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
-    parser.add_argument("--start", type=Path, help="transformers checkpoint to continue from")
+    # Not `--start`: torchrun would take it for an abbreviation of its `--start-method`.
+    parser.add_argument("--initial", type=Path, help="checkpoint (.pt or folder) to begin with")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
@@ -113,6 +129,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=30, help="steps")
     parser.add_argument("--flat", type=float, default=0.7, help="share of the run before the fall")
     parser.add_argument("--unloop", type=float, default=0.0, help="weight of the loop penalty")
+    parser.add_argument("--unloop-from", type=float, default=0.7, help="share of the run before it")
+    parser.add_argument("--library-share", type=float, default=0.5, help="in the fall")
     parser.add_argument("--pool", type=int, default=24, help="greedy texts written at a time")
     parser.add_argument("--unloop-rows", type=int, default=3, help="texts penalised in a step")
     parser.add_argument("--save-every", type=int, default=25, help="steps")
@@ -128,7 +146,7 @@ def main() -> None:
     device = parallel.start()
     torch.manual_seed(args.seed)
     sizes = {name: getattr(args, name) for name in Shape.__dataclass_fields__}
-    model = load(args.start, args.context) if args.start else Llama(Shape(**sizes))
+    model = load(args.initial, args.context) if args.initial else Llama(Shape(**sizes))
     model = model.to(device)
     optimiser = Optimiser(model, Rates(args.muon_rate, args.adam_rate))
     model.to(torch.float32 if args.float32 else torch.bfloat16)

@@ -38,6 +38,15 @@ def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int
     return min(real, sizes["target"])
 
 
+def table(counted: int, vocab: int) -> None:
+    """An n-gram table must have been counted in the target's vocabulary."""
+    if counted != vocab:
+        raise VocabularyMismatch(
+            f"the n-gram table knows {counted} tokens, the target {vocab}; count one with the "
+            "target's tokenizer"
+        )
+
+
 def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
     only = sorted(target.keys() ^ draft.keys(), key=lambda t: (target.get(t, draft.get(t, 0)), t))
     moved = [t for t in target.keys() & draft.keys() if target[t] != draft[t]]

@@ -13,7 +13,7 @@ from typing import Any
 from outrider.errors import ConfigurationError, UnknownName
 
 SHAPE = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance", "coupled")
-OURS = ("draft", "drafter", *SHAPE, "rule", "ngram")
+OURS = ("draft", "drafter", *SHAPE, "rule", "ngram", "table")
 METHODS = {
     "draft_model": "draft_model",
     "ngram": "prompt_lookup",

@@ -13,6 +13,8 @@ from outrider import calibrate, check, verifiers
 from outrider.calibrate import Calibration, Setting
 from outrider.drafters import DRAFTERS, PromptLookup, Root
 from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters.ngram_file import read
+from outrider.drafters.ngram_table import NgramTable, Table
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, refusals
@@ -25,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def shipped(part: str) -> Path:
-    """Folder of the packaged pair: part is "target" or "draft"."""
+    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -55,6 +57,7 @@ def load(
     total_tokens: int | None = None,
     acceptance: Sequence[float] | None = None,
     ngram: tuple[int, int] | None = None,
+    table: str | Path | Table | None = None,
     coupled: bool = False,
     rule: str | Verifier | None = None,
     dtype: str | torch.dtype = "auto",
@@ -68,7 +71,8 @@ def load(
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer)
     drafter         "draft_model" (default when there is a draft), "sampled_tree", "hub_tree",
-                    "static_tree", "dynamic_tree", "beam", "paths", "prompt_lookup" or "root"
+                    "static_tree", "dynamic_tree", "beam", "paths", "ngram_table", "prompt_lookup"
+                    or "root"
     num_speculative_tokens  the depth (gamma): tokens of a chain, of a path, or of a tree's longest
                     path. None: the length of `branching`, 5 levels of "dynamic_tree", else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -80,6 +84,8 @@ def load(
                     "sampled_tree" and "hub_tree" take the shape of `total_tokens` nodes with the
                     most expected tokens (Sequoia), e.g. acceptance=(0.6, 0.15, 0.05)
     ngram           shortest and longest n-gram of prompt lookup, e.g. (1, 4)
+    table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
+                    shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     rule            name of a verification rule; None takes the default for the drafter
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
@@ -116,11 +122,13 @@ def load(
                 "drafter='paths' for several"
             )
         draft, *more = draft
-    if drafter == "ngram_table":
-        raise ConfigurationError(
-            "drafter 'ngram_table' needs a table; load has none to give it; count one and use "
-            "load(drafter='root').using(NgramTable(count(token_ids, vocab_size)))"
-        )
+    if drafter == "ngram_table" and table is None:
+        if not pair_default:
+            raise ConfigurationError(
+                "drafter 'ngram_table' needs a table; got table=None; give a file or a Table: "
+                "drafters.ngram_table.count counts a text, drafters.ngram_file.write keeps it"
+            )
+        table = shipped("ngram.safetensors")
     unused = {
         "branching": branching is not None and drafter not in WITH_MODEL,
         "width": width is not None and drafter not in WITH_MODEL,
@@ -128,6 +136,7 @@ def load(
         "acceptance": acceptance is not None and drafter not in WITH_MODEL,
         "num_speculative_tokens": num_speculative_tokens is not None and drafter == "root",
         "ngram": ngram is not None and drafter != "prompt_lookup",
+        "table": table is not None and drafter != "ngram_table",
         "coupled": coupled
         and drafter not in WITH_MODEL
         and getattr(rule, "name", rule) not in SHARED,
@@ -172,6 +181,10 @@ def load(
     tokenizer = tokenizer or sources["target"].tokenizer()
     sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
     vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
+
+    counted = table if table is None or isinstance(table, Table) else read(table)
+    if counted is not None:
+        check.table(counted.vocab_size, vocab)
 
     for other in others:
         theirs = other.config.get_text_config(decoder=True).vocab_size
@@ -223,6 +236,8 @@ def load(
     elif drafter == "prompt_lookup":
         least, most = ngram or (1, 4)
         made = PromptLookup(gamma or 4, most_ngram=most, least_ngram=least)
+    elif counted is not None:
+        made = NgramTable(counted, gamma or 3)
     else:
         assert drafter == "root"
         made = Root()

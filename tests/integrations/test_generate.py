@@ -23,6 +23,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.integrations.generate import Speculative, generate, settings, speculative
 from outrider.keywords import load_arguments
@@ -104,14 +105,15 @@ OUTPUTS = {"return_dict_in_generate": True, "output_scores": True, "output_logit
 
 
 @pytest.mark.parametrize("way", ways())
-@pytest.mark.parametrize("drafting", ["chain", "tree", "lookup"])
+@pytest.mark.parametrize("drafting", ["chain", "tree", "lookup", "table"])
 def test_twenty_prompts_equal_plain_generate(pair, way, drafting):
     target, draft = pair
-    how = ways()[way]
+    how, size = ways()[way], target.config.vocab_size
     more = {
         "chain": {"draft_model": draft, "num_speculative_tokens": 3},
         "tree": {"draft_model": draft, "branching": (2, 2)},
         "lookup": {"prompt_lookup_num_tokens": 4},
+        "table": {"drafter": "ngram_table", "table": count(list(range(size)) * 3, size)},
     }[drafting]
     call = Speculative()
     accepted = 0
@@ -120,7 +122,7 @@ def test_twenty_prompts_equal_plain_generate(pair, way, drafting):
         fast = target.generate(ids, custom_generate=call, **how, **OUTPUTS, **more)
         same(fast, plain)
         accepted += call.stats.accepted
-    assert accepted > 20 or drafting == "lookup"
+    assert accepted > 20 or drafting in ("lookup", "table")
 
 
 @pytest.mark.parametrize("drafting", ["chain", "lookup"])

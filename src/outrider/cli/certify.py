@@ -28,6 +28,7 @@ def command(
     width: options.Width = None,
     total_tokens: options.TotalTokens = None,
     acceptance: options.Acceptance = None,
+    table: options.Table = None,
     rule: options.Rule = None,
     coupled: options.Coupled = False,
     temperature: options.Temperature = 1.0,
@@ -69,6 +70,7 @@ def command(
             "--width": width,
             "--total-tokens": total_tokens,
             "--acceptance": acceptance,
+            "--table": table,
             "--rule": rule,
             "--coupled": coupled or None,
         }
@@ -87,6 +89,7 @@ def command(
         width=width,
         total_tokens=total_tokens,
         acceptance=acceptance,
+        table=table,
         coupled=coupled,
         rule=rule,
         dtype=dtype,

@@ -36,6 +36,9 @@ Acceptance = Annotated[
     str | None,
     typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
 ]
+Table = Annotated[
+    str | None, typer.Option(help="File of counts for ngram_table; default: the shipped pair's.")
+]
 Rule = Annotated[str | None, typer.Option(help="Verification rule; default: the drafter's.")]
 Coupled = Annotated[bool, typer.Option(help="Same seed, same text, whatever the drafter.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]

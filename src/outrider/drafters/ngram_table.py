@@ -58,17 +58,20 @@ class Table:
         law = torch.full(
             (rows, self.vocab_size), 1.0 / self.vocab_size, dtype=torch.float64, device=device
         )
-        known = torch.ones(rows, dtype=torch.bool, device=device)
+        there = torch.ones(rows, dtype=torch.bool, device=device)
         prefix = torch.zeros(rows, dtype=torch.int64, device=device)
         for n in range(1, min(self.order, context_BC.shape[1] + 1) + 1):
             if n > 1:
                 token = context_BC[:, -(n - 1)]
-                known = known & (token >= 0)
+                there = there & (token >= 0)
                 prefix = prefix | (token.clamp(min=0) << (self.bits * (n - 2)))
+            if not table.most[n - 1]:
+                continue  # pruned to nothing
             keys, counts, sums = table.keys[n - 1], table.counts[n - 1], table.sums[n - 1]
             first = torch.searchsorted(keys, prefix << self.bits)
             last = torch.searchsorted(keys, (prefix + 1) << self.bits)
-            known = known & (last > first)
+            # Of a pruned table a longer context may be kept where a shorter one is not.
+            known = there & (last > first)
             total = torch.where(known, sums[last] - sums[first], 1)
             lower = torch.where(known, DISCOUNT * (last - first) / total, 1.0)
             at = first[:, None] + numbers(self.most[n - 1], device)
@@ -107,12 +110,19 @@ def count(tokens: Sequence[int] | Tensor, vocab_size: int, order: int = 3) -> Ta
     found = [torch.unique(packed, return_counts=True)]
     for n in range(order - 1, 0, -1):
         found.insert(0, torch.unique(found[0][0] & ((1 << bits * n) - 1), return_counts=True))
-    keys, counts = tuple(k for k, _ in found), tuple(c for _, c in found)
+    return table_of([k for k, _ in found], [c for _, c in found], vocab_size)
+
+
+def table_of(keys: Sequence[Tensor], counts: Sequence[Tensor], vocab_size: int) -> Table:
+    """A table from sorted keys and their counts, orders from 1 on."""
+    bits = int(vocab_size - 1).bit_length()
     return Table(
-        keys,
-        counts,
+        tuple(keys),
+        tuple(counts),
         tuple(torch.nn.functional.pad(c.cumsum(0), (1, 0)) for c in counts),
-        tuple(int(torch.unique(k >> bits, return_counts=True)[1].max()) for k in keys),
+        tuple(
+            max(torch.unique(k >> bits, return_counts=True)[1].tolist(), default=0) for k in keys
+        ),
         vocab_size,
     )
 

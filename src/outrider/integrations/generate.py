@@ -13,6 +13,7 @@ of our own here: `draft_model=` and `out_streamer=`; `generate` below takes eith
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,27 +21,16 @@ from torch import Tensor
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outrider import check, verifiers
-from outrider.drafters import PromptLookup, Root
-from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters.ngram_table import Table
 from outrider.engine import Engine, HostBlock, Limits, Run
-from outrider.errors import ConfigurationError, UnknownName
-from outrider.keywords import KNOWN, SHAPE, load_arguments
-from outrider.models import CausalModel, refusals, runner_of
+from outrider.errors import ConfigurationError
+from outrider.integrations.driven import engine_for, named
+from outrider.keywords import KNOWN, load_arguments
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.step import Block
-from outrider.types import Draft, Drafter, Scores, Verdict
+from outrider.types import Draft, Scores, Verdict
 
-_KEPT, _STATE = "_outrider_runner", "_outrider_state"
-_FROM_CONFIG = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_ensemble_weight",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-)
 _UNDERSTOOD = {
     "attention_mask",
     "position_ids",
@@ -76,6 +66,7 @@ class Speculative:
         rule: str | None = None,
         drafter: str | None = None,
         ngram: tuple[int, int] | None = None,
+        table: str | Path | Table | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         out_streamer: Any = None,
         **model_kwargs: Any,
@@ -89,12 +80,13 @@ class Speculative:
             "rule": rule,
             "drafter": drafter,
             "ngram": ngram,
+            "table": table,
         }
-        named = _named(generation_config)
+        configured = named(generation_config)
         asked = dict(self.settings)
-        for more in (speculative_config or {}, named, own):
+        for more in (speculative_config or {}, configured, own):
             asked.update({k: v for k, v in more.items() if v is not None})
-        engine = _engine(model, load_arguments(asked))
+        engine = engine_for(model, load_arguments(asked))
         call = _Call(
             engine,
             input_ids,
@@ -130,82 +122,6 @@ def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
         criteria.append(hf.StopStringCriteria(tokenizer, strings))
         keywords["stopping_criteria"] = criteria
     return model.generate(custom_generate=Speculative(), **keywords)
-
-
-def _named(config: Any) -> dict[str, Any]:
-    """Speculative keywords of a generation configuration.
-
-    transformers fills in its defaults before we are called, so a value equal to the default is
-    taken as not given.
-    """
-    defaults: dict[str, Any] = hf.GenerationConfig._get_default_generation_params()
-    named = {name: getattr(config, name, None) for name in _FROM_CONFIG}
-    return {name: value for name, value in named.items() if value != defaults.get(name)}
-
-
-def _driven(model: Any, role: str) -> CausalModel:
-    """The model behind a runner that reads its live weights; checked once per model object."""
-    known: CausalModel | None = model.__dict__.get(_KEPT)
-    state = (model.device, model.dtype, model.config.get_text_config()._attn_implementation)
-    if known is None or known.runner.model is not model or model.__dict__[_STATE] != state:  # type: ignore[attr-defined]
-        refusals.check(model)
-        known = CausalModel(runner_of(model)(model))
-        check.paths(known, role)
-        model.__dict__[_KEPT], model.__dict__[_STATE] = known, state
-    return known
-
-
-def _engine(model: Any, settings: dict[str, Any]) -> Engine:
-    target = _driven(model, "target")
-    small = settings.get("draft")
-    gamma = settings.get("num_speculative_tokens")
-    kind = settings.get("drafter") or ("draft_model" if small is not None else "prompt_lookup")
-    rule, coupled = settings.get("rule"), bool(settings.get("coupled"))
-    made: Drafter
-    if kind not in (*WITH_MODEL, "prompt_lookup", "root"):
-        raise UnknownName("drafter", kind, (*WITH_MODEL, "prompt_lookup", "root"))
-    idle = [] if kind == "prompt_lookup" else ["ngram"]
-    if kind not in WITH_MODEL:
-        idle += ["branching", "width", "total_tokens", "acceptance"]
-    if kind == "root":
-        idle.append("num_speculative_tokens")
-    for name in idle:
-        if settings.get(name) is not None:
-            raise ConfigurationError(
-                f"drafter {kind!r} has no use for {name}; got {name}={settings[name]!r}; leave it "
-                "out or choose another drafter"
-            )
-    if kind in WITH_MODEL:
-        if small is None:
-            raise ConfigurationError(
-                f"drafter {kind!r} needs a draft model; pass draft_model=... (generate keeps "
-                "assistant_model= to itself)"
-            )
-        if isinstance(small, str):
-            raise ConfigurationError(
-                f"draft_model must be a loaded model here; got {small!r}; load it with "
-                "AutoModelForCausalLM.from_pretrained first"
-            )
-        draft = _driven(small, "draft")
-        sizes = {"target": target.vocab_size, "draft": draft.vocab_size}
-        if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
-            check.vocabulary(None, None, sizes)
-        # one family, padded differently: the target's law stays whole, ids unknown to the draft
-        # model have draft probability 0
-        draft = CausalModel(draft.runner, target.vocab_size)
-        made = with_model(kind, draft, **{n: settings[n] for n in SHAPE if n in settings})
-    elif kind == "prompt_lookup":
-        least, most = settings.get("ngram") or (1, 4)
-        made = PromptLookup(gamma or 8, most_ngram=most, least_ngram=least)
-    else:
-        made = Root()
-    if rule is None and coupled:
-        rule = "match"
-    return Engine(target, made, verifiers.get(rule) if rule else None)
-
-
-#: Outputs of one family are padded to multiples of at most this.
-_PADDING = 1024
 
 
 class _Call:

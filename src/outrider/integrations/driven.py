@@ -1,0 +1,113 @@
+"""The engine behind one call of `generate`: runners kept with their models, settings checked."""
+
+from typing import Any
+
+from transformers import generation as hf
+
+from outrider import check, verifiers
+from outrider.drafters import NgramTable, PromptLookup, Root
+from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters.ngram_file import read
+from outrider.drafters.ngram_table import Table
+from outrider.engine import Engine
+from outrider.errors import ConfigurationError, UnknownName
+from outrider.keywords import SHAPE
+from outrider.models import CausalModel, refusals, runner_of
+from outrider.types import Drafter
+
+#: Drafters without a model, and the setting that is theirs alone.
+WITHOUT_MODEL = {"prompt_lookup": "ngram", "ngram_table": "table", "root": None}
+#: Outputs of one family are padded to multiples of at most this.
+_PADDING = 1024
+_KEPT, _STATE = "_outrider_runner", "_outrider_state"
+_FROM_CONFIG = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+)
+
+
+def named(config: Any) -> dict[str, Any]:
+    """Speculative keywords of a generation configuration.
+
+    transformers fills in its defaults before we are called, so a value equal to the default is
+    taken as not given.
+    """
+    defaults: dict[str, Any] = hf.GenerationConfig._get_default_generation_params()
+    named = {name: getattr(config, name, None) for name in _FROM_CONFIG}
+    return {name: value for name, value in named.items() if value != defaults.get(name)}
+
+
+def driven(model: Any, role: str) -> CausalModel:
+    """The model behind a runner that reads its live weights; checked once per model object."""
+    known: CausalModel | None = model.__dict__.get(_KEPT)
+    state = (model.device, model.dtype, model.config.get_text_config()._attn_implementation)
+    if known is None or known.runner.model is not model or model.__dict__[_STATE] != state:  # type: ignore[attr-defined]
+        refusals.check(model)
+        known = CausalModel(runner_of(model)(model))
+        check.paths(known, role)
+        model.__dict__[_KEPT], model.__dict__[_STATE] = known, state
+    return known
+
+
+def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
+    """Target, drafter and rule for merged settings (`load`'s names); unused ones are refused."""
+    target = driven(model, "target")
+    small = settings.get("draft")
+    gamma = settings.get("num_speculative_tokens")
+    kind = settings.get("drafter") or ("draft_model" if small is not None else "prompt_lookup")
+    rule, coupled = settings.get("rule"), bool(settings.get("coupled"))
+    made: Drafter
+    if kind not in (*WITH_MODEL, *WITHOUT_MODEL):
+        raise UnknownName("drafter", kind, (*WITH_MODEL, *WITHOUT_MODEL))
+    idle = [own for name, own in WITHOUT_MODEL.items() if own and name != kind]
+    if kind not in WITH_MODEL:
+        idle += ["branching", "width", "total_tokens", "acceptance"]
+    if kind == "root":
+        idle.append("num_speculative_tokens")
+    for name in idle:
+        if settings.get(name) is not None:
+            raise ConfigurationError(
+                f"drafter {kind!r} has no use for {name}; got {name}={settings[name]!r}; leave it "
+                "out or choose another drafter"
+            )
+    if kind in WITH_MODEL:
+        if small is None:
+            raise ConfigurationError(
+                f"drafter {kind!r} needs a draft model; pass draft_model=... (generate keeps "
+                "assistant_model= to itself)"
+            )
+        if isinstance(small, str):
+            raise ConfigurationError(
+                f"draft_model must be a loaded model here; got {small!r}; load it with "
+                "AutoModelForCausalLM.from_pretrained first"
+            )
+        draft = driven(small, "draft")
+        sizes = {"target": target.vocab_size, "draft": draft.vocab_size}
+        if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
+            check.vocabulary(None, None, sizes)
+        # one family, padded differently: the target's law stays whole, ids unknown to the draft
+        # model have draft probability 0
+        draft = CausalModel(draft.runner, target.vocab_size)
+        made = with_model(kind, draft, **{n: settings[n] for n in SHAPE if n in settings})
+    elif kind == "prompt_lookup":
+        least, most = settings.get("ngram") or (1, 4)
+        made = PromptLookup(gamma or 8, most_ngram=most, least_ngram=least)
+    elif kind == "ngram_table":
+        counted = settings.get("table")
+        if counted is None:
+            raise ConfigurationError(
+                "drafter 'ngram_table' needs a table; got table=None; give a file or a Table: "
+                "drafters.ngram_table.count counts a text, drafters.ngram_file.write keeps it"
+            )
+        counted = counted if isinstance(counted, Table) else read(counted)
+        check.table(counted.vocab_size, target.vocab_size)
+        made = NgramTable(counted, gamma or 3)
+    else:
+        made = Root()
+    if rule is None and coupled:
+        rule = "match"
+    return Engine(target, made, verifiers.get(rule) if rule else None)
