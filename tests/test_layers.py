@@ -22,6 +22,7 @@ LAYERS = [
     {"certify", "speculator"},
     {"text", "theory"},
     {"engine"},
+    {"request", "blocks"},
     {"step"},
     {"models", "drafters", "verifiers", "calibrate", "check", "planner", "control"},
     {"prefill"},

@@ -6,7 +6,7 @@
 """
 
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine import Engine, Limits
+from outrider.engine import Engine
 from outrider.errors import (
     BackendUnavailable,
     CapacityError,
@@ -19,6 +19,7 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.load import load
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.speculator import Completion, Generation, Speculator, Stop, TextBlock
 from outrider.stats import RequestStats, Stats

@@ -10,60 +10,18 @@ wait for and it reads them at once. Rows that ended leave the batch when half of
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from outrider import sampling as _sampling
 from outrider import shaping, step, verifiers
-from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
-from outrider.prefill import ROUND
+from outrider.blocks import HostBlock, Pending
+from outrider.errors import ConfigurationError, NumericalError
+from outrider.request import Limits, plan, spread
 from outrider.sampling import Sampling
 from outrider.stats import Meter, RequestStats, Stats
 from outrider.step import REASONS, Block, BlockLists, State
 from outrider.types import Draft, Drafter, LanguageModel, Scores, Verdict, Verifier
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a row ends: a token budget and stop token ids.
-
-    `max_new_tokens=None` runs to the end of the model's context.
-    """
-
-    max_new_tokens: int | None = None
-    stop_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigurationError(
-                f"max_new_tokens must be at least 1; got {self.max_new_tokens}; "
-                "leave it out to run to the end of the context"
-            )
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What was proposed in one step and what became of it, for one row."""
-
-    tokens: list[int]  #: drafted tokens, node 1 first
-    parents: list[int]  #: parent node of each, 0 is the pending token
-    accepted: list[int]  #: accepted nodes from the root down
-    next_is_bonus: bool  #: the next token follows a leaf: nothing was rejected on its way
-
-
-@dataclass(frozen=True)
-class HostBlock:
-    """The tokens that one step emitted for one row."""
-
-    row: int
-    token_ids: list[int]
-    accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
-    finish_reason: str | None
-    trace: Trace | None = None
-    logprobs: list[float] | None = None  #: of the processed law, if they were asked for
-
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
 Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
@@ -132,7 +90,9 @@ class Run(Iterator[HostBlock]):
     ) -> None:
         self.engine, self.trace = engine, trace
         self._logprobs, self._observe = logprobs, observe
-        limits, reasons, room = plan(engine, prompts, ends, capacity)
+        limits, reasons, room = plan(
+            engine.target, engine.drafter.max_nodes, prompts, ends, capacity
+        )
         device = torch.device(engine.target.device)
         rows = _sampling.rows(settings, device)
         stops = [end.stop_ids for end in ends]
@@ -145,7 +105,7 @@ class Run(Iterator[HostBlock]):
         self._verify = Meter(device)
         self._counted = False
         self._lag = 1 if device.type == "cuda" else 0
-        self._unread: deque[_Pending] = deque()
+        self._unread: deque[Pending] = deque()
         self._ready: deque[HostBlock] = deque()
         self._rows = list(range(len(prompts)))  # batch row -> request
         self._lengths = [len(p) for p in prompts]
@@ -209,7 +169,7 @@ class Run(Iterator[HostBlock]):
         if block.lists is not None and not self.trace and logs is None and not self._unread:
             self._tell(block.lists, self._rows)  # on the host already: nothing to wait for
         else:
-            pending = _Pending(block, draft, verdict, list(self._rows), self.trace, logs)
+            pending = Pending(block, draft, verdict, list(self._rows), self.trace, logs)
             self._unread.append(pending)
         while len(self._unread) > self._lag or (self._unread and self._idle()):
             self._read(self._unread.popleft())
@@ -233,11 +193,11 @@ class Run(Iterator[HostBlock]):
     def _idle(self) -> bool:
         return self.done
 
-    def _read(self, pending: "_Pending") -> None:
+    def _read(self, pending: "Pending") -> None:
         self._tell(pending.read(), pending.requests, pending)
 
     def _tell(
-        self, block: BlockLists, requests: list[int], pending: "_Pending | None" = None
+        self, block: BlockLists, requests: list[int], pending: "Pending | None" = None
     ) -> None:
         tokens, emitted, codes, accepted, drafted, overlap, overlaps = block
         now = time.perf_counter() - self._started
@@ -324,150 +284,6 @@ class Run(Iterator[HostBlock]):
         stats.host_ms = total * 1e3 - stats.target_ms - stats.draft_ms - stats.verify_ms
 
 
-@dataclass
-class _Pending:
-    """A block on its way to the host."""
-
-    block: Block
-    draft: Draft
-    verdict: Verdict
-    requests: list[int]
-    traced: bool
-    logs: torch.Tensor | None = None
-    _block: list[torch.Tensor] = field(init=False, default_factory=list)
-    _trace: list[torch.Tensor] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        b = self.block
-        self.event: Any = None
-        parts: list[torch.Tensor] = []
-        if b.lists is None:
-            with torch.inference_mode():
-                overlaps_B = b.overlaps_B.expand_as(b.emitted_B)
-                counts = [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, overlaps_B]
-                parts += [b.tokens_BT, torch.stack(counts), b.overlap_B]
-        if self.traced:
-            d, v = self.draft, self.verdict
-            parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
-        if self.logs is not None:
-            parts.append(self.logs)
-        if b.emitted_B.is_cuda:
-            parts = [part.to("cpu", non_blocking=True) for part in parts]
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
-        if self.logs is not None:
-            self.logs = parts.pop()
-        if b.lists is None:
-            self._block, parts = parts[:3], parts[3:]
-        self._trace = parts
-
-    def read(self) -> BlockLists:
-        """The block on the host, once it has arrived."""
-        if self.block.lists is not None:
-            return self.block.lists
-        if self.event is not None:
-            self.event.synchronize()
-        tokens, counts, overlap = self._block
-        emitted, reason, accepted, drafted, overlaps = counts.tolist()
-        return BlockLists(
-            tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
-        )
-
-    def logs_of(self, row: int, count: int) -> list[float] | None:
-        if self.logs is None:
-            return None
-        logs: list[float] = self.logs[row, :count].tolist()
-        return logs
-
-    def trace_of(self, row: int) -> Trace | None:
-        if not self.traced:
-            return None
-        tokens, parents, draws, path = self._trace
-        shared = 0 if parents.shape[0] == 1 else row
-        table = draws[0 if draws.shape[0] == 1 else row]
-        offered = {kid for kids in table.tolist() for kid in kids if kid >= 0}
-        accepted = [n for n in path[row].tolist() if n >= 0]
-        nodes = sorted(offered)
-        number = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
-        parent = parents[shared].tolist()
-        leaf = accepted[-1] if accepted else 0
-        return Trace(
-            [int(tokens[row, n]) for n in nodes],
-            [number[parent[n]] for n in nodes],
-            [number[n] for n in accepted],
-            all(parent[n] != leaf for n in nodes),
-        )
-
-
-def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
-    """One setting per row from one value, a list, or nothing."""
-    if given is None:
-        return [fallback] * rows
-    for one in given if isinstance(given, (list, tuple)) else [given]:
-        if not isinstance(one, type(fallback)):
-            kind = type(fallback).__name__
-            raise ConfigurationError(
-                f"{name} must be a {kind} or one {kind} per prompt; got {one!r}; write {kind}(...)"
-            )
-    if not isinstance(given, (list, tuple)):
-        return [given] * rows
-    if len(given) != rows:
-        raise ConfigurationError(
-            f"{name} must be one value or one per prompt; got {len(given)} for {rows} prompts; "
-            "give one value to use it for all"
-        )
-    return list(given)
-
-
-def plan(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    ends: Sequence[Limits],
-    capacity: int | None,
-) -> tuple[list[int], list[int], int]:
-    """Committed lengths at which rows end, why, and the cache capacity they need."""
-    if not prompts:
-        raise PromptError("no prompt; got an empty batch; give at least one prompt")
-    context, vocab = engine.target.context, engine.target.vocab_size
-    limits, reasons = [], []
-    for number, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
-        if not len(prompt):
-            raise PromptError(
-                f"prompt {number} has no tokens; got an empty prompt; give at least one token "
-                "(the BOS token starts from nothing)"
-            )
-        worst = max(prompt)
-        if worst >= vocab or min(prompt) < 0:
-            raise PromptError(
-                f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
-                f"the vocabulary of {vocab}; encode it with the target's tokenizer"
-            )
-        if len(prompt) >= context:
-            raise PromptError(
-                f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
-                "shorten it so that at least one token fits"
-            )
-        budget = end.max_new_tokens
-        if budget is None and context >= 1 << 30:
-            raise CapacityError(
-                f"prompt {number} has no token budget and the model names no context to end at; "
-                "got max_new_tokens=None; give max_new_tokens"
-            )
-        wanted = context if budget is None else len(prompt) + budget
-        if capacity is not None and wanted + engine.drafter.max_nodes > capacity:
-            raise CapacityError(
-                f"prompt {number} needs {len(prompt)} tokens + budget {wanted - len(prompt)} + "
-                f"{engine.drafter.max_nodes} tree nodes, but capacity={capacity}; "
-                "raise capacity or lower max_new_tokens"
-            )
-        limits.append(min(wanted, context))
-        reasons.append(step.LENGTH if wanted <= context else step.CONTEXT)
-        if budget is None:
-            reasons[-1] = step.CONTEXT
-    need = max(limits) + engine.drafter.max_nodes + 2
-    return limits, reasons, max(-(-need // ROUND) * ROUND, capacity or 0)
-
-
-def _seconds(model: Any) -> float:
+def _seconds(model: LanguageModel | Drafter) -> float:
     meter = getattr(model, "meter", None)
     return float(meter.seconds) if meter is not None else 0.0

@@ -6,9 +6,11 @@ from numbers import Integral
 from typing import Any
 
 from outrider import verifiers
+from outrider.blocks import HostBlock
 from outrider.drafters import Root
-from outrider.engine import Engine, HostBlock, Limits, Run, spread
+from outrider.engine import Engine, Run
 from outrider.errors import ConfigurationError, PromptError
+from outrider.request import Limits, spread
 from outrider.sampling import Sampling
 from outrider.stats import RequestStats, Stats
 from outrider.text import Detokenizer, encode

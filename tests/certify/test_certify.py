@@ -9,8 +9,8 @@ from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
 from outrider.certify import Power, bugs, certify, foreign, marginal, matrix, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
-from outrider.engine import Limits
 from outrider.errors import ConfigurationError, PromptError
+from outrider.request import Limits
 from outrider.types import Kind
 from tiny import pair
 

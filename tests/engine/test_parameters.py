@@ -20,9 +20,10 @@ from transformers import (
 
 from outrider import shaping, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine import Engine, Limits
+from outrider.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.tree import branching, chain, from_parents
 from outrider.types import Context

@@ -12,11 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import check, verifiers
 from outrider.drafters import DraftModel, Root
-from outrider.engine import Engine, Limits
+from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.load import load
 from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, runner_of
 from outrider.prefill import ingest
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.tree import from_parents, visible
 

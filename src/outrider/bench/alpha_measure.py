@@ -14,7 +14,8 @@ from outrider.bench.alpha_drafters import Source
 from outrider.bench.toy import METHODS
 from outrider.certify.laws import Text, score
 from outrider.drafters import Root
-from outrider.engine import Engine, Limits
+from outrider.engine import Engine
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator, Stop
 from outrider.types import Verifier

@@ -14,8 +14,9 @@ from outrider.certify.conditional import ORDERS, SETS, Pool
 from outrider.certify.laws import Guesses, Text, score
 from outrider.certify.report import Report, Test
 from outrider.drafters import Root
-from outrider.engine import Engine, Limits, Observer
+from outrider.engine import Engine, Observer
 from outrider.errors import ConfigurationError, PromptError
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Drafter, LanguageModel

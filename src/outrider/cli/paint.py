@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from outrider.engine import HostBlock
+from outrider.blocks import HostBlock
 
 STYLES = {
     "accepted": "green",

@@ -21,11 +21,13 @@ from torch import Tensor
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from outrider.blocks import HostBlock
 from outrider.drafters.ngram_table import Table
-from outrider.engine import Engine, HostBlock, Limits, Run
+from outrider.engine import Engine, Run
 from outrider.errors import ConfigurationError
 from outrider.integrations.driven import engine_for, named
 from outrider.keywords import KNOWN, load_arguments
+from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.step import Block

@@ -1,0 +1,106 @@
+"""What a step emitted, on its way from the device to the host, and there."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.step import Block, BlockLists
+from outrider.types import Draft, Verdict
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was proposed in one step and what became of it, for one row."""
+
+    tokens: list[int]  #: drafted tokens, node 1 first
+    parents: list[int]  #: parent node of each, 0 is the pending token
+    accepted: list[int]  #: accepted nodes from the root down
+    next_is_bonus: bool  #: the next token follows a leaf: nothing was rejected on its way
+
+
+@dataclass(frozen=True)
+class HostBlock:
+    """The tokens that one step emitted for one row."""
+
+    row: int
+    token_ids: list[int]
+    accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
+    finish_reason: str | None
+    trace: Trace | None = None
+    logprobs: list[float] | None = None  #: of the processed law, if they were asked for
+
+
+@dataclass
+class Pending:
+    """A block on its way to the host."""
+
+    block: Block
+    draft: Draft
+    verdict: Verdict
+    requests: list[int]
+    traced: bool
+    logs: torch.Tensor | None = None
+    _block: list[torch.Tensor] = field(init=False, default_factory=list)
+    _trace: list[torch.Tensor] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        b = self.block
+        self.event: Any = None
+        parts: list[torch.Tensor] = []
+        if b.lists is None:
+            with torch.inference_mode():
+                overlaps_B = b.overlaps_B.expand_as(b.emitted_B)
+                counts = [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, overlaps_B]
+                parts += [b.tokens_BT, torch.stack(counts), b.overlap_B]
+        if self.traced:
+            d, v = self.draft, self.verdict
+            parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
+        if self.logs is not None:
+            parts.append(self.logs)
+        if b.emitted_B.is_cuda:
+            parts = [part.to("cpu", non_blocking=True) for part in parts]
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+        if self.logs is not None:
+            self.logs = parts.pop()
+        if b.lists is None:
+            self._block, parts = parts[:3], parts[3:]
+        self._trace = parts
+
+    def read(self) -> BlockLists:
+        """The block on the host, once it has arrived."""
+        if self.block.lists is not None:
+            return self.block.lists
+        if self.event is not None:
+            self.event.synchronize()
+        tokens, counts, overlap = self._block
+        emitted, reason, accepted, drafted, overlaps = counts.tolist()
+        return BlockLists(
+            tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
+        )
+
+    def logs_of(self, row: int, count: int) -> list[float] | None:
+        if self.logs is None:
+            return None
+        logs: list[float] = self.logs[row, :count].tolist()
+        return logs
+
+    def trace_of(self, row: int) -> Trace | None:
+        if not self.traced:
+            return None
+        tokens, parents, draws, path = self._trace
+        shared = 0 if parents.shape[0] == 1 else row
+        table = draws[0 if draws.shape[0] == 1 else row]
+        offered = {kid for kids in table.tolist() for kid in kids if kid >= 0}
+        accepted = [n for n in path[row].tolist() if n >= 0]
+        nodes = sorted(offered)
+        number = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
+        parent = parents[shared].tolist()
+        leaf = accepted[-1] if accepted else 0
+        return Trace(
+            [int(tokens[row, n]) for n in nodes],
+            [number[parent[n]] for n in nodes],
+            [number[n] for n in accepted],
+            all(parent[n] != leaf for n in nodes),
+        )

@@ -1,0 +1,98 @@
+"""What is asked of a batch: prompts, settings and ends, checked before any work is done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider import step
+from outrider.errors import CapacityError, ConfigurationError, PromptError
+from outrider.prefill import ROUND
+from outrider.types import LanguageModel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a row ends: a token budget and stop token ids.
+
+    `max_new_tokens=None` runs to the end of the model's context.
+    """
+
+    max_new_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigurationError(
+                f"max_new_tokens must be at least 1; got {self.max_new_tokens}; "
+                "leave it out to run to the end of the context"
+            )
+
+
+def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
+    """One setting per row from one value, a list, or nothing."""
+    if given is None:
+        return [fallback] * rows
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(one, type(fallback)):
+            kind = type(fallback).__name__
+            raise ConfigurationError(
+                f"{name} must be a {kind} or one {kind} per prompt; got {one!r}; write {kind}(...)"
+            )
+    if not isinstance(given, (list, tuple)):
+        return [given] * rows
+    if len(given) != rows:
+        raise ConfigurationError(
+            f"{name} must be one value or one per prompt; got {len(given)} for {rows} prompts; "
+            "give one value to use it for all"
+        )
+    return list(given)
+
+
+def plan(
+    target: LanguageModel,
+    max_nodes: int,
+    prompts: Sequence[Sequence[int]],
+    ends: Sequence[Limits],
+    capacity: int | None,
+) -> tuple[list[int], list[int], int]:
+    """Committed lengths at which rows end, why, and the cache capacity they need."""
+    if not prompts:
+        raise PromptError("no prompt; got an empty batch; give at least one prompt")
+    context, vocab = target.context, target.vocab_size
+    limits, reasons = [], []
+    for number, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
+        if not len(prompt):
+            raise PromptError(
+                f"prompt {number} has no tokens; got an empty prompt; give at least one token "
+                "(the BOS token starts from nothing)"
+            )
+        worst = max(prompt)
+        if worst >= vocab or min(prompt) < 0:
+            raise PromptError(
+                f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
+                f"the vocabulary of {vocab}; encode it with the target's tokenizer"
+            )
+        if len(prompt) >= context:
+            raise PromptError(
+                f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
+                "shorten it so that at least one token fits"
+            )
+        budget = end.max_new_tokens
+        if budget is None and context >= 1 << 30:
+            raise CapacityError(
+                f"prompt {number} has no token budget and the model names no context to end at; "
+                "got max_new_tokens=None; give max_new_tokens"
+            )
+        wanted = context if budget is None else len(prompt) + budget
+        if capacity is not None and wanted + max_nodes > capacity:
+            raise CapacityError(
+                f"prompt {number} needs {len(prompt)} tokens + budget {wanted - len(prompt)} + "
+                f"{max_nodes} tree nodes, but capacity={capacity}; "
+                "raise capacity or lower max_new_tokens"
+            )
+        limits.append(min(wanted, context))
+        reasons.append(step.LENGTH if wanted <= context else step.CONTEXT)
+        if budget is None:
+            reasons[-1] = step.CONTEXT
+    need = max(limits) + max_nodes + 2
+    return limits, reasons, max(-(-need // ROUND) * ROUND, capacity or 0)
