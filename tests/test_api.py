@@ -163,6 +163,7 @@ EXCEPTIONS = {
     "ops/cpu": "runs on a CPU only: there is no device to wait for",
     "drafters/ngram_table.py:count": "counts a corpus before any run",
     "drafters/ngram_table.py:table_of": "sums up counts before any run",
+    "drafters/ngram_file.py": "reads a file before any run",
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
     "drafters/beam.py:_by_arrival": "only if the tensors lie on a CPU",

@@ -47,7 +47,7 @@ than 0.05 million characters:
 {chr(10).join(rows)}
 
 Held out by name, library file and tests ({held:.2f} million characters): {modules}.
-Blocks of these files are left out wherever else they occur.
+Their blocks of more than 200 characters are left out wherever else they occur.
 """
 
 

@@ -81,7 +81,7 @@ class Corpus:
                 if len(block) > SHORTEST_BLOCK and mark not in self._seen
             )
         self._seen.update(mark for _, mark in parts)
-        if whole or len(kept) > SHORTEST_DOCUMENT:
+        if kept is text or len(kept) > SHORTEST_DOCUMENT:
             self.train.append({"name": f"{source.package}/{source.path}", "text": kept})
             self._note(source, text, "train", len(kept))
 

@@ -4,7 +4,7 @@
         --out runs/draft --tokens 8e6
 
 The draft begins as the target's embedding and chosen layers (`--layers`) or as another draft
-(`--start`). In the second stage part of every batch is text the target wrote itself, because
+(`--initial`). In the second stage part of every batch is text the target wrote itself, because
 that is what a draft meets in use.
 """
 
@@ -44,43 +44,46 @@ class DraftJob:
         self.device = draft.cos.device
         self.train = Windows(read_tokens(data / "train.bin"), args.context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
-        self._own: list[Tensor] = []
-        self._pools = 0
+        self._pool: tuple[int, Tensor] = (-1, torch.empty(0))
         self._kl = torch.compile(kl_from_hidden, dynamic=False)
         self._overlap = torch.compile(overlap_from_hidden, dynamic=False)
         for layer in [*draft.model.layers, *target.model.layers]:
             layer.compile(dynamic=False)
 
-    def losses(self, step: int) -> Iterable[Tensor]:
+    def losses(self, step: int) -> Iterable[loop.Term]:
         late = step >= self.kl_until
-        for numbers in my_share(step, self.args.batch, self.args.rows):
+        pieces = list(my_share(step, self.args.batch, self.args.rows))
+        for place, (numbers, weight) in enumerate(pieces):
             inputs, _ = self.train.batch(numbers)
             if late and self.args.own > 0:
-                own = self._own_texts(self.args.own)
+                used = (step - self.kl_until) * len(pieces) + place
+                own = self._own_texts(used * self.args.own)
                 inputs = torch.cat([inputs[: -len(own)], own])
             inputs = inputs.to(self.device)
             with torch.no_grad():
                 target_hidden = self.target.body(inputs)
             compute = self._overlap if late else self._kl
-            yield compute(
+            loss = compute(
                 target_hidden,
                 self.target.model.embed_tokens.weight,
                 self.model.body(inputs),
                 self.model.model.embed_tokens.weight,
             )
+            yield loop.Term(loss, weight)
 
-    def _own_texts(self, count: int) -> Tensor:
-        """The next texts of the pool, `[count, context]`; a new pool when it is used up."""
-        if len(self._own) < count:
-            seed = self._pools * parallel.count() + parallel.rank()
-            temperature = WRITING_TEMPERATURES[self._pools % len(WRITING_TEMPERATURES)]
+    def _own_texts(self, first: int) -> Tensor:
+        """The next texts, `[own, context]`; which they are depends on `first` alone."""
+        number, place = divmod(first, TIMES_USED * self.args.pool)
+        if number != self._pool[0]:
+            seed = parallel.seed_of(self.args.seed, number)
+            temperature = WRITING_TEMPERATURES[number % len(WRITING_TEMPERATURES)]
             prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
             length = self.args.context - PROMPT
             texts = continue_text(self.target, prompts, length, temperature, seed)
-            self._own = TIMES_USED * list(texts.cpu())
-            self._pools += 1
-        taken, self._own = self._own[:count], self._own[count:]
-        return torch.stack(taken)
+            self._pool = number, texts.cpu()
+        texts = self._pool[1]
+        place %= self.args.pool
+        return texts[place : place + self.args.own]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -132,7 +135,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="checkpoint (.pt or folder)")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
     begin = parser.add_mutually_exclusive_group(required=True)
-    begin.add_argument("--start", type=Path, help="draft to continue from (.pt or folder)")
+    begin.add_argument("--initial", type=Path, help="draft to continue from (.pt or folder)")
     begin.add_argument("--layers", help="target layers to copy, e.g. 0,23")
     parser.add_argument("--tokens", type=float, required=True, help="length of the run")
     parser.add_argument("--kl", type=float, default=0.3, help="share of the run with forward KL")
@@ -153,13 +156,32 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuse before the first step what would go wrong later."""
+    loop.check_split(args.batch, args.rows)
+    if args.tokens < args.batch * args.context:
+        raise SystemExit(f"--tokens {args.tokens:g} is less than one step; give more")
+    if not args.own:
+        return
+    if args.context <= PROMPT:
+        raise SystemExit(
+            f"own texts follow prompts of {PROMPT} tokens; got --context {args.context}; lengthen "
+            "it or give --own 0"
+        )
+    if args.own >= args.rows or args.pool % args.own:
+        raise SystemExit(
+            f"--own {args.own} must be less than --rows {args.rows} and divide --pool {args.pool}"
+        )
+
+
 def main() -> None:
     args = arguments()
     device = parallel.start()
+    check(args)
     dtype = torch.float32 if args.float32 else torch.bfloat16
     target = load(args.target, args.context).to(device).eval().requires_grad_(False)
-    if args.start:
-        draft = load(args.start, args.context).to(device)
+    if args.initial:
+        draft = load(args.initial, args.context).to(device)
     else:
         draft = from_layers(target, [int(n) for n in args.layers.split(",")]).to(device)
     optimiser = Optimiser(draft, Rates(args.muon_rate, args.adam_rate))

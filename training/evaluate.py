@@ -63,6 +63,7 @@ def on_heldout_text(
     """Mean alpha over windows of held-out text at the three temperatures."""
     found: dict[float, list[float]] = {t: [] for t in TEMPERATURES}
     for inputs, _ in windows(tokens, target.shape.context, 8, every):
+        inputs = inputs.to(target.cos.device)
         target_logits, draft_logits = target(inputs), draft(inputs)
         for t in TEMPERATURES:
             found[t].append(overlap(target_logits, draft_logits, t).mean().item())
@@ -92,7 +93,7 @@ def ngram_drafter(table: NgramTable) -> Drafter:
             [table.law(row[max(0, i + 2 - table.order) : i + 1]) for i in range(len(row))]
             for row in tokens.tolist()
         ]
-        return torch.from_numpy(np.array(rows)).float().clamp(min=1e-30).log()
+        return torch.from_numpy(np.array(rows)).float().clamp(min=1e-30).log().to(tokens.device)
 
     return logits
 
@@ -100,7 +101,7 @@ def ngram_drafter(table: NgramTable) -> Drafter:
 def text_figures(target: Llama, data: Path, tokens: np.ndarray, every: int) -> dict[str, float]:
     """Loss per token, and per byte so that tokenizers can be compared."""
     size = sum(len(row["text"].encode()) for row in read_documents(data / "heldout.jsonl"))
-    loss = mean_loss(target, tokens, target.shape.context, 8, every)
+    loss = mean_loss(target, tokens, target.shape.context, 8, every, target.cos.device)
     return {
         "loss": loss,
         "perplexity": math.exp(loss),
@@ -139,10 +140,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=2, help="use each n-th held-out window")
     parser.add_argument("--samples", type=int, default=3, help="texts printed per temperature")
     args = parser.parse_args()
-    parallel.start()
+    device = parallel.start()
     tokens = read_tokens(args.data / "heldout.bin")
-    target = load(args.target).eval()
-    drafters: dict[str, Drafter] = {str(path): load(path).eval() for path in args.draft}
+    target = load(args.target).to(device).eval()
+    drafters: dict[str, Drafter] = {str(path): load(path).to(device).eval() for path in args.draft}
     result: dict[str, object] = {
         "held-out text": text_figures(target, args.data, tokens, args.every)
     }
@@ -173,7 +174,7 @@ def samples(
     return [
         {"T": t, "prompt": decode(row[:PROMPT].tolist()), "text": decode(row[PROMPT:].tolist())}
         for t, rows in texts.items()
-        for row in rows[:: max(1, len(rows) // count)][:count]
+        for row in rows[:: max(1, len(rows) // max(1, count))][:count]
     ]
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from training.model import load, to_transformers
 
 
-def export(checkpoint: Path, tokenizer_file: Path, out: Path, context: int = 512) -> int:
+def export(checkpoint: Path, tokenizer_file: Path, out: Path) -> int:
     """Write model and tokenizer; the size of the weights in bytes.
 
     bf16 halves the download and loses nothing that shows: the model was trained in it.
@@ -25,7 +25,7 @@ def export(checkpoint: Path, tokenizer_file: Path, out: Path, context: int = 512
     end, pad = (tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|pad|>"))
     # The document mark opens a text and closes it, so it is both.
     specials = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
-    twin = to_transformers(load(checkpoint, context), specials).to(torch.bfloat16)
+    twin = to_transformers(load(checkpoint), specials).to(torch.bfloat16)
     twin.save_pretrained(out)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +21,21 @@ from training.muon import Optimiser
 from training.schedule import Schedule
 
 
+class Term(NamedTuple):
+    """A part of a step's loss: the step's gradient is that of the sum of `weight * loss`."""
+
+    loss: Tensor
+    weight: float
+    reported: bool = True  #: whether it belongs to the loss in the log
+
+
 class Job(Protocol):
     """What is trained and on what; the loop knows nothing else about it."""
 
     model: Llama
 
-    def losses(self, step: int) -> Iterable[Tensor]:
-        """The losses of one step's pieces; each is differentiated before the next is computed."""
+    def losses(self, step: int) -> Iterable[Term]:
+        """The terms of one step; each is differentiated before the next is computed."""
 
     def evaluate(self) -> dict[str, float]:
         """Figures on held-out text."""
@@ -46,7 +55,7 @@ def train(job: Job, optimiser: Optimiser, schedule: Schedule, pace: Pace) -> Non
     """Run to the end of the schedule, from the last checkpoint in `pace.out` if there is one."""
     pace.out.mkdir(parents=True, exist_ok=True)
     last = pace.out / "last.pt"
-    first_step = resume(optimiser, last) if last.exists() else 0
+    first_step = resume(optimiser, job.model, last) if last.exists() else 0
     quiet = parallel.rank() > 0 or not sys.stderr.isatty()
     mean, since = 0.0, time.monotonic()
     for step in tqdm(range(first_step, schedule.steps), disable=quiet, unit="step"):
@@ -65,23 +74,33 @@ def train(job: Job, optimiser: Optimiser, schedule: Schedule, pace: Pace) -> Non
             report(f"held out after {done}: {figures}")
 
 
+def check_split(batch: int, rows: int) -> None:
+    """Every process must have the same number of full pieces: one compiled shape, equal weights."""
+    if batch % (rows * parallel.count()):
+        raise SystemExit(
+            f"--batch {batch} is no multiple of {parallel.count()} processes x --rows {rows}; "
+            "change one of them"
+        )
+
+
 def take_step(job: Job, optimiser: Optimiser, step: int, scale: float) -> float:
-    """One optimiser step; returns this process's mean loss."""
+    """One optimiser step; returns this process's loss."""
     gradients = {name: torch.zeros_like(w) for name, w in optimiser.weights.items()}
-    total, pieces = 0.0, 0
-    for loss in job.losses(step):
-        loss.backward()
-        total, pieces = total + loss.item(), pieces + 1
+    total = 0.0
+    for loss, weight, reported in job.losses(step):
+        (weight * loss).backward()
+        value = weight * loss.item()
+        if not math.isfinite(value):
+            raise SystemExit(f"step {step}: the loss is {value}; not saved; lower the rates")
+        total += value if reported else 0.0
         # Sum in float32: bf16 would lose the later, smaller contributions.
         for name, parameter in optimiser.model.items():
             if parameter.grad is not None:
                 gradients[name] += parameter.grad
                 parameter.grad = None
-    for gradient in gradients.values():
-        gradient /= pieces
     parallel.average(gradients)
     optimiser.step(gradients, scale)
-    return total / pieces
+    return total
 
 
 def save(optimiser: Optimiser, model: Llama, step: int, file: Path) -> None:
@@ -93,9 +112,14 @@ def save(optimiser: Optimiser, model: Llama, step: int, file: Path) -> None:
     os.replace(partial, file)
 
 
-def resume(optimiser: Optimiser, file: Path) -> int:
+def resume(optimiser: Optimiser, model: Llama, file: Path) -> int:
     """Restore a checkpoint; the number of steps already done."""
     saved = torch.load(file, weights_only=False, map_location="cpu")
+    if saved["shape"] != model.shape:
+        raise SystemExit(
+            f"{file} holds {saved['shape']}, but this run is for {model.shape}; "
+            "give the same sizes or another --out"
+        )
     optimiser.restore(saved["optimiser"])
     report(f"resumed {file} at step {saved['step']}")
     return saved["step"]

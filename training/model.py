@@ -1,7 +1,7 @@
 """A Llama written for training: small, compilable, with the parameter names of transformers.
 
 The state dict is the one of `LlamaForCausalLM` with tied embeddings, so a checkpoint moves
-between the two without renaming. `tests/training/test_model.py` compares their logits.
+between the two without renaming. `tests/training/test_training_models.py` compares their logits.
 """
 
 from __future__ import annotations
@@ -153,22 +153,40 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-def load(path: Path, context: int = 512) -> Llama:
-    """Read a checkpoint of a run (`.pt`) or a transformers folder (Llama, tied), in float32."""
+def load(path: Path, context: int | None = None) -> Llama:
+    """Read a checkpoint of a run (`.pt`) or a transformers folder (Llama, tied), in float32.
+
+    `context=None` takes the checkpoint's own.
+    """
     if path.suffix == ".pt":
         saved = torch.load(path, weights_only=False, map_location="cpu")
-        return from_state(replace(saved["shape"], context=context), saved["optimiser"]["weights"])
+        shape = saved["shape"] if context is None else replace(saved["shape"], context=context)
+        return from_state(shape, saved["optimiser"]["weights"])
     from transformers import LlamaForCausalLM
 
     twin = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
     config = twin.config
+    rope = config.rope_parameters
+    ours = (True, 1e-5, config.num_attention_heads, 10000.0, "default")
+    theirs = (
+        config.tie_word_embeddings,
+        config.rms_norm_eps,
+        config.num_key_value_heads,
+        rope["rope_theta"],
+        rope["rope_type"],
+    )
+    if theirs != ours:
+        raise SystemExit(
+            f"{path} is a Llama that training.model does not build: (tied, epsilon, key heads, "
+            f"rotary base, rotary kind) are {theirs}, not {ours}; start from another checkpoint"
+        )
     shape = Shape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
-        context=context,
+        context=context or config.max_position_embeddings,
     )
     return from_state(shape, twin.state_dict())
 

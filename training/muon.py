@@ -1,4 +1,4 @@
-"""The optimiser: Muon for the matrices inside the layers, AdamW for embedding and norms.
+"""The optimiser: Muon for the matrices inside the layers, Adam for embedding and norms.
 
 Muon (Jordan et al. 2024) replaces the momentum of a matrix by the nearest orthogonal one, so
 every direction moves by the same amount. Weights are kept in float32 here whatever the dtype

@@ -1,13 +1,15 @@
 """Several processes on one machine: one per core (gloo) or one per GPU (nccl).
 
-Started by `torchrun --nproc-per-node N -m training.train ...`; alone, every function here
-does nothing. Two processes of one thread beat one process of two threads on a shared machine:
-OpenMP's threads spin at barriers and starve as soon as a neighbour is busy.
+Started by `torchrun --nproc-per-node N -m training.train ...`; alone, `start` sets the number of
+threads (one, or what `OMP_NUM_THREADS` says) and the other functions do nothing. Two processes of
+one thread beat one process of two threads on a shared machine: OpenMP's threads spin at barriers
+and starve as soon as a neighbour is busy.
 """
 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ def start() -> torch.device:
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        dist.init_process_group("nccl" if cuda else "gloo")
+        # A run may be stopped for hours and go on; the usual timeout would end it.
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(days=30))
     return device or torch.device("cpu")
 
 
@@ -39,6 +42,11 @@ def rank() -> int:
 
 def count() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def seed_of(seed: int, number: int) -> int:
+    """A seed for this process's `number`-th pool of texts in a run."""
+    return (seed * 1_000_003 + number) * count() + rank()
 
 
 def add_up(values: Tensor) -> Tensor:

@@ -28,6 +28,10 @@ _LOOSE_NAMES = {
 }
 
 
+#: How the packages of standard libraries are named; no distribution is.
+LIBRARY = "cpython-"
+
+
 @dataclass(frozen=True)
 class Source:
     """One file: who ships it, under what licence, and its path inside that package."""
@@ -41,8 +45,11 @@ class Source:
 def standard_libraries(roots: list[Path]) -> Iterator[Source]:
     """Every module of each installation root (`<root>/lib/python3.x`), in the order given."""
     for root in roots:
-        for library in sorted(root.glob("lib/python3.*")):
-            package = "python-" + root.name
+        libraries = sorted(root.glob("lib/python3.*"))
+        if not libraries:
+            raise SystemExit(f"no lib/python3.* in {root}; give the roots of Python installations")
+        for library in libraries:
+            package = LIBRARY + root.name
             for file in sorted(library.rglob("*.py")):
                 path = file.relative_to(library).as_posix()
                 if not path.startswith("site-packages/"):
@@ -75,7 +82,9 @@ def permissive_licence(dist: Distribution) -> str | None:
         names = [n.strip("() ") for n in re.split(r"\b(?:AND|OR)\b", expression)]
     else:
         classifiers = meta.get_all("Classifier") or []
-        names = [c.split(" :: ")[-1] for c in classifiers if c.startswith("License :: OSI")]
+        # "License :: OSI Approved" alone says nothing; any other licence classifier counts.
+        names = [c.split(" :: ")[-1] for c in classifiers if c.startswith("License :: ")]
+        names = [n for n in names if n != "OSI Approved"]
         names = names or [(meta.get("License") or "").strip()]
         names = [_LOOSE_NAMES.get(n, n) for n in names]
     return " AND ".join(names) if set(names) <= PERMISSIVE else None

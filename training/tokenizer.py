@@ -51,8 +51,10 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=3000, help="learn from the first so many")
     args = parser.parse_args()
     texts = [row["text"] for row in read_documents(args.corpus / "train.jsonl")]
-    train_tokenizer(texts[: args.documents], args.vocabulary).save(str(args.out))
-    print(f"{args.out}: {args.vocabulary} tokens from {min(len(texts), args.documents)} documents")
+    tokenizer = train_tokenizer(texts[: args.documents], args.vocabulary)
+    tokenizer.save(str(args.out))
+    read = min(len(texts), args.documents)
+    print(f"{args.out}: {tokenizer.get_vocab_size()} tokens from {read} documents")
 
 
 if __name__ == "__main__":

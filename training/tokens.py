@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LIBRARY = "python-"  # how the names of documents from a standard library begin
+from training.sources import LIBRARY
 
 
 def read_documents(file: Path) -> list[dict[str, str]]:
@@ -33,6 +33,8 @@ def encode(texts: list[str], tokenizer_file: Path) -> np.ndarray:
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     start = tokenizer.token_to_id("<|endoftext|>")
+    if start is None:
+        raise SystemExit(f"{tokenizer_file} has no <|endoftext|>; make it with training.tokenizer")
     rows = (np.array([start, *e.ids], dtype=np.uint16) for e in tokenizer.encode_batch(texts))
     return np.concatenate(list(rows))
 
@@ -53,7 +55,13 @@ class Windows:
     @property
     def per_epoch(self) -> int:
         # One window is given up to leave room for the offset.
-        return (len(self.tokens) - 1) // self.length - 1
+        count = (len(self.tokens) - 1) // self.length - 1
+        if count < 1:
+            raise SystemExit(
+                f"{len(self.tokens)} tokens hold no two windows of {self.length}; "
+                "read more files or shorten --context"
+            )
+        return count
 
     def __getitem__(self, number: int) -> np.ndarray:
         epoch, place = divmod(number, self.per_epoch)
@@ -77,6 +85,8 @@ class Windows:
 
 def read_tokens(file: Path) -> np.ndarray:
     """The array of a token file, mapped, not loaded."""
+    if not file.is_file():
+        raise SystemExit(f"no {file}; write it with training.tokens")
     return np.memmap(file, dtype=np.uint16, mode="r")
 
 
@@ -85,9 +95,13 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
     args = parser.parse_args()
+    if not args.tokenizer.is_file():
+        raise SystemExit(f"no tokenizer at {args.tokenizer}; make one with training.tokenizer")
     rows = {name: read_documents(args.corpus / f"{name}.jsonl") for name in ("train", "heldout")}
     rows["library"] = [row for row in rows["train"] if row["name"].startswith(LIBRARY)]
     for name, documents in rows.items():
+        if not documents:
+            raise SystemExit(f"{args.corpus} has no {name} documents; build the corpus again")
         texts = [row["text"] for row in documents]
         tokens = encode(texts, args.tokenizer)
         tokens.tofile(args.corpus / f"{name}.bin")

@@ -28,6 +28,7 @@ from training.tokens import Windows, read_tokens
 from training.unloop import loop_marks, loops, unlikelihood
 
 PROMPT, CONTINUATION = 96, 160  # tokens of a greedy text that is searched for loops
+POOL_USES = 2  # writing is dear: each looping text is pushed down more than once
 
 
 class TargetJob:
@@ -41,19 +42,19 @@ class TargetJob:
         self.library = Windows(read_tokens(data / "library.bin"), context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
         self.unloop_from = int(args.unloop_from * schedule.steps)
-        self.loops_found = 0.0
-        self._texts: list[tuple[Tensor, Tensor]] = []
+        self.loops_found: float | None = None
+        self._pool: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
         self._loss = torch.compile(next_token_loss, dynamic=False)
         for layer in model.model.layers:
             # One layer compiled serves all of them: seconds to compile, not minutes.
             layer.compile(dynamic=False)
 
-    def losses(self, step: int) -> Iterable[Tensor]:
-        for numbers in my_share(step, self.args.batch, self.args.rows):
+    def losses(self, step: int) -> Iterable[loop.Term]:
+        for numbers, weight in my_share(step, self.args.batch, self.args.rows):
             inputs, targets = self._windows(numbers, late=step >= self.schedule.fall_from)
             hidden = self.model.body(inputs.to(self.device))
             embedding = self.model.model.embed_tokens.weight
-            yield self._loss(hidden, embedding, targets.to(self.device))
+            yield loop.Term(self._loss(hidden, embedding, targets.to(self.device)), weight)
         if self.args.unloop > 0 and step >= self.unloop_from:
             yield from self._unloop_losses(step)
 
@@ -69,30 +70,33 @@ class TargetJob:
         parts += [self.library.batch(own)] if own else []
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
-    def _unloop_losses(self, step: int) -> Iterator[Tensor]:
+    def _unloop_losses(self, step: int) -> Iterator[loop.Term]:
         """A few looping texts a step, from a pool written afresh once it has been used twice."""
-        if not self._texts:
-            self._texts = self._find_loops(seed=step * parallel.count() + parallel.rank())
-        if self._texts:
-            texts, marks = self._texts.pop()
+        pieces = self.args.pool // self.args.unloop_rows
+        number, place = divmod(step - self.unloop_from, POOL_USES * pieces)
+        if number != self._pool[0]:
+            self._pool = number, self._find_loops(number)
+        texts, marks = self._pool[1][place % pieces]
+        if marks.any():
             penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
-            yield self.args.unloop * penalty
+            yield loop.Term(penalty, self.args.unloop, reported=False)
 
-    def _find_loops(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+    def _find_loops(self, number: int) -> list[tuple[Tensor, Tensor]]:
+        seed = parallel.seed_of(self.args.seed, number)
         prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
         texts = continue_text(self.model, prompts, CONTINUATION, temperature=0)
         looping = torch.tensor([loops(row[PROMPT:].tolist()) for row in texts])
         self.loops_found = looping.float().mean().item()
         loop.report(f"greedy texts that loop: {self.loops_found:.2f} of {len(texts)}")
-        # The pool lasts the same number of steps whatever it holds, so that writing stays cheap.
-        pieces = texts.chunk(self.args.pool // self.args.unloop_rows)
-        return 2 * [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
+        pieces = texts.split(self.args.unloop_rows)
+        return [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
 
     def evaluate(self) -> dict[str, float]:
         context = self.model.shape.context
         rows, every = self.args.rows, self.args.evaluate_share
         loss = mean_loss(self.model, self.heldout, context, rows, every, self.device)
-        return {"loss": loss, "loop share": self.loops_found}
+        found = self.loops_found
+        return {"loss": loss} | ({} if found is None else {"loops in own texts": found})
 
 
 def next_token_loss(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -101,12 +105,13 @@ def next_token_loss(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tenso
     return F.cross_entropy(logits, targets.flatten())
 
 
-def my_share(step: int, batch: int, rows: int) -> Iterator[range]:
-    """This process's window numbers in a step, `rows` at a time."""
+def my_share(step: int, batch: int, rows: int) -> Iterator[tuple[range, float]]:
+    """This process's window numbers in a step, `rows` at a time, each with its share of them."""
     each = batch // parallel.count()
     first = step * batch + parallel.rank() * each
     for start in range(first, first + each, rows):
-        yield range(start, min(start + rows, first + each))
+        piece = range(start, min(start + rows, first + each))
+        yield piece, len(piece) / each
 
 
 def arguments() -> argparse.Namespace:
@@ -141,9 +146,28 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuse before the first step what would go wrong hours later."""
+    loop.check_split(args.batch, args.rows)
+    if args.tokens < args.batch * args.context:
+        raise SystemExit(f"--tokens {args.tokens:g} is less than one step; give more")
+    if not args.unloop:
+        return
+    if args.context < PROMPT + CONTINUATION:
+        raise SystemExit(
+            f"--unloop writes {PROMPT + CONTINUATION} tokens; got --context {args.context}; "
+            "lengthen it or leave --unloop out"
+        )
+    if args.pool % args.unloop_rows or not args.pool:
+        raise SystemExit(
+            f"--pool {args.pool} must be a multiple of --unloop-rows {args.unloop_rows}"
+        )
+
+
 def main() -> None:
     args = arguments()
     device = parallel.start()
+    check(args)
     torch.manual_seed(args.seed)
     sizes = {name: getattr(args, name) for name in Shape.__dataclass_fields__}
     model = load(args.initial, args.context) if args.initial else Llama(Shape(**sizes))
@@ -155,6 +179,7 @@ def main() -> None:
     job = TargetJob(model, args.data, args, schedule)
     pace = loop.Pace(args.out, args.save_every, 10, args.evaluate_every)
     loop.report(f"{steps} steps, {sum(p.numel() for p in model.parameters()):,} parameters")
+    loop.report(str(model.shape))  # with --initial the checkpoint's, not the options'
     loop.train(job, optimiser, schedule, pace)
     parallel.stop()
 

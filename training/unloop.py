@@ -8,7 +8,6 @@ where one loops, the tokens that complete an already written run are pushed down
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -55,8 +54,10 @@ def unlikelihood(logits: Tensor, texts: Tensor, marks: Tensor) -> Tensor:
 
     `logits` is `[rows, length - 1, vocabulary]`, the prediction of `texts[:, 1:]`.
     """
-    logp = F.log_softmax(logits.float(), -1).gather(-1, texts[:, 1:, None])[..., 0]
-    # Clamped because a loop that is certain would have an infinite loss (its slope is 1).
-    penalty = -torch.log1p(-logp.exp().clamp(max=1 - 1e-4))
+    # -log(1 - prob) as a difference of two sums: where a loop is certain `1 - prob` rounds to
+    # zero, but the difference stays finite and its slope near one, so the model is still pushed.
+    scores, tokens = logits.float(), texts[:, 1:, None]
+    others = scores.scatter(-1, tokens, -torch.inf)
+    penalty = scores.logsumexp(-1) - others.logsumexp(-1)
     weight = marks[:, 1:].to(penalty.dtype)
     return (penalty * weight).sum() / weight.sum().clamp(min=1)

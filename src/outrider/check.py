@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from outrider.errors import UnsupportedModel, VocabularyMismatch
+from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.tree import branching, visible
 from outrider.types import LanguageModel, Tree
 
@@ -38,12 +38,12 @@ def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int
     return min(real, sizes["target"])
 
 
-def table(counted: int, vocab: int) -> None:
-    """An n-gram table must have been counted in the target's vocabulary."""
-    if counted != vocab:
-        raise VocabularyMismatch(
-            f"the n-gram table knows {counted} tokens, the target {vocab}; count one with the "
-            "target's tokenizer"
+def depth(given: Any) -> None:
+    """`num_speculative_tokens` as a user gave it: None, or a whole number of at least 1."""
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigurationError(
+            f"num_speculative_tokens must be a whole number of at least 1; got {given!r}; use "
+            "drafter='root' for plain decoding"
         )
 
 

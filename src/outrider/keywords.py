@@ -18,6 +18,7 @@ METHODS = {
     "draft_model": "draft_model",
     "ngram": "prompt_lookup",
     "prompt_lookup": "prompt_lookup",
+    "ngram_table": "ngram_table",
     "root": "root",
 }
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}

@@ -16,7 +16,7 @@ from outrider.drafters.make import WITH_MODEL, with_model
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import NgramTable, Table
 from outrider.engine import Engine
-from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
+from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel, VocabularyMismatch
 from outrider.models import SUPPORTED, CausalModel, adapt, refusals
 from outrider.models.linear import can_pack
 from outrider.speculator import Speculator
@@ -98,20 +98,24 @@ def load(
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     pair_default = target is None
+    if drafter is not None and drafter not in DRAFTERS:
+        raise UnknownName("drafter", drafter, DRAFTERS)
+    if draft is not None and drafter is not None and drafter not in WITH_MODEL:
+        given = repr(draft) if isinstance(draft, (str, Path)) else f"a {type(draft).__name__}"
+        raise ConfigurationError(
+            f"drafter {drafter!r} has no use for a draft model; got {given}; leave it out or "
+            "choose another drafter"
+        )
     if pair_default:
         target = shipped("target")
         draft = shipped("draft") if draft is None and drafter in (None, *WITH_MODEL) else draft
     assert target is not None
     drafter = drafter or ("draft_model" if draft is not None else "prompt_lookup")
-    if drafter not in DRAFTERS:
-        raise UnknownName("drafter", drafter, DRAFTERS)
     if drafter in WITH_MODEL and draft is None:
         raise ConfigurationError(
             f"drafter {drafter!r} needs a draft model; got draft=None; pass draft=..., or use "
             "drafter='prompt_lookup'"
         )
-    if drafter not in WITH_MODEL:
-        draft = None
     more: list[Any] = []
     if isinstance(draft, (list, tuple)):
         if not draft:
@@ -148,11 +152,7 @@ def load(
             "out or choose another drafter"
         )
     gamma = num_speculative_tokens
-    if gamma is not None and (type(gamma) is not int or gamma < 1):
-        raise ConfigurationError(
-            "num_speculative_tokens must be a whole number of at least 1; got "
-            f"{num_speculative_tokens!r}; use drafter='root' for plain decoding"
-        )
+    check.depth(gamma)
     if branching is not None and (
         isinstance(branching, str) or not all(type(n) is int and n > 0 for n in branching)
     ):
@@ -182,10 +182,8 @@ def load(
     sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
     vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
 
+    named = None if table is None else "a Table" if isinstance(table, Table) else str(table)
     counted = table if table is None or isinstance(table, Table) else read(table)
-    if counted is not None:
-        check.table(counted.vocab_size, vocab)
-
     for other in others:
         theirs = other.config.get_text_config(decoder=True).vocab_size
         each = {"target": sizes["target"], "draft": theirs}
@@ -237,7 +235,12 @@ def load(
         least, most = ngram or (1, 4)
         made = PromptLookup(gamma or 4, most_ngram=most, least_ngram=least)
     elif counted is not None:
-        made = NgramTable(counted, gamma or 3)
+        if counted.vocab_size != vocab:
+            raise VocabularyMismatch(
+                f"the n-gram table knows {counted.vocab_size} tokens, the target's tokenizer "
+                f"{vocab}; count one with that tokenizer and vocab_size={vocab}"
+            )
+        made = NgramTable(counted, gamma or 4)
     else:
         assert drafter == "root"
         made = Root()
@@ -245,7 +248,7 @@ def load(
         verifier = verifiers.get("match")
     notes = Notes(
         str(sources["target"]),
-        ", ".join(map(str, (sources["draft"], *others))) if sources["draft"] else None,
+        ", ".join(map(str, (sources["draft"], *others))) if sources["draft"] else named,
         str(place),
         setting.dtype,
         setting.threads,

@@ -6,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import outrider
+import tiny
+from outrider.drafters import NgramTable
 from outrider.drafters.ngram_file import read, write
 from outrider.drafters.ngram_table import count
+from outrider.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from training.ngram import count_ngrams
@@ -45,6 +49,38 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
             read(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("keys", "counts", "what"),
+    [
+        ([3, 1], [1, 1], "must rise"),
+        ([0, 9], [1, 1], "known tokens"),
+        ([0, 1], [1, 0], "be counted"),
+        ([0, 1], [1], "keys"),
+    ],
+)
+def test_a_table_without_a_law_is_refused(tmp_path, keys, counts, what):
+    arrays = {"keys_1": torch.tensor(keys), "counts_1": torch.tensor(counts)}
+    save_file(arrays, tmp_path / "bad.safetensors", metadata={"vocabulary": "9"})
+    with pytest.raises(outrider.ConfigurationError, match=what):
+        read(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 9], [1, -1, 2], [[1, 2], [3, 4]]])
+def test_tokens_outside_the_vocabulary_are_not_counted(tokens):
+    with pytest.raises(outrider.ConfigurationError, match=r"vocabulary of 8|one row"):
+        count(tokens, 8, order=2)
+
+
+def test_padding_of_the_target_is_never_drafted():
+    target, _ = tiny.pair()
+    table = count([1, 2, 3, 4, 5] * 6, 6, order=2)
+    engine = Engine(target, NgramTable(table, 3, target.vocab_size))
+    run = engine.run([[1, 2]], outrider.Sampling(1.0, seed=1), outrider.Limits(40))
+    emitted = list(run)
+    assert sum(len(block.token_ids) for block in emitted) == 40
+    assert 0 < run.stats.accepted < run.stats.drafted
+
+
 def test_load_drafts_with_the_shipped_table_or_with_ones_own(tmp_path):
     greedy, stop = outrider.Sampling(temperature=0), outrider.Stop(24)
     fixed = {"dtype": "float32", "threads": 1}
@@ -60,5 +96,5 @@ def test_load_drafts_with_the_shipped_table_or_with_ones_own(tmp_path):
 
 def test_a_table_of_another_vocabulary_is_refused():
     table = count([1, 2, 3] * 4, 8, order=2)
-    with pytest.raises(outrider.VocabularyMismatch, match=r"8 tokens.*4096"):
+    with pytest.raises(outrider.VocabularyMismatch, match=r"8 tokens.*vocab_size=4096"):
         outrider.load(drafter="ngram_table", table=table, dtype="float32", threads=1)

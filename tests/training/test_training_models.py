@@ -1,7 +1,9 @@
 """Model, optimiser, rollout, losses and the loop that resumes."""
 
+import argparse
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from training.muon import Optimiser, Rates, orthogonal
 from training.overlap import forward_kl, overlap, overlap_loss
 from training.rollout import continue_text
 from training.schedule import Schedule
+from training.train import TargetJob, my_share
 from training.unloop import distinct_share, loop_marks, repeats, unlikelihood
 
 from training import loop
@@ -91,6 +94,43 @@ def test_unlikelihood_pushes_marked_tokens_down():
     assert unlikelihood(logits, texts, torch.zeros_like(marks)).item() == 0
 
 
+def test_unlikelihood_still_pushes_where_a_loop_is_certain():
+    logits = torch.zeros(1, 1, 5)
+    logits[0, 0, 2] = 30.0
+    logits.requires_grad_()
+    loss = unlikelihood(logits, torch.tensor([[0, 2]]), torch.tensor([[False, True]]))
+    loss.backward()
+    assert loss.item() == pytest.approx(30 - torch.tensor(4.0).log().item(), rel=1e-5)
+    assert logits.grad[0, 0, 2] == pytest.approx(1, abs=1e-5)
+
+
+def test_pieces_of_a_step_cover_it_once(monkeypatch):
+    found = []
+    monkeypatch.setattr("training.parallel.count", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr("training.parallel.rank", lambda rank=rank: rank)
+        pieces = list(my_share(step=3, batch=16, rows=4))
+        assert sum(weight for _, weight in pieces) == pytest.approx(1)
+        found += [number for numbers, _ in pieces for number in numbers]
+    assert found == list(range(48, 64))
+    with pytest.raises(SystemExit, match="multiple of 2 processes"):
+        loop.check_split(12, 8)
+
+
+def test_library_windows_come_late_and_in_their_share(tmp_path):
+    for name, first in (("train", 0), ("library", 30), ("heldout", 0)):
+        (first + np.arange(3000) % 30).astype(np.uint16).tofile(tmp_path / f"{name}.bin")
+    args = argparse.Namespace(
+        seed=1, unloop=0.0, unloop_from=0.7, library_share=0.25, batch=8, rows=8
+    )
+    job = TargetJob(Llama(replace(SHAPE, context=16)), tmp_path, args, Schedule(10))
+    early, _ = job._windows(range(80), late=False)
+    late, targets = job._windows(range(80), late=True)
+    assert (early < 30).all()
+    assert (late >= 30).all(1).sum().item() == pytest.approx(20, abs=1)
+    assert (late[:, 1:] == targets[:, :-1]).all()
+
+
 def test_overlap_is_the_sum_of_minima():
     target = torch.tensor([[0.5, 0.5, 1e-9]]).log()
     draft = torch.tensor([[0.2, 0.3, 0.5]]).log()
@@ -126,7 +166,7 @@ class Copying:
             rng = torch.Generator().manual_seed(100 * step + piece)
             tokens = torch.randint(0, 61, (8, 17), generator=rng)
             logits = self.model(tokens[:, 1:]).flatten(0, 1)
-            yield F.cross_entropy(logits, tokens[:, :-1].flatten())
+            yield loop.Term(F.cross_entropy(logits, tokens[:, :-1].flatten()), 0.5)
 
     def evaluate(self):
         return {}
@@ -144,9 +184,9 @@ def run(out, stop_at=None):
         out.mkdir()
         loop.save(optimiser, job.model, stop_at, out / "last.pt")
         return None
-    first = sum(x.item() for x in job.losses(99)) / 2
+    first = sum(x.loss.item() for x in job.losses(99)) / 2
     loop.train(job, optimiser, schedule, pace)
-    last = sum(x.item() for x in job.losses(99)) / 2
+    last = sum(x.loss.item() for x in job.losses(99)) / 2
     return first, last, optimiser.weights
 
 

@@ -4,6 +4,7 @@ A safetensors file with, for each order n, `keys_n` (int64, sorted: n tokens pac
 the follower last) and `counts_n` (uint16 or int64), and the vocabulary's size as metadata.
 """
 
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -32,20 +33,34 @@ def read(file: str | Path) -> Table:
     4
     """
     try:
-        with safe_open(str(file), "pt") as opened:
-            size = int((opened.metadata() or {})["vocabulary"])
-            names = set(opened.keys())
-            orders = range(1, len(names) // 2 + 1)
-            keys = [opened.get_tensor(f"keys_{n}").to(torch.int64) for n in orders]
-            counts = [opened.get_tensor(f"counts_{n}").to(torch.int64) for n in orders]
+        changed = Path(file).stat()
+        return _read(str(file), changed.st_mtime_ns, changed.st_size)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ConfigurationError(
             f"cannot read an n-gram table; got {str(file)!r} ({type(error).__name__}: {error}); "
             "give a file written by outrider.drafters.ngram_file.write or python -m training.ngram"
         ) from error
-    if not keys or any(len(k) != len(c) for k, c in zip(keys, counts, strict=True)):
-        raise ConfigurationError(
-            f"an n-gram table needs keys and counts of equal length for every order; got {file}, "
-            f"with {[(len(k), len(c)) for k, c in zip(keys, counts, strict=True)]}; write it again"
-        )
-    return table_of(keys, counts, size)
+
+
+@lru_cache(maxsize=4)
+def _read(file: str, changed: int, size: int) -> Table:
+    """Kept while the file stays as it is: reading takes longer than many a request."""
+    with safe_open(file, "pt") as opened:
+        vocab_size = int((opened.metadata() or {})["vocabulary"])
+        orders = range(1, len(set(opened.keys())) // 2 + 1)
+        keys = [opened.get_tensor(f"keys_{n}").to(torch.int64) for n in orders]
+        counts = [opened.get_tensor(f"counts_{n}").to(torch.int64) for n in orders]
+    bits = int(vocab_size - 1).bit_length()
+    if not keys or len(keys) * bits > 62:
+        raise ValueError(f"{len(keys)} orders of {vocab_size} tokens")
+    for n, (key, count) in enumerate(zip(keys, counts, strict=True), 1):
+        if key.dim() != 1 or key.shape != count.shape:
+            raise ValueError(f"order {n}: keys {tuple(key.shape)}, counts {tuple(count.shape)}")
+        if not len(key):
+            continue
+        follower = key & ((1 << bits) - 1)
+        rising = bool((key[1:] > key[:-1]).all())
+        inside = key[0] >= 0 and follower.max() < vocab_size
+        if not rising or not inside or count.min() < 1:
+            raise ValueError(f"order {n}: keys must rise, name known tokens and be counted")
+    return table_of(keys, counts, vocab_size)

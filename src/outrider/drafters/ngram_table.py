@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.laws import law_at
 from outrider.drafters.root import pending
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.noise import Purpose
 from outrider.tree import chain, children, numbers
 from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
@@ -102,8 +102,17 @@ def count(tokens: Sequence[int] | Tensor, vocab_size: int, order: int = 3) -> Ta
             f"use an order from 1 to {62 // bits}"
         )
     text = torch.as_tensor(tokens, dtype=torch.int64)
-    if len(text) < order:
-        raise ConfigurationError(f"the text has {len(text)} tokens; give at least {order}")
+    if text.dim() != 1 or len(text) < order:
+        raise ConfigurationError(
+            f"a count needs one row of at least {order} tokens; got shape {tuple(text.shape)}; "
+            "join texts into one"
+        )
+    least, most = int(text.min()), int(text.max())
+    if least < 0 or most >= vocab_size:
+        raise ConfigurationError(
+            f"the text has tokens from {least} to {most}, outside a vocabulary of {vocab_size}; "
+            "give vocab_size as the model has it"
+        )
     packed = torch.zeros(len(text) - order + 1, dtype=torch.int64)
     for place in range(order):
         packed = packed << bits | text[place : place + len(packed)]
@@ -129,10 +138,15 @@ def table_of(keys: Sequence[Tensor], counts: Sequence[Tensor], vocab_size: int) 
 
 @dataclass(frozen=True)
 class NgramTable:
-    """A chain drawn from an n-gram table, token by token."""
+    """A chain drawn from an n-gram table, token by token.
+
+    `vocab_size` is the target's number of outputs if it has more than the table knows tokens
+    (padding): those are never drafted.
+    """
 
     table: Table
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int = 4
+    vocab_size: int | None = None
     name: str = "ngram_table"
     kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT})
     is_chain: bool = True
@@ -144,6 +158,16 @@ class NgramTable:
                 f"num_speculative_tokens must be at least 1; got {self.num_speculative_tokens}; "
                 "use drafter='root' for plain decoding"
             )
+        if self._unknown < 0:
+            raise VocabularyMismatch(
+                f"the n-gram table knows {self.table.vocab_size} tokens, the target "
+                f"{self.vocab_size}; count one with the target's tokenizer"
+            )
+
+    @property
+    def _unknown(self) -> int:
+        """Outputs of the target that the table has no token for."""
+        return (self.vocab_size or self.table.vocab_size) - self.table.vocab_size
 
     @property
     def max_nodes(self) -> int:
@@ -164,7 +188,8 @@ class NgramTable:
         tree, draws = chain(depth, device), children((1,) * depth, device)
         tokens, laws, alive = [pending(context)], [], None
         for step in range(depth):
-            law = law_at(self.table.probs(tail).log()[:, None], context, tokens, tree, step, alive)
+            probs = torch.nn.functional.pad(self.table.probs(tail), (0, self._unknown))
+            law = law_at(probs.log()[:, None], context, tokens, tree, step, alive)
             if sampling.greedy == "all":
                 token = law.logits_BRV[:, 0].argmax(-1, keepdim=True)
             else:

@@ -59,20 +59,21 @@ def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
     small = settings.get("draft")
     gamma = settings.get("num_speculative_tokens")
     kind = settings.get("drafter") or ("draft_model" if small is not None else "prompt_lookup")
+    check.depth(gamma)
     rule, coupled = settings.get("rule"), bool(settings.get("coupled"))
     made: Drafter
     if kind not in (*WITH_MODEL, *WITHOUT_MODEL):
         raise UnknownName("drafter", kind, (*WITH_MODEL, *WITHOUT_MODEL))
     idle = [own for name, own in WITHOUT_MODEL.items() if own and name != kind]
     if kind not in WITH_MODEL:
-        idle += ["branching", "width", "total_tokens", "acceptance"]
+        idle += ["draft", "branching", "width", "total_tokens", "acceptance"]
     if kind == "root":
         idle.append("num_speculative_tokens")
     for name in idle:
         if settings.get(name) is not None:
             raise ConfigurationError(
-                f"drafter {kind!r} has no use for {name}; got {name}={settings[name]!r}; leave it "
-                "out or choose another drafter"
+                f"drafter {kind!r} has no use for {name}; got {name}={_short(settings[name])}; "
+                "leave it out or choose another drafter"
             )
     if kind in WITH_MODEL:
         if small is None:
@@ -104,10 +105,14 @@ def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
                 "drafters.ngram_table.count counts a text, drafters.ngram_file.write keeps it"
             )
         counted = counted if isinstance(counted, Table) else read(counted)
-        check.table(counted.vocab_size, target.vocab_size)
-        made = NgramTable(counted, gamma or 3)
+        made = NgramTable(counted, gamma or 4, target.vocab_size)
     else:
         made = Root()
     if rule is None and coupled:
         rule = "match"
     return Engine(target, made, verifiers.get(rule) if rule else None)
+
+
+def _short(given: Any) -> str:
+    """A setting for a message: a model's repr fills the screen."""
+    return type(given).__name__ if hasattr(given, "parameters") else repr(given)
