@@ -22,11 +22,15 @@ from training.schedule import Schedule
 
 
 class Term(NamedTuple):
-    """A part of a step's loss: the step's gradient is that of the sum of `weight * loss`."""
+    """A part of a step's loss: the step's gradient is that of the sum of `weight * loss`.
+
+    The gradient of a relative term (last in its step) is scaled down to at most `weight` times the
+    length of what was summed before; it is left out of the reported loss.
+    """
 
     loss: Tensor
     weight: float
-    reported: bool = True  #: whether it belongs to the loss in the log
+    relative: bool = False
 
 
 class Job(Protocol):
@@ -87,20 +91,28 @@ def take_step(job: Job, optimiser: Optimiser, step: int, scale: float) -> float:
     """One optimiser step; returns this process's loss."""
     gradients = {name: torch.zeros_like(w) for name, w in optimiser.weights.items()}
     total = 0.0
-    for loss, weight, reported in job.losses(step):
-        (weight * loss).backward()
-        value = weight * loss.item()
-        if not math.isfinite(value):
-            raise SystemExit(f"step {step}: the loss is {value}; not saved; lower the rates")
-        total += value if reported else 0.0
+    for loss, weight, relative in job.losses(step):
+        loss.backward()
+        if not math.isfinite(loss.item()):
+            raise SystemExit(f"step {step}: the loss is {loss.item()}; not saved; lower the rates")
+        found = {n: p.grad for n, p in optimiser.model.items() if p.grad is not None}
+        if relative:
+            weight *= min(1.0, length(gradients) / (length(found) + 1e-12))
+        else:
+            total += weight * loss.item()
         # Sum in float32: bf16 would lose the later, smaller contributions.
-        for name, parameter in optimiser.model.items():
-            if parameter.grad is not None:
-                gradients[name] += parameter.grad
-                parameter.grad = None
+        for name, gradient in found.items():
+            gradients[name].add_(gradient, alpha=weight)
+            optimiser.model[name].grad = None
     parallel.average(gradients)
     optimiser.step(gradients, scale)
     return total
+
+
+def length(gradients: dict[str, Tensor]) -> float:
+    """The Euclidean length of all of them together."""
+    squares = [gradient.float().square().sum() for gradient in gradients.values()]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def save(optimiser: Optimiser, model: Llama, step: int, file: Path) -> None:

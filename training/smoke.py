@@ -33,7 +33,7 @@ def commands(folder: Path) -> list[str]:
         f"tokenizer --corpus {data} --out {tokenizer} --vocabulary 1024",
         f"tokens --corpus {data} --tokenizer {tokenizer}",
         f"train --data {data} --out {runs / 'target'} {TINY} --tokens 160e3 --batch 8 --warmup 4 "
-        f"--unloop 0.25 --pool 4 --unloop-rows 2 {often}",
+        f"--unloop 0.5 {often}",
         f"distill --data {data} --target {last['target']} --layers 0 --out {runs / 'draft'} "
         f"--tokens 80e3 --context 256 --batch 8 --warmup 4 --pool 4 {often}",
         f"ngram --data {data} --out {folder / 'ngram.safetensors'} --vocabulary 1024",

@@ -3,7 +3,8 @@
     python -m training.tokens --corpus corpus --tokenizer tokenizer.json
 
 Every document begins with `<|endoftext|>`; the arrays are `uint16` files beside the corpus:
-`train.bin`, `heldout.bin`, and `library.bin`, the part of `train.bin` from standard libraries.
+`train.bin`, `heldout.bin`, `library.bin` (the part of `train.bin` from standard libraries), and the
+numbers of the tokens that hold a newline, `newlines.bin`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ def encode(texts: list[str], tokenizer_file: Path) -> np.ndarray:
         raise SystemExit(f"{tokenizer_file} has no <|endoftext|>; make it with training.tokenizer")
     rows = (np.array([start, *e.ids], dtype=np.uint16) for e in tokenizer.encode_batch(texts))
     return np.concatenate(list(rows))
+
+
+def newlines(tokenizer_file: Path) -> np.ndarray:
+    """The tokens that hold a newline."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    size = tokenizer.get_vocab_size()
+    held = [n for n in range(size) if "\n" in tokenizer.decode([n], skip_special_tokens=False)]
+    return np.array(held, dtype=np.uint16)
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ def main() -> None:
         tokens.tofile(args.corpus / f"{name}.bin")
         size = sum(len(text.encode()) for text in texts)
         print(f"{name}: {len(tokens):,} tokens, {size / len(tokens):.3f} bytes per token")
+    newlines(args.tokenizer).tofile(args.corpus / "newlines.bin")
 
 
 if __name__ == "__main__":

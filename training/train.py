@@ -25,10 +25,10 @@ from training.muon import Optimiser, Rates
 from training.rollout import continue_text, prompts_from
 from training.schedule import Schedule
 from training.tokens import Windows, read_tokens
-from training.unloop import loop_marks, loops, unlikelihood
+from training.unloop import loops, unlikelihood, written_loops
 
-PROMPT, CONTINUATION = 96, 160  # tokens of a greedy text that is searched for loops
-POOL_USES = 2  # writing is dear: each looping text is pushed down more than once
+LOOP_LENGTH = 257  # tokens of a text that loops
+PROMPT, CONTINUATION, LOOP_TEXTS = 96, 160, 24  # of the greedy texts that are searched for loops
 
 
 class TargetJob:
@@ -42,8 +42,8 @@ class TargetJob:
         self.library = Windows(read_tokens(data / "library.bin"), context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
         self.unloop_from = int(args.unloop_from * schedule.steps)
-        self.loops_found: float | None = None
-        self._pool: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
+        self._penalty = 0.0
+        self.newlines = read_tokens(data / "newlines.bin")
         self._loss = torch.compile(next_token_loss, dynamic=False)
         for layer in model.model.layers:
             # One layer compiled serves all of them: seconds to compile, not minutes.
@@ -56,7 +56,7 @@ class TargetJob:
             embedding = self.model.model.embed_tokens.weight
             yield loop.Term(self._loss(hidden, embedding, targets.to(self.device)), weight)
         if self.args.unloop > 0 and step >= self.unloop_from:
-            yield from self._unloop_losses(step)
+            yield self._unloop(step)
 
     def _windows(self, numbers: range, late: bool) -> tuple[Tensor, Tensor]:
         """Windows of the whole corpus; late in the run a share of them of the library alone.
@@ -70,33 +70,32 @@ class TargetJob:
         parts += [self.library.batch(own)] if own else []
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
-    def _unloop_losses(self, step: int) -> Iterator[loop.Term]:
-        """A few looping texts a step, from a pool written afresh once it has been used twice."""
-        pieces = self.args.pool // self.args.unloop_rows
-        number, place = divmod(step - self.unloop_from, POOL_USES * pieces)
-        if number != self._pool[0]:
-            self._pool = number, self._find_loops(number)
-        texts, marks = self._pool[1][place % pieces]
-        if marks.any():
-            penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
-            yield loop.Term(penalty, self.args.unloop, reported=False)
-
-    def _find_loops(self, number: int) -> list[tuple[Tensor, Tensor]]:
-        seed = parallel.seed_of(self.args.seed, number)
-        prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
-        texts = continue_text(self.model, prompts, CONTINUATION, temperature=0)
-        looping = torch.tensor([loops(row[PROMPT:].tolist()) for row in texts])
-        self.loops_found = looping.float().mean().item()
-        loop.report(f"greedy texts that loop: {self.loops_found:.2f} of {len(texts)}")
-        pieces = texts.split(self.args.unloop_rows)
-        return [(piece, loop_marks(piece, PROMPT)) for piece in pieces]
+    def _unloop(self, step: int) -> loop.Term:
+        """A few texts that loop; their gradient is held to a share of the corpus's."""
+        args = self.args
+        seed = parallel.seed_of(args.seed, step)
+        texts, marks = written_loops(
+            self.train.tokens, self.newlines, args.unloop_rows, LOOP_LENGTH, seed
+        )
+        texts, marks = texts.to(self.device), marks.to(self.device)
+        penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
+        self._penalty += 0.05 * (penalty.item() - self._penalty)
+        return loop.Term(penalty, args.unloop, relative=True)
 
     def evaluate(self) -> dict[str, float]:
         context = self.model.shape.context
         rows, every = self.args.rows, self.args.evaluate_share
         loss = mean_loss(self.model, self.heldout, context, rows, every, self.device)
-        found = self.loops_found
-        return {"loss": loss} | ({} if found is None else {"loops in own texts": found})
+        if not self.args.unloop:
+            return {"loss": loss}
+        prompts = prompts_from(self.heldout, LOOP_TEXTS, PROMPT, seed=0)
+        texts = continue_text(self.model, prompts, CONTINUATION, temperature=0)
+        looping = [loops(row[PROMPT:].tolist()) for row in texts]
+        return {
+            "loss": loss,
+            "greedy texts that loop": sum(looping) / len(looping),
+            "penalty": self._penalty,
+        }
 
 
 def next_token_loss(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -133,11 +132,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--adam-rate", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=30, help="steps")
     parser.add_argument("--flat", type=float, default=0.7, help="share of the run before the fall")
-    parser.add_argument("--unloop", type=float, default=0.0, help="weight of the loop penalty")
+    parser.add_argument(
+        "--unloop", type=float, default=0.0, help="loop penalty's gradient to the corpus's"
+    )
     parser.add_argument("--unloop-from", type=float, default=0.7, help="share of the run before it")
     parser.add_argument("--library-share", type=float, default=0.5, help="in the fall")
-    parser.add_argument("--pool", type=int, default=24, help="greedy texts written at a time")
-    parser.add_argument("--unloop-rows", type=int, default=3, help="texts penalised in a step")
+    parser.add_argument("--unloop-rows", type=int, default=2, help="looping texts in a step")
     parser.add_argument("--save-every", type=int, default=25, help="steps")
     parser.add_argument("--evaluate-every", type=int, default=100, help="steps")
     parser.add_argument("--evaluate-share", type=int, default=8, help="use each n-th window")
@@ -155,12 +155,8 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.context < PROMPT + CONTINUATION:
         raise SystemExit(
-            f"--unloop writes {PROMPT + CONTINUATION} tokens; got --context {args.context}; "
-            "lengthen it or leave --unloop out"
-        )
-    if args.pool % args.unloop_rows or not args.pool:
-        raise SystemExit(
-            f"--pool {args.pool} must be a multiple of --unloop-rows {args.unloop_rows}"
+            f"--unloop needs texts of {PROMPT + CONTINUATION} tokens; got --context "
+            f"{args.context}; lengthen it or leave --unloop out"
         )
 
 

@@ -1,14 +1,18 @@
-"""Unlikelihood of loops (Welleck et al. 2019): what greedy decoding repeats is made less likely.
+"""Unlikelihood of loops (Welleck et al. 2019): to say the same lines again is made less likely.
 
 A small model that continues its own greedy text soon says the same line for ever. Such text
-flatters every drafter, so the target is taught out of it: greedy continuations are written, and
-where one loops, the tokens that complete an already written run are pushed down.
+flatters every drafter, so the target is taught out of it on texts that loop. Corpora hold none,
+so nothing else tells a model what comes after a second copy.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+SHORTEST = 3  # tokens of the lines repeated
+SEEN = 3  # tokens of a copy that may be chance
 
 
 def distinct_share(row: list[int], size: int = 4) -> float:
@@ -26,27 +30,36 @@ def loops(row: list[int]) -> bool:
     return distinct_share(row) < 0.5
 
 
-def repeats(row: list[int], size: int) -> list[bool]:
-    """Which tokens complete a run of `size` that was written before."""
-    seen: set[tuple[int, ...]] = set()
-    marks = [False] * min(size - 1, len(row))
-    for i in range(size - 1, len(row)):
-        gram = tuple(row[i - size + 1 : i + 1])
-        marks.append(gram in seen)
-        seen.add(gram)
-    return marks
+def written_loops(
+    tokens: np.ndarray, newlines: np.ndarray, rows: int, length: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """`[rows, length]` texts that fall into a loop, and the tokens to push down in them.
 
-
-def loop_marks(texts: Tensor, start: int, size: int = 8) -> Tensor:
-    """`[rows, length]` tokens to push down: repeats, written by the model, in rows that loop.
-
-    Runs of eight, longer than the four of the measure: code repeats four tokens for good reason.
+    Corpus text, then one to four of its lines again and again: what greedy decoding ends in, made
+    without decoding (Xu et al. 2022). Marked is every copy but the first, after the tokens by
+    which one can see that it is a copy.
     """
-    marks = torch.zeros_like(texts, dtype=torch.bool)
-    for mark, row in zip(marks, texts.tolist(), strict=True):
-        if loops(row[start:]):
-            mark[start:] = torch.tensor(repeats(row[start:], size))
-    return marks
+    rng = np.random.default_rng(seed)
+    texts = np.empty((rows, length), dtype=np.int64)
+    marks = np.zeros((rows, length), dtype=bool)
+    row = 0
+    for _ in range(1000 * rows):
+        start = rng.integers(0, len(tokens) - length)
+        text = np.asarray(tokens[start : start + length]).astype(np.int64)
+        ends = np.flatnonzero(np.isin(text, newlines))
+        first, lines = rng.integers(1, 8), rng.integers(1, 5)
+        if len(ends) <= first + lines:
+            continue
+        begin, end = ends[first], ends[first + lines]
+        if not (SHORTEST <= end - begin <= length // 4 and begin < length // 2):
+            continue
+        texts[row, :begin] = text[:begin]
+        texts[row, begin:] = np.resize(text[begin:end], length - begin)
+        marks[row, end + SEEN :] = True
+        row += 1
+        if row == rows:
+            return torch.from_numpy(texts), torch.from_numpy(marks)
+    raise SystemExit("the corpus has too few short lines to write loops of; train without --unloop")
 
 
 def unlikelihood(logits: Tensor, texts: Tensor, marks: Tensor) -> Tensor:

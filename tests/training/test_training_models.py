@@ -15,7 +15,7 @@ from training.overlap import forward_kl, overlap, overlap_loss
 from training.rollout import continue_text
 from training.schedule import Schedule
 from training.train import TargetJob, my_share
-from training.unloop import distinct_share, loop_marks, repeats, unlikelihood
+from training.unloop import SEEN, distinct_share, unlikelihood, written_loops
 
 from training import loop
 
@@ -72,15 +72,49 @@ def test_schedule_rises_stays_and_falls():
     assert sorted(scales[60:], reverse=True) == scales[60:]
 
 
-def test_loop_measures():
-    line = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+def test_written_loops_repeat_lines_and_mark_the_copies():
     assert distinct_share(list(range(50))) == 1
-    assert repeats(line + line, 8).index(True) == len(line) + 7
-    texts = torch.tensor([[1, 2, *line * 6], [1, 2, *range(3, 3 + 9 * 6)]])
-    marks = loop_marks(texts, start=2)
-    assert marks[0].any()
-    assert not marks[1].any()
-    assert not marks[0, : 2 + len(line)].any()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 60, 4000).astype(np.uint16)
+    tokens[::9] = 1  # a line is a newline and eight tokens
+    texts, marks = written_loops(tokens, np.array([1], dtype=np.uint16), rows=6, length=200, seed=3)
+    again, _ = written_loops(tokens, np.array([1], dtype=np.uint16), rows=6, length=200, seed=3)
+    assert (texts == again).all()
+    for text, mark in zip(texts, marks, strict=True):
+        first = int(mark.nonzero()[0]) - SEEN
+        assert mark[first + SEEN :].all()
+        assert text[first] == 1
+        assert any((text[first:] == text[first - 9 * n : 200 - 9 * n]).all() for n in (1, 2, 3, 4))
+        assert distinct_share(text[: first - 9].tolist()) > 0.9
+
+
+def test_a_relative_term_is_held_to_a_share_of_the_rest():
+    class Job:
+        model = Llama(replace(SHAPE, context=16))
+
+        def __init__(self, *terms):
+            self.terms = terms
+
+        def losses(self, step):
+            weight = self.model.model.norm.weight
+            for direction, weighs, relative in self.terms:
+                yield loop.Term((direction * weight[0]).sum(), weighs, relative)
+
+    class Optimiser:
+        def __init__(self):
+            self.model = dict(Job.model.named_parameters())
+            self.weights = {name: p.detach().float().clone() for name, p in self.model.items()}
+
+        def step(self, gradients, scale):
+            self.found = gradients["model.norm.weight"][0].item()
+
+    def gradient(*terms):
+        optimiser = Optimiser()
+        return loop.take_step(Job(*terms), optimiser, 0, 1.0), optimiser.found
+
+    assert gradient((4.0, 0.5, False), (100.0, 0.25, True))[1] == pytest.approx(2 + 0.25 * 2)
+    assert gradient((4.0, 0.5, False), (1.0, 0.25, True))[1] == pytest.approx(2 + 0.25)
+    assert gradient((4.0, 0.5, False), (9.0, 0.25, True))[0] == pytest.approx(2.0)
 
 
 def test_unlikelihood_pushes_marked_tokens_down():
@@ -118,7 +152,7 @@ def test_pieces_of_a_step_cover_it_once(monkeypatch):
 
 
 def test_library_windows_come_late_and_in_their_share(tmp_path):
-    for name, first in (("train", 0), ("library", 30), ("heldout", 0)):
+    for name, first in (("train", 0), ("library", 30), ("heldout", 0), ("newlines", 0)):
         (first + np.arange(3000) % 30).astype(np.uint16).tofile(tmp_path / f"{name}.bin")
     args = argparse.Namespace(
         seed=1, unloop=0.0, unloop_from=0.7, library_share=0.25, batch=8, rows=8
