@@ -19,7 +19,8 @@ HEAD = """# Model card: a target and a draft for Python code
 
 Two Llama models with one tokenizer, made to show speculative decoding on an ordinary machine.
 They write text that looks like Python. They know nothing, follow no instructions, and their code
-is not meant to be run.
+is not meant to be run. With them comes an n-gram table in the same vocabulary: the cheapest drafter
+with a law.
 """
 
 
@@ -39,8 +40,8 @@ def data_section(manifest: list[dict[str, Any]]) -> str:
     return f"""## Data
 
 {sum(kept.values()) / 1e6:.1f} million characters of Python source, deduplicated by block, generated
-tables left out. `manifest.jsonl` lists every file with its SHA-256 and licence. Sources with more
-than 0.05 million characters:
+tables left out. `training/manifest.jsonl` lists every file with its SHA-256 and licence. Sources with
+more than 0.05 million characters:
 
 | source | licence | million characters kept |
 |---|---|---|

@@ -153,13 +153,20 @@ def main() -> None:
     parser.add_argument(
         "--python", type=Path, nargs="*", help="installation roots, most important first"
     )
-    parser.add_argument("--packages", action="store_true", help="add permissive installed packages")
+    parser.add_argument(
+        "--packages",
+        type=Path,
+        nargs="*",
+        help="add permissive packages: of these folders, or without one of this environment",
+    )
     parser.add_argument("--cap", type=float, default=3.0, help="most MB of any one package")
     parser.add_argument("--limit", type=int, help="read only this many files (smoke test)")
     args = parser.parse_args()
     sources: Iterator[Source] = standard_libraries(args.python or [Path(sys.base_prefix)])
-    if args.packages:
-        sources = chain(sources, capped(installed_packages(), int(args.cap * 1e6)))
+    if args.packages is not None:
+        folders: list[Path | None] = [*args.packages] or [None]
+        found = chain.from_iterable(installed_packages(folder) for folder in folders)
+        sources = chain(sources, capped(found, int(args.cap * 1e6)))
     corpus = build(islice(sources, args.limit))
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("train", "heldout", "manifest"):

@@ -33,6 +33,7 @@ def export(checkpoint: Path, tokenizer_file: Path, out: Path) -> int:
         eos_token="<|endoftext|>",
         pad_token="<|pad|>",
         clean_up_tokenization_spaces=False,
+        model_max_length=twin.config.max_position_embeddings,
     ).save_pretrained(out)
     return (out / "model.safetensors").stat().st_size
 

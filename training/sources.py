@@ -58,6 +58,8 @@ def standard_libraries(roots: list[Path]) -> Iterator[Source]:
 
 def installed_packages(folder: Path | None = None) -> Iterator[Source]:
     """Python files of installed distributions whose metadata names only permissive licences."""
+    if folder is not None and not folder.is_dir():
+        raise SystemExit(f"no folder {folder}; fill it with pip install --target")
     found = distributions(path=[str(folder)]) if folder else distributions()
     for dist in sorted(found, key=lambda d: d.metadata["Name"].lower()):
         licence = permissive_licence(dist)
