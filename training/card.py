@@ -40,8 +40,8 @@ def data_section(manifest: list[dict[str, Any]]) -> str:
     return f"""## Data
 
 {sum(kept.values()) / 1e6:.1f} million characters of Python source, deduplicated by block, generated
-tables left out. `training/manifest.jsonl` lists every file with its SHA-256 and licence. Sources with
-more than 0.05 million characters:
+tables left out. `training/manifest.jsonl` lists every file with its SHA-256 and licence. Sources
+with more than 0.05 million characters:
 
 | source | licence | million characters kept |
 |---|---|---|
