@@ -68,7 +68,7 @@ def test_ngram_drafts_are_exact():
 def test_ngram_errors():
     with pytest.raises(ConfigurationError, match="do not fit"):
         count([1, 2, 3], 1 << 20, 5)
-    with pytest.raises(ConfigurationError, match="give at least"):
+    with pytest.raises(ConfigurationError, match="at least 2 tokens"):
         count([1], 8, 2)
     with pytest.raises(ConfigurationError, match="at least 1"):
         NgramTable(count(TEXT, 12, 2), 0)
