@@ -143,6 +143,11 @@ def main() -> None:
     device = parallel.start()
     tokens = read_tokens(args.data / "heldout.bin")
     target = load(args.target).to(device).eval()
+    if target.shape.context < PROMPT + CONTINUATION:
+        raise SystemExit(
+            f"{args.target} has a context of {target.shape.context}; the texts measured have "
+            f"{PROMPT + CONTINUATION} tokens; train with a longer --context"
+        )
     drafters: dict[str, Drafter] = {str(path): load(path).to(device).eval() for path in args.draft}
     result: dict[str, object] = {
         "held-out text": text_figures(target, args.data, tokens, args.every)
