@@ -37,7 +37,7 @@ Acceptance = Annotated[
     typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
 ]
 Table = Annotated[
-    str | None, typer.Option(help="File of counts for ngram_table; default: the shipped pair's.")
+    str | None, typer.Option(help="File of counts for ngram_table; with the shipped pair: its own.")
 ]
 Rule = Annotated[str | None, typer.Option(help="Verification rule; default: the drafter's.")]
 Coupled = Annotated[bool, typer.Option(help="Same seed, same text, whatever the drafter.")]
