@@ -159,8 +159,7 @@ def arguments() -> argparse.Namespace:
 def check(args: argparse.Namespace) -> None:
     """Refuse before the first step what would go wrong later."""
     loop.check_split(args.batch, args.rows)
-    if args.tokens < args.batch * args.context:
-        raise SystemExit(f"--tokens {args.tokens:g} is less than one step; give more")
+    loop.check_length(args.tokens, args.batch * args.context)
     if not args.own:
         return
     if args.context <= PROMPT:

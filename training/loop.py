@@ -87,6 +87,12 @@ def check_split(batch: int, rows: int) -> None:
         )
 
 
+def check_length(tokens: float, step: int) -> None:
+    """A run must have a step; `step` is its tokens."""
+    if tokens < step:
+        raise SystemExit(f"--tokens {tokens:g} is less than one step of {step}; give more")
+
+
 def take_step(job: Job, optimiser: Optimiser, step: int, scale: float) -> float:
     """One optimiser step; returns this process's loss."""
     gradients = {name: torch.zeros_like(w) for name, w in optimiser.weights.items()}

@@ -149,8 +149,7 @@ def arguments() -> argparse.Namespace:
 def check(args: argparse.Namespace) -> None:
     """Refuse before the first step what would go wrong hours later."""
     loop.check_split(args.batch, args.rows)
-    if args.tokens < args.batch * args.context:
-        raise SystemExit(f"--tokens {args.tokens:g} is less than one step; give more")
+    loop.check_length(args.tokens, args.batch * args.context)
     if not args.unloop:
         return
     if args.context < PROMPT + CONTINUATION:

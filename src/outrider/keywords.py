@@ -22,6 +22,15 @@ METHODS = {
     "root": "root",
 }
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
+#: Names that a generation configuration of transformers carries.
+CONFIGURED = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+)
 KNOWN = (
     *OURS,
     "model",
@@ -32,12 +41,7 @@ KNOWN = (
     "rejection_sample_method",
     "draft_sample_method",
     "assistant_model",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_ensemble_weight",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
+    *CONFIGURED,
 )
 
 

@@ -11,7 +11,7 @@ from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.keywords import SHAPE
+from outrider.keywords import CONFIGURED, SHAPE
 from outrider.models import CausalModel, refusals, runner_of
 from outrider.types import Drafter
 
@@ -20,14 +20,6 @@ WITHOUT_MODEL = {"prompt_lookup": "ngram", "ngram_table": "table", "root": None}
 #: Outputs of one family are padded to multiples of at most this.
 _PADDING = 1024
 _KEPT, _STATE = "_outrider_runner", "_outrider_state"
-_FROM_CONFIG = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_ensemble_weight",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-)
 
 
 def named(config: Any) -> dict[str, Any]:
@@ -37,7 +29,7 @@ def named(config: Any) -> dict[str, Any]:
     taken as not given.
     """
     defaults: dict[str, Any] = hf.GenerationConfig._get_default_generation_params()
-    named = {name: getattr(config, name, None) for name in _FROM_CONFIG}
+    named = {name: getattr(config, name, None) for name in CONFIGURED}
     return {name: value for name, value in named.items() if value != defaults.get(name)}
 
 
