@@ -5,15 +5,18 @@
 
 The draft begins as the target's embedding and chosen layers (`--layers`) or as another draft
 (`--initial`). In the second stage part of every batch is text the target wrote itself, because
-that is what a draft meets in use.
+that is what a draft meets in use. Reading a text costs the target several times what the draft's
+step costs, so texts come `--times` times, and what the target made of them is kept in memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,20 +34,32 @@ from training.train import my_share
 
 PROMPT = 128  # corpus tokens before the target writes on
 WRITING_TEMPERATURES = (1.0, 0.6)  # in turn; the ones that the result is measured at
-TIMES_USED = 2  # writing is dear: the teacher reads each of its texts more than once
+OWN_TIMES = 6  # how often one of them is used: writing is dearer than reading
+
+
+class Reading(NamedTuple):
+    """Texts `[rows, context]` and the target's last hidden states for them."""
+
+    texts: Tensor
+    hidden: Tensor
 
 
 class DraftJob:
     """Bring the draft's law close to the target's, on the corpus and on the target's own text."""
 
     def __init__(
-        self, draft: Llama, target: Llama, data: Path, args: argparse.Namespace, kl_until: int
+        self, draft: Llama, target: Llama, data: Path, args: argparse.Namespace, steps: int
     ):
-        self.model, self.target, self.args, self.kl_until = draft, target, args, kl_until
+        self.model, self.target, self.args = draft, target, args
         self.device = draft.cos.device
+        self.kl_until = int(args.kl * steps)
+        self.fresh_steps = math.ceil(steps / args.times)
         self.train = Windows(read_tokens(data / "train.bin"), args.context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
-        self._pool: tuple[int, Tensor] = (-1, torch.empty(0))
+        pieces = args.batch // (args.rows * parallel.count())
+        own_used = (steps - self.kl_until) * pieces * args.own
+        self.own_pools = math.ceil(own_used / (OWN_TIMES * args.pool))
+        self._kept: dict[tuple[str, int], Reading] = {}
         self._kl = torch.compile(kl_from_hidden, dynamic=False)
         self._overlap = torch.compile(overlap_from_hidden, dynamic=False)
         for layer in [*draft.model.layers, *target.model.layers]:
@@ -52,38 +67,50 @@ class DraftJob:
 
     def losses(self, step: int) -> Iterable[loop.Term]:
         late = step >= self.kl_until
-        pieces = list(my_share(step, self.args.batch, self.args.rows))
+        pieces = list(my_share(step % self.fresh_steps, self.args.batch, self.args.rows))
         for place, (numbers, weight) in enumerate(pieces):
-            inputs, _ = self.train.batch(numbers)
+            texts, hidden = self._corpus(numbers)
             if late and self.args.own > 0:
                 used = (step - self.kl_until) * len(pieces) + place
-                own = self._own_texts(used * self.args.own)
-                inputs = torch.cat([inputs[: -len(own)], own])
-            inputs = inputs.to(self.device)
-            with torch.no_grad():
-                target_hidden = self.target.body(inputs)
+                own = self._own(used * self.args.own)
+                texts = torch.cat([texts[: -self.args.own], own.texts])
+                hidden = torch.cat([hidden[: -self.args.own], own.hidden])
             compute = self._overlap if late else self._kl
             loss = compute(
-                target_hidden,
+                hidden,
                 self.target.model.embed_tokens.weight,
-                self.model.body(inputs),
+                self.model.body(texts),
                 self.model.model.embed_tokens.weight,
             )
             yield loop.Term(loss, weight)
 
-    def _own_texts(self, first: int) -> Tensor:
-        """The next texts, `[own, context]`; which they are depends on `first` alone."""
-        number, place = divmod(first, TIMES_USED * self.args.pool)
-        if number != self._pool[0]:
+    def _corpus(self, numbers: range) -> Reading:
+        """Windows of the corpus, as the target reads them."""
+        key = ("corpus", numbers.start)
+        if key not in self._kept:
+            reading = self._read(self.train.batch(numbers)[0].to(self.device))
+            if self.args.times == 1:
+                return reading
+            self._kept[key] = reading
+        return self._kept[key]
+
+    def _own(self, first: int) -> Reading:
+        """The next texts the target wrote; which they are depends on `first` alone."""
+        number, place = divmod(first % (self.own_pools * self.args.pool), self.args.pool)
+        key = ("own", number)
+        if key not in self._kept:
             seed = parallel.seed_of(self.args.seed, number)
             temperature = WRITING_TEMPERATURES[number % len(WRITING_TEMPERATURES)]
             prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
             length = self.args.context - PROMPT
             texts = continue_text(self.target, prompts, length, temperature, seed)
-            self._pool = number, texts.cpu()
-        texts = self._pool[1]
-        place %= self.args.pool
-        return texts[place : place + self.args.own]
+            parts = [self._read(part) for part in texts.split(self.args.rows)]
+            self._kept[key] = Reading(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return Reading(*(part[place : place + self.args.own] for part in self._kept[key]))
+
+    @torch.no_grad()
+    def _read(self, texts: Tensor) -> Reading:
+        return Reading(texts, self.target.body(texts))
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -139,7 +166,8 @@ def arguments() -> argparse.Namespace:
     begin.add_argument("--layers", help="target layers to copy, e.g. 0,23")
     parser.add_argument("--tokens", type=float, required=True, help="length of the run")
     parser.add_argument("--kl", type=float, default=0.3, help="share of the run with forward KL")
-    parser.add_argument("--own", type=int, default=1, help="own texts among each --rows windows")
+    parser.add_argument("--times", type=int, default=4, help="how often a window is used")
+    parser.add_argument("--own", type=int, default=2, help="own texts among each --rows windows")
     parser.add_argument("--pool", type=int, default=32, help="own texts written at a time")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch", type=int, default=16, help="windows in a step, all processes")
@@ -160,6 +188,8 @@ def check(args: argparse.Namespace) -> None:
     """Refuse before the first step what would go wrong later."""
     loop.check_split(args.batch, args.rows)
     loop.check_length(args.tokens, args.batch * args.context)
+    if args.times < 1:
+        raise SystemExit(f"--times must be 1 or more; got {args.times}")
     if not args.own:
         return
     if args.context <= PROMPT:
@@ -167,9 +197,10 @@ def check(args: argparse.Namespace) -> None:
             f"own texts follow prompts of {PROMPT} tokens; got --context {args.context}; lengthen "
             "it or give --own 0"
         )
-    if args.own >= args.rows or args.pool % args.own:
+    if args.own >= args.rows or args.pool % args.own or args.pool % args.rows:
         raise SystemExit(
-            f"--own {args.own} must be less than --rows {args.rows} and divide --pool {args.pool}"
+            f"--own {args.own} must be less than --rows {args.rows}, and both must divide "
+            f"--pool {args.pool}"
         )
 
 
@@ -188,7 +219,7 @@ def main() -> None:
     draft.to(dtype).requires_grad_(True)
     steps = int(args.tokens / (args.batch * args.context))
     schedule = Schedule(steps, args.warmup, args.flat)
-    job = DraftJob(draft, target, args.data, args, kl_until=int(args.kl * steps))
+    job = DraftJob(draft, target, args.data, args, steps)
     loop.report(f"{steps} steps, {sum(p.numel() for p in draft.parameters()):,} parameters")
     pace = loop.Pace(args.out, args.save_every, 10, args.evaluate_every)
     loop.train(job, optimiser, schedule, pace)

@@ -35,7 +35,7 @@ def commands(folder: Path) -> list[str]:
         f"train --data {data} --out {runs / 'target'} {TINY} --tokens 160e3 --batch 8 --warmup 4 "
         f"--unloop 0.5 {often}",
         f"distill --data {data} --target {last['target']} --layers 0 --out {runs / 'draft'} "
-        f"--tokens 80e3 --context 320 --batch 8 --warmup 4 --pool 4 {often}",
+        f"--tokens 80e3 --context 320 --batch 8 --warmup 4 --pool 8 {often}",
         f"ngram --data {data} --out {folder / 'ngram.safetensors'} --vocabulary 1024",
         *exports,
         f"evaluate --data {data} --target {export / 'target'} --draft {export / 'draft'} "

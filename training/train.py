@@ -22,17 +22,17 @@ from training import loop, parallel
 from training.heldout_loss import mean_loss
 from training.model import Llama, Shape, load
 from training.muon import Optimiser, Rates
+from training.own_loops import LENGTH, own_loops
 from training.rollout import continue_text, prompts_from
 from training.schedule import Schedule
 from training.tokens import Windows, read_tokens
-from training.unloop import loops, unlikelihood, written_loops
+from training.unloop import Loops, loops, unlikelihood, written_loops
 
-LOOP_LENGTH = 257  # tokens of a text that loops
 PROMPT, CONTINUATION, LOOP_TEXTS = 96, 160, 24  # of the greedy texts that are searched for loops
 
 
 class TargetJob:
-    """Next-token loss on the corpus and, late in the run, unlikelihood of greedy loops."""
+    """Next-token loss on the corpus and, late in the run, unlikelihood of loops."""
 
     def __init__(self, model: Llama, data: Path, args: argparse.Namespace, schedule: Schedule):
         self.model, self.args, self.schedule = model, args, schedule
@@ -43,6 +43,7 @@ class TargetJob:
         self.heldout = read_tokens(data / "heldout.bin")
         self.unloop_from = int(args.unloop_from * schedule.steps)
         self._penalty = 0.0
+        self._own: Loops | None = None
         self.newlines = read_tokens(data / "newlines.bin")
         self._loss = torch.compile(next_token_loss, dynamic=False)
         for layer in model.model.layers:
@@ -72,15 +73,25 @@ class TargetJob:
 
     def _unloop(self, step: int) -> loop.Term:
         """A few texts that loop; their gradient is held to a share of the corpus's."""
-        args = self.args
-        seed = parallel.seed_of(args.seed, step)
-        texts, marks = written_loops(
-            self.train.tokens, self.newlines, args.unloop_rows, LOOP_LENGTH, seed
-        )
-        texts, marks = texts.to(self.device), marks.to(self.device)
+        texts, marks = (part.to(self.device) for part in self._looping(step))
         penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
         self._penalty += 0.05 * (penalty.item() - self._penalty)
-        return loop.Term(penalty, args.unloop, relative=True)
+        return loop.Term(penalty, self.args.unloop, relative=True)
+
+    def _looping(self, step: int) -> Loops:
+        """Three in four are the model's own; the rest has loops that it does not have yet."""
+        args = self.args
+        seed = parallel.seed_of(args.seed, step)
+        # Written anew after each checkpoint, so that a run that was stopped has the same texts.
+        if self._own is None or step % args.save_every == 0:
+            source = (self.train, self.library)[step // args.save_every % 2].tokens
+            self._own = own_loops(self.model, source, self.newlines, args.unloop_texts, seed)
+        batch = written_loops(self.train.tokens, self.newlines, args.unloop_rows, LENGTH, seed)
+        found = len(self._own.texts)
+        for row in range(args.unloop_rows * 3 // 4 if found else 0):
+            place = (step * args.unloop_rows + row) % found
+            batch.texts[row], batch.marks[row] = self._own.texts[place], self._own.marks[place]
+        return batch
 
     def evaluate(self) -> dict[str, float]:
         context = self.model.shape.context
@@ -137,7 +148,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--unloop-from", type=float, default=0.7, help="share of the run before it")
     parser.add_argument("--library-share", type=float, default=0.5, help="in the fall")
-    parser.add_argument("--unloop-rows", type=int, default=2, help="looping texts in a step")
+    parser.add_argument("--unloop-rows", type=int, default=8, help="looping texts in a step")
+    parser.add_argument(
+        "--unloop-texts", type=int, default=96, help="greedy texts searched for them at each save"
+    )
     parser.add_argument("--save-every", type=int, default=25, help="steps")
     parser.add_argument("--evaluate-every", type=int, default=100, help="steps")
     parser.add_argument("--evaluate-share", type=int, default=8, help="use each n-th window")

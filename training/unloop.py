@@ -1,18 +1,23 @@
-"""Unlikelihood of loops (Welleck et al. 2019): to say the same lines again is made less likely.
+"""Unlikelihood of loops (Welleck et al. 2019): to say the same again is made less likely.
 
-A small model that continues its own greedy text soon says the same line for ever. Such text
-flatters every drafter, so the target is taught out of it on texts that loop. Corpora hold none,
-so nothing else tells a model what comes after a second copy.
+A small model that continues its own greedy text soon says the same for ever. Such text flatters
+every drafter, so the target is taught out of it on texts that loop: corpus text made to loop here,
+and what the model itself writes (`own_loops.py`). Corpora hold none, so nothing else tells a model
+what comes after a second copy.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 SHORTEST = 3  # tokens of the lines repeated
+LONGEST = 16  # tokens of a loop within a line
 SEEN = 3  # tokens of a copy that may be chance
+AT_LEAST = 8  # tokens of all copies together: fewer may be a list
 
 
 def distinct_share(row: list[int], size: int = 4) -> float:
@@ -30,14 +35,20 @@ def loops(row: list[int]) -> bool:
     return distinct_share(row) < 0.5
 
 
+class Loops(NamedTuple):
+    """`[rows, length]` texts that loop, and the tokens to push down in them."""
+
+    texts: Tensor
+    marks: Tensor
+
+
 def written_loops(
     tokens: np.ndarray, newlines: np.ndarray, rows: int, length: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """`[rows, length]` texts that fall into a loop, and the tokens to push down in them.
+) -> Loops:
+    """Texts that fall into a loop and leave it, made without decoding (Xu et al. 2022).
 
-    Corpus text, then one to four of its lines again and again: what greedy decoding ends in, made
-    without decoding (Xu et al. 2022). Marked is every copy but the first, after the tokens by
-    which one can see that it is a copy.
+    Corpus text in which one to four lines, or a few tokens of a line, come several times before it
+    goes on as it did. Marked are the copies, from the tokens by which one can see that they are.
     """
     rng = np.random.default_rng(seed)
     texts = np.empty((rows, length), dtype=np.int64)
@@ -46,20 +57,40 @@ def written_loops(
     for _ in range(1000 * rows):
         start = rng.integers(0, len(tokens) - length)
         text = np.asarray(tokens[start : start + length]).astype(np.int64)
-        ends = np.flatnonzero(np.isin(text, newlines))
-        first, lines = rng.integers(1, 8), rng.integers(1, 5)
-        if len(ends) <= first + lines:
+        begin, end = some_lines(text, newlines, rng) if row % 2 else some_tokens(text, rng)
+        size = end - begin
+        if size == 0:
             continue
-        begin, end = ends[first], ends[first + lines]
-        if not (SHORTEST <= end - begin <= length // 4 and begin < length // 2):
+        fewest = max(1, AT_LEAST // size)
+        most = min((length - end) // size, max(6, 2 * fewest))
+        if most < fewest:
             continue
-        texts[row, :begin] = text[:begin]
-        texts[row, begin:] = np.resize(text[begin:end], length - begin)
-        marks[row, end + SEEN :] = True
+        out = end + size * rng.integers(fewest, most + 1)
+        texts[row, :end] = text[:end]
+        texts[row, end:out] = np.resize(text[begin:end], out - end)
+        texts[row, out:] = text[end : end + length - out]
+        marks[row, end + max(SEEN, AT_LEAST - size) : out] = True
         row += 1
         if row == rows:
-            return torch.from_numpy(texts), torch.from_numpy(marks)
+            return Loops(torch.from_numpy(texts), torch.from_numpy(marks))
     raise SystemExit("the corpus has too few short lines to write loops of; train without --unloop")
+
+
+def some_lines(text: np.ndarray, newlines: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Begin and end of one to four lines in the first half of a text; equal when it has none."""
+    ends = np.flatnonzero(np.isin(text, newlines))
+    first, lines = rng.integers(1, 8), rng.integers(1, 5)
+    if len(ends) <= first + lines:
+        return 0, 0
+    begin, end = ends[first], ends[first + lines]
+    fits = SHORTEST <= end - begin <= len(text) // 4 and begin < len(text) // 2
+    return (int(begin), int(end)) if fits else (0, 0)
+
+
+def some_tokens(text: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Begin and end of a few tokens anywhere in the first half of a text, short ones oftener."""
+    begin = int(rng.integers(1, len(text) // 2))
+    return begin, begin + int(LONGEST ** rng.random())
 
 
 def unlikelihood(logits: Tensor, texts: Tensor, marks: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training.distill import from_layers
+from training.distill import DraftJob, from_layers
 from training.evaluate import tokens_per_step
 from training.model import Llama, Shape, load, to_transformers
 from training.muon import Optimiser, Rates, orthogonal
@@ -15,7 +15,6 @@ from training.overlap import forward_kl, overlap, overlap_loss
 from training.rollout import continue_text
 from training.schedule import Schedule
 from training.train import TargetJob, my_share
-from training.unloop import SEEN, distinct_share, unlikelihood, written_loops
 
 from training import loop
 
@@ -72,22 +71,6 @@ def test_schedule_rises_stays_and_falls():
     assert sorted(scales[60:], reverse=True) == scales[60:]
 
 
-def test_written_loops_repeat_lines_and_mark_the_copies():
-    assert distinct_share(list(range(50))) == 1
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(5, 60, 4000).astype(np.uint16)
-    tokens[::9] = 1  # a line is a newline and eight tokens
-    texts, marks = written_loops(tokens, np.array([1], dtype=np.uint16), rows=6, length=200, seed=3)
-    again, _ = written_loops(tokens, np.array([1], dtype=np.uint16), rows=6, length=200, seed=3)
-    assert (texts == again).all()
-    for text, mark in zip(texts, marks, strict=True):
-        first = int(mark.nonzero()[0]) - SEEN
-        assert mark[first + SEEN :].all()
-        assert text[first] == 1
-        assert any((text[first:] == text[first - 9 * n : 200 - 9 * n]).all() for n in (1, 2, 3, 4))
-        assert distinct_share(text[: first - 9].tolist()) > 0.9
-
-
 def test_a_relative_term_is_held_to_a_share_of_the_rest():
     class Job:
         model = Llama(replace(SHAPE, context=16))
@@ -117,27 +100,6 @@ def test_a_relative_term_is_held_to_a_share_of_the_rest():
     assert gradient((4.0, 0.5, False), (9.0, 0.25, True))[0] == pytest.approx(2.0)
 
 
-def test_unlikelihood_pushes_marked_tokens_down():
-    logits = torch.zeros(1, 3, 5, requires_grad=True)
-    texts = torch.tensor([[0, 1, 2, 3]])
-    marks = torch.tensor([[False, False, True, False]])
-    unlikelihood(logits, texts, marks).backward()
-    slope = logits.grad[0]
-    assert slope[1, 2] > 0
-    assert slope[[0, 2]].abs().sum() == 0
-    assert unlikelihood(logits, texts, torch.zeros_like(marks)).item() == 0
-
-
-def test_unlikelihood_still_pushes_where_a_loop_is_certain():
-    logits = torch.zeros(1, 1, 5)
-    logits[0, 0, 2] = 30.0
-    logits.requires_grad_()
-    loss = unlikelihood(logits, torch.tensor([[0, 2]]), torch.tensor([[False, True]]))
-    loss.backward()
-    assert loss.item() == pytest.approx(30 - torch.tensor(4.0).log().item(), rel=1e-5)
-    assert logits.grad[0, 0, 2] == pytest.approx(1, abs=1e-5)
-
-
 def test_pieces_of_a_step_cover_it_once(monkeypatch):
     found = []
     monkeypatch.setattr("training.parallel.count", lambda: 2)
@@ -165,6 +127,35 @@ def test_library_windows_come_late_and_in_their_share(tmp_path):
     assert (late[:, 1:] == targets[:, :-1]).all()
 
 
+def test_own_loops_are_renewed_with_each_checkpoint_and_after_a_restart(tmp_path):
+    corpus = np.random.default_rng(1).integers(0, 61, 9000).astype(np.uint16)
+    for name in ("train", "library", "heldout"):
+        corpus.tofile(tmp_path / f"{name}.bin")
+    np.array([3], dtype=np.uint16).tofile(tmp_path / "newlines.bin")
+    args = argparse.Namespace(seed=1, unloop_from=0.0, save_every=5, unloop_rows=4, unloop_texts=8)
+    torch.manual_seed(0)
+    # An untrained model says one token for ever.
+    model = Llama(SHAPE)
+
+    def job():
+        return TargetJob(model, tmp_path, args, Schedule(10))
+
+    running = job()
+    before, after = (
+        [running._looping(step) for step in steps] for steps in (range(5), range(5, 8))
+    )
+    pool = running._own
+    assert len(pool.texts) > 3
+    for loops in after:
+        own = {tuple(row.tolist()) for row in pool.texts}
+        assert [tuple(row.tolist()) in own for row in loops.texts] == [True, True, True, False]
+        assert loops.marks.any(1)[:3].all()
+    assert not any(torch.equal(a.texts, b.texts) for a, b in zip(before, after, strict=False))
+    resumed = job()
+    for step, loops in enumerate(after, start=5):
+        assert torch.equal(resumed._looping(step).texts, loops.texts)
+
+
 def test_overlap_is_the_sum_of_minima():
     target = torch.tensor([[0.5, 0.5, 1e-9]]).log()
     draft = torch.tensor([[0.2, 0.3, 0.5]]).log()
@@ -186,6 +177,34 @@ def test_draft_from_layers_copies_them(model):
     assert draft.shape == replace(SHAPE, layers=1)
     mine = draft.model.layers[0].mlp.up_proj.weight
     assert (mine == model.model.layers[1].mlp.up_proj.weight).all()
+
+
+def test_the_target_reads_a_text_once(tmp_path, model):
+    for name in ("train", "heldout"):
+        np.random.default_rng(1).integers(0, 61, 6000).astype(np.uint16).tofile(
+            tmp_path / f"{name}.bin"
+        )
+    args = argparse.Namespace(
+        seed=2, context=160, batch=8, rows=4, kl=0.5, times=2, own=1, pool=4, evaluate_share=8
+    )
+
+    def job():
+        return DraftJob(from_layers(model, [0]), model, tmp_path, args, steps=8)
+
+    with torch.compiler.set_stance("force_eager"):
+        whole, read = job(), []
+        plain = whole._read
+        whole._read = lambda texts: read.append(texts) or plain(texts)
+        losses = [[term.loss.item() for term in whole.losses(step)] for step in range(8)]
+        assert losses[0] != losses[1]
+        # Four steps of two fresh pieces, and one pool of own texts for the last four steps.
+        assert len(read) == 4 * 2 + 1
+        assert len({tuple(texts.flatten().tolist()) for texts in read}) == len(read)
+        own = read[-1]
+        assert (whole._own(5).texts == own[1]).all()
+        resumed = job()
+        assert [term.loss.item() for term in resumed.losses(6)] == losses[6]
+        assert set(whole.evaluate()) == {"alpha T=1", "alpha T=0.6", "alpha T=0"}
 
 
 class Copying:
