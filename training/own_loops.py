@@ -1,21 +1,26 @@
 """The loops a model really falls into: greedy text after prompts of the corpus.
 
 A model loops on what it likes to say, not on any lines of the corpus, and so written loops alone
-(`unloop.py`) do not teach it out of its own.
+(`unloop.py`) do not teach it out of its own. Pushed down are not all tokens of a loop but those at
+which the model saw alternatives: pushed off the middle of a word it says another word, and a
+strange one, and goes on with the loop.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from training.model import Llama
 from training.rollout import continue_text
-from training.unloop import AT_LEAST, SEEN, Loops
+from training.unloop import Loops, loops
 
-PROMPT, WRITTEN = 64, 104  # tokens of the corpus, tokens the model writes after them
+PROMPT, WRITTEN = 64, 160  # tokens of the corpus, tokens the model writes after them
 LENGTH = PROMPT + WRITTEN  # of a text
-PERIODS = range(1, 49)  # tokens of what is said again
+GRAM = 4  # tokens that make a repetition
+LEAST_CERTAIN = 1 / 3  # share of the repeated tokens that are pushed down
+ROWS = 16  # texts read at once
 
 
 def own_loops(
@@ -26,9 +31,25 @@ def own_loops(
     ends = [line_end(tokens, newlines, rng) for _ in range(count)]
     prompts = np.stack([tokens[end - PROMPT : end] for end in ends]).astype(np.int64)
     texts = continue_text(model, torch.from_numpy(prompts), WRITTEN, temperature=0).cpu()
-    marks = torch.from_numpy(np.stack([first_copies(text) for text in texts.numpy()]))
-    looping = marks.any(1)
-    return Loops(texts[looping], marks[looping])
+    texts = texts[[loops(text[PROMPT:].tolist()) for text in texts]]
+    marks = torch.tensor([repeated(text.tolist()) for text in texts]).view(texts.shape).bool()
+    return Loops(texts, marks & least_certain(certainty(model, texts), marks))
+
+
+@torch.no_grad()
+def certainty(model: Llama, texts: Tensor) -> Tensor:
+    """The model's probability of each token after those before it, `[rows, length]`."""
+    found = torch.ones(texts.shape)
+    for part, row in zip(texts.split(ROWS), range(0, len(texts), ROWS), strict=True):
+        probs = model(part[:, :-1].to(model.cos.device)).float().softmax(-1).cpu()
+        found[row : row + len(part), 1:] = probs.gather(-1, part[:, 1:, None])[..., 0]
+    return found
+
+
+def least_certain(certain: Tensor, marks: Tensor) -> Tensor:
+    """The tokens of each row that are no likelier than `LEAST_CERTAIN` of its marked ones."""
+    among = certain.masked_fill(~marks, torch.nan)
+    return certain <= among.nanquantile(LEAST_CERTAIN, dim=1, keepdim=True)
 
 
 def line_end(tokens: np.ndarray, newlines: np.ndarray, rng: np.random.Generator) -> int:
@@ -44,23 +65,12 @@ def line_end(tokens: np.ndarray, newlines: np.ndarray, rng: np.random.Generator)
     )
 
 
-def first_copies(text: np.ndarray) -> np.ndarray:
-    """Marks the second and third copy of what is said three times or more behind the prompt.
-
-    What loops in the end is pushed down from the second copy on: there it is easier to leave. A
-    copy is marked from the token by which one can see that it is one.
-    """
-    places = np.arange(len(text))
-    marks = np.zeros(len(text), dtype=bool)
-    for period in PERIODS:
-        same = np.zeros(len(text), dtype=bool)
-        same[period:] = text[period:] == text[:-period]
-        begun = np.maximum.accumulate(np.where(same, -1, places)) + 1
-        # A few tokens may come some times in a row; it is a loop from the eighth on.
-        seen = max(SEEN, AT_LEAST - period)
-        for place in np.flatnonzero(places - begun == max(period, AT_LEAST) + SEEN):
-            first = begun[place] + seen
-            copies = slice(first, first + max(2 * period, AT_LEAST))
-            marks[copies] |= same[copies]
-    marks[:PROMPT] = False
+def repeated(text: list[int]) -> list[bool]:
+    """Whether a token behind the prompt ends a 4-gram that was written before."""
+    seen: set[tuple[int, ...]] = set()
+    marks = [False] * len(text)
+    for end in range(PROMPT + GRAM, len(text) + 1):
+        gram = tuple(text[end - GRAM : end])
+        marks[end - 1] = gram in seen
+        seen.add(gram)
     return marks

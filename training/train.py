@@ -26,7 +26,7 @@ from training.own_loops import LENGTH, own_loops
 from training.rollout import continue_text, prompts_from
 from training.schedule import Schedule
 from training.tokens import Windows, read_tokens
-from training.unloop import Loops, loops, unlikelihood, written_loops
+from training.unloop import Loops, anchored, loops, unlikelihood, written_loops
 
 PROMPT, CONTINUATION, LOOP_TEXTS = 96, 160, 24  # of the greedy texts that are searched for loops
 
@@ -37,6 +37,10 @@ class TargetJob:
     def __init__(self, model: Llama, data: Path, args: argparse.Namespace, schedule: Schedule):
         self.model, self.args, self.schedule = model, args, schedule
         self.device = next(model.parameters()).device
+        self.reference: Llama | None = None
+        if args.unloop and args.unloop_reference:
+            reference = load(args.unloop_reference, model.shape.context).to(self.device)
+            self.reference = reference.to(model.model.norm.weight.dtype).requires_grad_(False)
         context = model.shape.context
         self.train = Windows(read_tokens(data / "train.bin"), context, args.seed)
         self.library = Windows(read_tokens(data / "library.bin"), context, args.seed)
@@ -46,7 +50,8 @@ class TargetJob:
         self._own: Loops | None = None
         self.newlines = read_tokens(data / "newlines.bin")
         self._loss = torch.compile(next_token_loss, dynamic=False)
-        for layer in model.model.layers:
+        models = [model, self.reference] if self.reference else [model]
+        for layer in [layer for each in models for layer in each.model.layers]:
             # One layer compiled serves all of them: seconds to compile, not minutes.
             layer.compile(dynamic=False)
 
@@ -73,13 +78,19 @@ class TargetJob:
 
     def _unloop(self, step: int) -> loop.Term:
         """A few texts that loop; their gradient is held to a share of the corpus's."""
-        texts, marks = (part.to(self.device) for part in self._looping(step))
-        penalty = unlikelihood(self.model(texts[:, :-1]), texts, marks)
+        loops = Loops(*(part.to(self.device) for part in self._looping(step)))
+        logits = self.model(loops.texts[:, :-1])
+        if self.reference is None:
+            penalty = unlikelihood(logits, *loops)
+        else:
+            with torch.no_grad():
+                wanted = self.reference(loops.texts[:, :-1])
+            penalty = anchored(logits, wanted, *loops)
         self._penalty += 0.05 * (penalty.item() - self._penalty)
         return loop.Term(penalty, self.args.unloop, relative=True)
 
     def _looping(self, step: int) -> Loops:
-        """Three in four are the model's own; the rest has loops that it does not have yet."""
+        """The model's own, as far as there are any; else written ones."""
         args = self.args
         seed = parallel.seed_of(args.seed, step)
         # Written anew after each checkpoint, so that a run that was stopped has the same texts.
@@ -88,7 +99,7 @@ class TargetJob:
             self._own = own_loops(self.model, source, self.newlines, args.unloop_texts, seed)
         batch = written_loops(self.train.tokens, self.newlines, args.unloop_rows, LENGTH, seed)
         found = len(self._own.texts)
-        for row in range(args.unloop_rows * 3 // 4 if found else 0):
+        for row in range(min(args.unloop_rows, found)):
             place = (step * args.unloop_rows + row) % found
             batch.texts[row], batch.marks[row] = self._own.texts[place], self._own.marks[place]
         return batch
@@ -148,9 +159,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--unloop-from", type=float, default=0.7, help="share of the run before it")
     parser.add_argument("--library-share", type=float, default=0.5, help="in the fall")
-    parser.add_argument("--unloop-rows", type=int, default=8, help="looping texts in a step")
+    parser.add_argument("--unloop-rows", type=int, default=4, help="looping texts in a step")
     parser.add_argument(
-        "--unloop-texts", type=int, default=96, help="greedy texts searched for them at each save"
+        "--unloop-texts", type=int, default=80, help="greedy texts searched for them at each save"
+    )
+    parser.add_argument(
+        "--unloop-reference", type=Path, help="checkpoint whose law says what comes instead"
     )
     parser.add_argument("--save-every", type=int, default=25, help="steps")
     parser.add_argument("--evaluate-every", type=int, default=100, help="steps")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SHORTEST = 3  # tokens of the lines repeated
@@ -105,3 +106,17 @@ def unlikelihood(logits: Tensor, texts: Tensor, marks: Tensor) -> Tensor:
     penalty = scores.logsumexp(-1) - others.logsumexp(-1)
     weight = marks[:, 1:].to(penalty.dtype)
     return (penalty * weight).sum() / weight.sum().clamp(min=1)
+
+
+def anchored(logits: Tensor, reference: Tensor, texts: Tensor, marks: Tensor) -> Tensor:
+    """Mean KL, over the marked tokens, from a reference's law without the token.
+
+    Mere unlikelihood leaves open what to say instead, and a model may settle on one odd token that
+    is never part of a loop. Here it is what a reference would say that must not repeat. `logits`
+    and `reference` are `[rows, length - 1, vocabulary]`. Where nothing is marked the reference is
+    not asked: it loops.
+    """
+    others = reference.float().scatter(-1, texts[:, 1:, None], -torch.inf).softmax(-1)
+    far = F.kl_div(logits.float().log_softmax(-1), others, reduction="none").sum(-1)
+    weight = marks[:, 1:].to(far.dtype)
+    return (far * weight).sum() / weight.sum().clamp(min=1)

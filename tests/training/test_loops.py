@@ -4,34 +4,32 @@ import numpy as np
 import pytest
 import torch
 from training.model import Llama, Shape
-from training.own_loops import LENGTH, PROMPT, first_copies, own_loops
-from training.unloop import SEEN, distinct_share, unlikelihood, written_loops
+from training.own_loops import PROMPT, certainty, least_certain, own_loops, repeated
+from training.unloop import (
+    SEEN,
+    anchored,
+    distinct_share,
+    unlikelihood,
+    written_loops,
+)
 
 
-def text_after_a_prompt(*parts):
-    row = [*range(1000, 1000 + PROMPT), *range(100, 110), *(t for part in parts for t in part)]
-    return np.array([*row, *range(200, 200 + LENGTH)][:LENGTH])
+def test_repeated_is_what_was_written_before():
+    prompt, line = [*range(100, 100 + PROMPT)], [1, 2, 3, 4, 5, 6]
+    marks = repeated(prompt + line + [9] + line + line)
+    # A 4-gram is known again from its fourth token on.
+    second, third = PROMPT + 7, PROMPT + 13
+    places = [*range(second + 3, second + 6), *range(third + 3, third + 6)]
+    assert [i for i, mark in enumerate(marks) if mark] == places
+    # To say what the prompt said is no loop.
+    assert not any(repeated(prompt + prompt))
 
 
-def test_the_second_and_third_copy_are_marked():
-    line = list(range(1, 11))
-    # Ten tokens of lead, then the line; its copies from the third token by which they show.
-    begun = PROMPT + 10 + 10
-    marks = first_copies(text_after_a_prompt(line * 3 + line[:5]))
-    assert np.flatnonzero(marks).tolist() == list(range(begun + SEEN, begun + SEEN + 20))
-    short = np.flatnonzero(first_copies(text_after_a_prompt([1, 2] * 10)))
-    # Four times two tokens may be a list; twice four of them make a copy, too.
-    assert short[0] == PROMPT + 10 + 8
-    assert short[-1] < PROMPT + 10 + 20
-
-
-def test_what_comes_twice_or_in_the_prompt_is_no_loop():
-    line = list(range(1, 11))
-    assert not first_copies(text_after_a_prompt(line * 2)).any()
-    assert not first_copies(text_after_a_prompt([1, 2] * 4)).any()
-    text = np.arange(LENGTH)
-    text[:PROMPT] = np.resize(line, PROMPT)
-    assert not first_copies(text).any()
+def test_the_least_certain_of_the_marked_are_pushed_down():
+    certain = torch.tensor([[0.1, 0.9, 0.5, 0.99, 0.7, 0.2], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]])
+    marks = torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    found = marks & least_certain(certain, marks)
+    assert found.tolist() == [[False, False, True, False, True, False], [True, True] + [False] * 4]
 
 
 def test_a_corpus_without_lines_is_refused():
@@ -55,6 +53,11 @@ def test_own_loops_are_greedy_texts_and_repeat_with_their_seed():
     with torch.no_grad():
         greedy = model(first.texts)[:, PROMPT - 1].argmax(-1)
     assert (first.texts[:, PROMPT] == greedy).all()
+    with torch.no_grad():
+        probs = model(first.texts).softmax(-1)
+    found = certainty(model, first.texts)
+    assert (found[:, 0] == 1).all()
+    torch.testing.assert_close(found[2, 7], probs[2, 6, first.texts[2, 7]])
 
 
 def test_written_loops_repeat_a_block_and_go_on():
@@ -103,3 +106,23 @@ def test_unlikelihood_still_pushes_where_a_loop_is_certain():
     loss.backward()
     assert loss.item() == pytest.approx(30 - torch.tensor(4.0).log().item(), rel=1e-5)
     assert logits.grad[0, 0, 2] == pytest.approx(1, abs=1e-5)
+
+
+def test_what_comes_instead_is_what_the_reference_would_say():
+    logits = torch.randn(1, 4, 5, requires_grad=True)
+    reference = torch.randn(1, 4, 5)
+    texts = torch.tensor([[0, 1, 2, 3, 4]])
+    marks = torch.tensor([[False, False, False, True, False]])
+    loss = anchored(logits, reference, texts, marks)
+    probs, without = logits.softmax(-1)[0, 2], reference.softmax(-1)[0, 2]
+    without[3] = 0
+    without /= without.sum()
+    kept = torch.arange(5) != 3
+    expected = (without[kept] * (without[kept] / probs[kept]).log()).sum()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert logits.grad[0, 2, 3] > 0
+    assert logits.grad[0, [0, 1, 3]].abs().sum() == 0
+    at_goal = reference.clone()
+    at_goal[0, 2, 3] = -1e9
+    assert anchored(at_goal, reference, texts, marks).item() == pytest.approx(0, abs=1e-6)
