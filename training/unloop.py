@@ -18,6 +18,7 @@ from torch import Tensor
 SHORTEST = 3  # tokens of the lines repeated
 LONGEST = 16  # tokens of a loop within a line
 SEEN = 3  # tokens of a copy that may be chance
+REFERENCE_TEMPERATURE = 0.5
 AT_LEAST = 8  # tokens of all copies together: fewer may be a list
 
 
@@ -114,9 +115,14 @@ def anchored(logits: Tensor, reference: Tensor, texts: Tensor, marks: Tensor) ->
     Mere unlikelihood leaves open what to say instead, and a model may settle on one odd token that
     is never part of a loop. Here it is what a reference would say that must not repeat. `logits`
     and `reference` are `[rows, length - 1, vocabulary]`. Where nothing is marked the reference is
-    not asked: it loops.
+    not asked: it loops. Its law is taken at temperature 1/2, so that greedy decoding leaves the
+    loop as soon as the token is about as likely as the rest.
     """
-    others = reference.float().scatter(-1, texts[:, 1:, None], -torch.inf).softmax(-1)
+    others = (
+        (reference.float() / REFERENCE_TEMPERATURE)
+        .scatter(-1, texts[:, 1:, None], -torch.inf)
+        .softmax(-1)
+    )
     far = F.kl_div(logits.float().log_softmax(-1), others, reduction="none").sum(-1)
     weight = marks[:, 1:].to(far.dtype)
     return (far * weight).sum() / weight.sum().clamp(min=1)
