@@ -40,9 +40,12 @@ def own_loops(
 def certainty(model: Llama, texts: Tensor) -> Tensor:
     """The model's probability of each token after those before it, `[rows, length]`."""
     found = torch.ones(texts.shape)
-    for part, row in zip(texts.split(ROWS), range(0, len(texts), ROWS), strict=True):
+    for first in range(0, len(texts), ROWS):
+        # Always as many rows, the first ones again at the end: other shapes would be compiled anew.
+        rows = torch.arange(first, first + ROWS) % len(texts)
+        part = texts[rows]
         probs = model(part[:, :-1].to(model.cos.device)).float().softmax(-1).cpu()
-        found[row : row + len(part), 1:] = probs.gather(-1, part[:, 1:, None])[..., 0]
+        found[rows, 1:] = probs.gather(-1, part[:, 1:, None])[..., 0]
     return found
 
 
