@@ -5,8 +5,8 @@
 
 The draft begins as the target's embedding and chosen layers (`--layers`) or as another draft
 (`--initial`). In the second stage part of every batch is text the target wrote itself, because
-that is what a draft meets in use. Reading a text costs the target several times what the draft's
-step costs, so texts come `--times` times, and what the target made of them is kept in memory.
+that is what a draft meets in use. The target has many more layers than the draft, so its reading of
+a text is kept in memory (2 bytes x width for each token) and the text used `--times` times.
 """
 
 from __future__ import annotations

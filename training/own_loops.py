@@ -14,11 +14,10 @@ from torch import Tensor
 
 from training.model import Llama
 from training.rollout import continue_text
-from training.unloop import Loops, loops
+from training.unloop import GRAM, Loops, loops
 
 PROMPT, WRITTEN = 64, 160  # tokens of the corpus, tokens the model writes after them
 LENGTH = PROMPT + WRITTEN  # of a text
-GRAM = 4  # tokens that make a repetition
 LEAST_CERTAIN = 1 / 3  # share of the repeated tokens that are pushed down
 ROWS = 16  # texts read at once
 
@@ -32,6 +31,8 @@ def own_loops(
     prompts = np.stack([tokens[end - PROMPT : end] for end in ends]).astype(np.int64)
     texts = continue_text(model, torch.from_numpy(prompts), WRITTEN, temperature=0).cpu()
     texts = texts[[loops(text[PROMPT:].tolist()) for text in texts]]
+    if not len(texts):
+        return Loops(texts, torch.zeros_like(texts, dtype=torch.bool))
     marks = torch.tensor([repeated(text.tolist()) for text in texts]).view(texts.shape).bool()
     return Loops(texts, marks & least_certain(certainty(model, texts), marks))
 

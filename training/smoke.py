@@ -34,6 +34,9 @@ def commands(folder: Path) -> list[str]:
         f"tokens --corpus {data} --tokenizer {tokenizer}",
         f"train --data {data} --out {runs / 'target'} {TINY} --tokens 160e3 --batch 8 --warmup 4 "
         f"--unloop 0.5 {often}",
+        f"train --data {data} --initial {last['target']} --out {runs / 'unlooped'} --context 320 "
+        f"--tokens 40e3 --batch 8 --warmup 4 --unloop 1 --unloop-from 0 "
+        f"--unloop-reference {last['target']} {often}",
         f"distill --data {data} --target {last['target']} --layers 0 --out {runs / 'draft'} "
         f"--tokens 80e3 --context 320 --batch 8 --warmup 4 --pool 8 {often}",
         f"ngram --data {data} --out {folder / 'ngram.safetensors'} --vocabulary 1024",

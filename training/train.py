@@ -40,6 +40,12 @@ class TargetJob:
         self.reference: Llama | None = None
         if args.unloop and args.unloop_reference:
             reference = load(args.unloop_reference, model.shape.context).to(self.device)
+            if reference.shape.vocabulary != model.shape.vocabulary:
+                raise SystemExit(
+                    f"--unloop-reference {args.unloop_reference} has a vocabulary of "
+                    f"{reference.shape.vocabulary}, the model {model.shape.vocabulary}; give one "
+                    "with the same tokenizer"
+                )
             self.reference = reference.to(model.model.norm.weight.dtype).requires_grad_(False)
         context = model.shape.context
         self.train = Windows(read_tokens(data / "train.bin"), context, args.seed)
@@ -78,14 +84,14 @@ class TargetJob:
 
     def _unloop(self, step: int) -> loop.Term:
         """A few texts that loop; their gradient is held to a share of the corpus's."""
-        loops = Loops(*(part.to(self.device) for part in self._looping(step)))
-        logits = self.model(loops.texts[:, :-1])
+        looping = Loops(*(part.to(self.device) for part in self._looping(step)))
+        logits = self.model(looping.texts[:, :-1])
         if self.reference is None:
-            penalty = unlikelihood(logits, *loops)
+            penalty = unlikelihood(logits, *looping)
         else:
             with torch.no_grad():
-                wanted = self.reference(loops.texts[:, :-1])
-            penalty = anchored(logits, wanted, *loops)
+                wanted = self.reference(looping.texts[:, :-1])
+            penalty = anchored(logits, wanted, *looping)
         self._penalty += 0.05 * (penalty.item() - self._penalty)
         return loop.Term(penalty, self.args.unloop, relative=True)
 
@@ -97,12 +103,13 @@ class TargetJob:
         if self._own is None or step % args.save_every == 0:
             source = (self.train, self.library)[step // args.save_every % 2].tokens
             self._own = own_loops(self.model, source, self.newlines, args.unloop_texts, seed)
-        batch = written_loops(self.train.tokens, self.newlines, args.unloop_rows, LENGTH, seed)
-        found = len(self._own.texts)
-        for row in range(min(args.unloop_rows, found)):
-            place = (step * args.unloop_rows + row) % found
-            batch.texts[row], batch.marks[row] = self._own.texts[place], self._own.marks[place]
-        return batch
+        found, rows = len(self._own.texts), args.unloop_rows
+        own = [(step * rows + row) % found for row in range(min(rows, found))]
+        parts = [Loops(self._own.texts[own], self._own.marks[own])]
+        if len(own) < rows:
+            missing = rows - len(own)
+            parts += [written_loops(self.train.tokens, self.newlines, missing, LENGTH, seed)]
+        return Loops(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def evaluate(self) -> dict[str, float]:
         context = self.model.shape.context
@@ -178,8 +185,15 @@ def check(args: argparse.Namespace) -> None:
     """Refuse before the first step what would go wrong hours later."""
     loop.check_split(args.batch, args.rows)
     loop.check_length(args.tokens, args.batch * args.context)
+    if args.unloop_reference and not args.unloop:
+        raise SystemExit("--unloop-reference does nothing without --unloop; give both or neither")
     if not args.unloop:
         return
+    if min(args.unloop_rows, args.unloop_texts) < 1:
+        raise SystemExit(
+            f"--unloop needs texts; got --unloop-rows {args.unloop_rows} and --unloop-texts "
+            f"{args.unloop_texts}; give 1 or more"
+        )
     if args.context < PROMPT + CONTINUATION:
         raise SystemExit(
             f"--unloop needs texts of {PROMPT + CONTINUATION} tokens; got --context "

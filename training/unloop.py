@@ -8,6 +8,7 @@ what comes after a second copy.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+GRAM = 4  # tokens that make a repetition
 SHORTEST = 3  # tokens of the lines repeated
 LONGEST = 16  # tokens of a loop within a line
 SEEN = 3  # tokens of a copy that may be chance
-REFERENCE_TEMPERATURE = 0.5
 AT_LEAST = 8  # tokens of all copies together: fewer may be a list
+REFERENCE_TEMPERATURE = 0.5
 
 
-def distinct_share(row: list[int], size: int = 4) -> float:
+def distinct_share(row: list[int], size: int = GRAM) -> float:
     """Distinct n-grams over all n-grams; 1 when nothing repeats.
 
     >>> distinct_share([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4])
@@ -63,7 +65,7 @@ def written_loops(
         size = end - begin
         if size == 0:
             continue
-        fewest = max(1, AT_LEAST // size)
+        fewest = math.ceil(AT_LEAST / size)
         most = min((length - end) // size, max(6, 2 * fewest))
         if most < fewest:
             continue

@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 import torch
 from training.model import Llama, Shape
-from training.own_loops import PROMPT, certainty, least_certain, own_loops, repeated
-from training.unloop import (
-    SEEN,
-    anchored,
-    distinct_share,
-    unlikelihood,
-    written_loops,
-)
+from training.own_loops import LENGTH, PROMPT, certainty, least_certain, own_loops, repeated
+from training.unloop import SEEN, anchored, distinct_share, unlikelihood, written_loops
 
 
 def test_repeated_is_what_was_written_before():
@@ -37,6 +31,13 @@ def test_a_corpus_without_lines_is_refused():
     for corpus in (np.zeros(900, dtype=np.uint16), np.full(40, 3, dtype=np.uint16)):
         with pytest.raises(SystemExit, match="no line to write on from"):
             own_loops(model, corpus, np.array([3]), 2, 0)
+
+
+def test_there_may_be_no_own_loops(monkeypatch):
+    model = Llama(Shape(layers=1, width=32, heads=2, inner=48, vocabulary=61, context=300))
+    monkeypatch.setattr("training.own_loops.loops", lambda row: False)
+    found = own_loops(model, np.full(900, 3, dtype=np.uint16), np.array([3]), 2, 0)
+    assert found.texts.shape == found.marks.shape == (0, LENGTH)
 
 
 def test_own_loops_are_greedy_texts_and_repeat_with_their_seed():
@@ -65,7 +66,7 @@ def test_written_loops_repeat_a_block_and_go_on():
     # No token comes twice in the corpus, so a text shows where each of its tokens is from.
     corpus = np.arange(4000).astype(np.uint16)
     newlines = corpus[::9]
-    found, again = (written_loops(corpus, newlines, rows=12, length=160, seed=3) for _ in "ab")
+    found, again = (written_loops(corpus, newlines, rows=40, length=160, seed=3) for _ in "ab")
     assert all((x == y).all() for x, y in zip(found, again, strict=True))
     periods, marked = [], 0
     for text, mark in zip(*found, strict=True):
@@ -84,7 +85,7 @@ def test_written_loops_repeat_a_block_and_go_on():
         marked += int(mark.sum())
     assert marked
     assert min(periods) < 5
-    assert [p % 9 for p in periods[1::2]] == [0] * 6
+    assert [p % 9 for p in periods[1::2]] == [0] * 20
 
 
 def test_unlikelihood_pushes_marked_tokens_down():

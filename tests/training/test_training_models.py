@@ -15,6 +15,7 @@ from training.overlap import forward_kl, overlap, overlap_loss
 from training.rollout import continue_text
 from training.schedule import Schedule
 from training.train import TargetJob, my_share
+from training.unloop import Loops
 
 from training import loop
 
@@ -159,6 +160,10 @@ def test_own_loops_are_renewed_with_each_checkpoint_and_after_a_restart(tmp_path
         assert all(tuple(row.tolist()) in own for row in loops.texts)
         assert loops.marks.any(1).all()
     assert not any(torch.equal(a.texts, b.texts) for a, b in zip(before, after, strict=False))
+    running._own = Loops(*(part[:1] for part in pool))
+    mixed = running._looping(8)
+    assert mixed.texts.shape == after[0].texts.shape
+    assert torch.equal(mixed.texts[0], pool.texts[0])
     resumed = job()
     for step, loops in enumerate(after, start=5):
         assert torch.equal(resumed._looping(step).texts, loops.texts)
