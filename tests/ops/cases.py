@@ -8,7 +8,13 @@ from outrider import noise, ops, verifiers
 from outrider.tree import branching, children
 from outrider.types import Draft, Draws, Kind, Laws, Scores
 
-RULES = {"chain": "rejection", "tree": "rejection", "block": "block", "match": "match"}
+RULES = {
+    "chain": "rejection",
+    "tree": "rejection",
+    "traversal": "traversal",
+    "block": "block",
+    "match": "match",
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -170,15 +176,20 @@ def matrix():
             found.append((op, Case(**change)))
     for dtype in DTYPES:
         found.append(("block", Case(dtype=dtype, counts=(1, 1, 1, 1))))
-    for counts in ((2,), (2, 2), (3, 1), (1, 2)):
-        for kind in (Kind.WITHOUT, Kind.WITH, Kind.FIXED):
-            found.append(("tree", Case(counts=counts, kind=kind, batch=1, vocab=33)))
+    for op in ("tree", "traversal"):
+        for counts in ((2,), (2, 2), (3, 1), (1, 2)):
+            for kind in (Kind.WITHOUT, Kind.WITH, Kind.FIXED):
+                found.append((op, Case(counts=counts, kind=kind, batch=1, vocab=33)))
     for change in (
         {"dtype": "bf16"}, {"dtype": "fp16"}, {"floor": True}, {"mask": True}, {"kept": True},
         {"temperature": 0.7}, {"spread": 0.0}, {"spread": 3.0}, {"mixed": True}, {"hot": "some"},
         {"ragged": True}, {"batch": 2}, {"counts": (4,)}, {"counts": ()},
     ):  # fmt: skip
-        found.append(("tree", Case(**({"counts": (2, 2), "batch": 1, "vocab": 33} | change))))
+        for op in ("tree", "traversal"):
+            found.append((op, Case(**({"counts": (2, 2), "batch": 1, "vocab": 33} | change))))
+    for seed in range(6):
+        near = {"batch": 2, "vocab": 33, "spread": 0.3, "seed": seed}
+        found.append(("traversal", Case(counts=(2, 2, 1), mixed=seed % 2 == 1, **near)))
     for counts in ((1, 1, 1), (2, 2)):
         for hot in ("none", "some", "all"):
             for dtype in DTYPES:

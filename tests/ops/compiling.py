@@ -28,6 +28,13 @@ from outrider.ops.triton.one import chain_one
 from outrider.ops.triton.sample import sample_rows
 from outrider.ops.triton.side import Side, Slices, row_stats
 from outrider.ops.triton.tables import Keys, Tables
+from outrider.ops.triton.traversal import (
+    Nodes,
+    traversal_begin,
+    traversal_draw,
+    traversal_race,
+    traversal_walk,
+)
 from outrider.ops.triton.tree import tree_walk
 
 I64, I32, F32 = "*i64", "*i32", "*fp32"
@@ -43,6 +50,7 @@ SLICES = Slices(F32, F32, I32, I32)
 STAND = Stand(I64, I32, F32)
 RACE = Race(F32, F32, I32, F32, I32, I32)
 WINNERS = Winners(F32, I32)
+NODES = Nodes(F32, F32, F32, F32, "i32", "i32")
 LIMITS = Limits(I64, F32, F32)
 SEARCH = Search(I64, "*fp64", "*fp64", F32, F32, F32, I32)
 
@@ -57,7 +65,8 @@ def signatures(dtype):
         "nodes": "i32", "depth": "i32", "NPROG": "i32", "MOST": "i32", "sub": F32, "tries": I32,
         "zp": "*" + dtype, "zq": "*" + dtype, "ratio": "*" + dtype, "rest": "*" + dtype,
         "limits": LIMITS, "search": SEARCH, "counts": I32, "masses": F32,
-        "mass": F32, "alpha": "fp32", "beta": "fp32",
+        "mass": F32, "alpha": "fp32", "beta": "fp32", "taken": F32, "state": NODES, "start": "i32",
+        "k": "i32", "ancestors": "*i8", "ancestor_b": "i64", "hit": I32, "stop": I64,
     }  # fmt: skip
 
 
@@ -66,6 +75,7 @@ KERNELS = {
     for kernel in (
         row_stats, sample_rows, chain_decide, following, block_reach, block_sums, match_race,
         match_walk, tree_walk, chain_one, floor_top, floor_count, floor_mass,
+        traversal_begin, traversal_draw, traversal_walk, traversal_race,
         baselines.paper_tile, baselines.sigmoid_one,
     )
 }  # fmt: skip

@@ -32,6 +32,10 @@ def _list(large):
             ("tree_walk", "bf16", capability, 8,
              {"CHUNK": 2048, "DEPTH_P2": 8, "HAS_DRAFT": True, "UNIFORMS": False, "RACE": False,
               **BARE}),
+            ("traversal_draw", "bf16", capability, 4, {"HAS_DRAFT": True, **BARE, **wide}),
+            ("traversal_race", "bf16", capability, 4, CHAIN | fine),
+            ("traversal_walk", "bf16", capability, 4,
+             {"PART": 16, "NODES_P2": 64, "MOST_P2": 4, "DEPTH_P2": 8, "INJECTED": False}),
             ("chain_one", "bf16", capability, 4,
              {"NB": 32, "SUB": 128, "NPROG_P2": 64, "DEPTH_P2": 8, **ONE}),
         ]  # fmt: skip
@@ -45,7 +49,7 @@ def _list(large):
                   **floor}),
             ]  # fmt: skip
         if not large:
-            few = ("chain_decide", "following", "chain_one", "floor_mass")
+            few = ("chain_decide", "following", "traversal_draw", "chain_one", "floor_mass")
             found = [case for case in found if case[2] == 90 or case[0] in few]
             continue
         for dtype, half, size, warps in (
@@ -65,6 +69,9 @@ def _list(large):
                   "BLOCK": size}))  # fmt: skip
         found += [
             ("block_reach", "bf16", capability, 4, {**BARE, "HAS_DRAFT": True, **wide}),
+            ("traversal_begin", "bf16", capability, 4, {"NODES_P2": 64}),
+            ("traversal_walk", "bf16", capability, 4,
+             {"PART": 16, "NODES_P2": 256, "MOST_P2": 8, "DEPTH_P2": 16, "INJECTED": False}),
             ("match_walk", "bf16", capability, 1, {"NPROG_P2": 128, "MOST_P2": 4, "DEPTH_P2": 8}),
             ("sigmoid_one", "bf16", capability, 4,
              {"DEPTH_P2": 8, "INJECTED": False, **BARE, **fine}),
@@ -88,6 +95,7 @@ def _list(large):
                     ),
                     ("block_sums", dtype, capability, 4, {"DEPTH_P2": depth, **filtered, **shape}),
                     ("following", dtype, capability, 4, filtered | shape),
+                    ("traversal_race", dtype, capability, 4, filtered | shape),
                 ]
     return found
 

@@ -16,7 +16,7 @@ pytestmark = [
     ),
 ]
 
-OPS = ("chain", "block", "match", "tree")
+OPS = ("chain", "block", "match", "tree", "traversal")
 
 
 def _to(value, device):
@@ -38,7 +38,7 @@ def _judge(op, *inputs):
 
 
 def _counts(op):
-    return (2, 2) if op == "tree" else (1,) * 5
+    return (2, 2) if op in ("tree", "traversal") else (1,) * 5
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -90,12 +90,12 @@ def test_graph_replay_reads_new_keys_and_logits(op):
         same(captured, _judge(op, draft, scores, draws))
 
 
-@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+@pytest.mark.parametrize("op", ["chain", "block", "tree", "traversal"])
 def test_first_token_follows_the_target_over_ten_million_draws(op):
     from scipy.stats import chi2
 
     vocab, batch, launches = 256, 32_768, 306
-    counts = (2,) if op == "tree" else (1,)
+    counts = (2,) if op in ("tree", "traversal") else (1,)
     case = Case(counts=counts, vocab=vocab, batch=1, spread=1.0)
     draft, scores, _ = _cuda(case)
     law = scores.laws.logits_BRV[0, 0].double().softmax(-1)

@@ -1,10 +1,13 @@
 """K-SEQ on a CPU against the reference: the same factor, path, next token and overlap."""
 
+from dataclasses import replace
+
 import enumeration as e
 import pytest
 import torch
 from forests import same_as_reference
 
+from outrider.types import Kind
 from outrider.verifiers.kseq import division_factor
 
 TREES = {
@@ -26,6 +29,15 @@ CASES = ["random", "zeros", "disjoint", "hot target"]
 @pytest.mark.parametrize("scheme", TREES)
 def test_paths_and_tokens_equal_the_references(scheme, case, dtype):
     same_as_reference("kseq", TREES[scheme](e.World(4, 2, 11, (case,))), dtype)
+
+
+def test_placed_children_are_judged_as_the_reference_does():
+    """At the root of every second tree, as beside rows at temperature 0."""
+    forest = TREES["two"](e.World(4, 2, 11, ("random",)))
+    kinds = forest.kind_RNK.copy()
+    kinds[::2, 0] = int(Kind.FIXED)
+    both = frozenset({Kind.FIXED, Kind.WITH})
+    same_as_reference("kseq", replace(forest, kind_RNK=kinds, kinds=both), torch.float64)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -63,5 +75,6 @@ def test_draws_of_two_laws_are_left_to_the_reference():
     other[..., 1] = torch.where(other[..., 1] >= 0, 0, -1)
     other[..., 0] = torch.where(other[..., 0] >= 0, 1, -1)
     assert not fits(drafts._replace(row_BNK=other))
-    placed = torch.where(drafts.draws_BNK >= 0, 0, drafts.kind_BNK)
-    assert not fits(drafts._replace(kind_BNK=placed))
+    partly = drafts.kind_BNK.clone()
+    partly[..., 1] = int(Kind.FIXED)
+    assert not fits(drafts._replace(kind_BNK=partly))

@@ -1,4 +1,4 @@
-"""The lazy CPU traversal against the reference: same draws, same path, same next token."""
+"""Traversal of a CPU and of kernels against the reference: same path, same next token."""
 
 import enumeration as e
 import pytest
@@ -21,3 +21,10 @@ TREES = {
 @pytest.mark.parametrize("scheme", TREES)
 def test_paths_and_tokens_equal_the_references(scheme, case, dtype):
     same_as_reference("traversal", TREES[scheme](e.World(4, 2, 11, (case,))), dtype)
+
+
+@pytest.mark.parametrize("scheme", ["RSD-S", "hub", "merged paths"])
+def test_kernels_equal_the_reference(kernels, scheme):
+    forest = TREES[scheme](e.World(4, 2, 11, ("random", "zeros")))
+    some = forest[:: len(forest) // 4]
+    same_as_reference("traversal", some, torch.float32, "triton")

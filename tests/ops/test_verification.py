@@ -8,6 +8,7 @@ from outrider import ops
 from outrider.ops.cpu import BACKEND as CPU
 from outrider.types import Kind, Scores
 
+BRANCHING = ("tree", "traversal")  # operations that take more than chains
 CASES = [pytest.param(op, case, id=f"{op}-{case.id}") for op, case in matrix()]
 
 
@@ -42,19 +43,19 @@ def test_cpu_without_overlap_reads_less_and_says_the_same(seed, kept, vocab):
     assert ours.overlap_BD is None
 
 
-@pytest.mark.parametrize("op", ["chain", "tree", "block"])
+@pytest.mark.parametrize("op", ["chain", "tree", "block", "traversal"])
 @pytest.mark.parametrize("seed", range(3))
 def test_cpu_on_long_rows(op, seed):
-    counts = (2, 2) if op == "tree" else (1, 1, 1)
+    counts = (2, 2) if op in BRANCHING else (1, 1, 1)
     draft, scores, draws = build(Case(counts=counts, seed=seed, vocab=9001, spread=1.5))
     same(CPU.judges[op](draft, scores, with_race(draws, scores)), twin(op, draft, scores, draws))
 
 
-@pytest.mark.parametrize("op", ["chain", "tree", "block", "match"])
+@pytest.mark.parametrize("op", ["chain", "tree", "block", "match", "traversal"])
 @pytest.mark.parametrize("seed", range(5))
 def test_cpu_path_needs_no_injected_race(op, seed):
     """Path and count equal with the CPU's own draw; its token has positive probability."""
-    counts = (2, 2) if op == "tree" else (1, 1, 1)
+    counts = (2, 2) if op in BRANCHING else (1, 1, 1)
     draft, scores, draws = build(Case(counts=counts, seed=seed, floor=True, vocab=3000))
     ours, theirs = CPU.judges[op](draft, scores, draws), twin(op, draft, scores, draws)
     assert ours.path_BD.tolist() == theirs.path_BD.tolist()
@@ -69,7 +70,7 @@ def _forced(draft, scores, draws, value):
     return draws._replace(uniform_BNK=torch.full(shape, value))
 
 
-@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+@pytest.mark.parametrize("op", ["chain", "block", "tree", "traversal"])
 def test_all_accepted(kernels, op):
     """Uniforms of 0 keep everything that the target can say; the bonus token follows."""
     draft, scores, draws = build(Case(counts=(1, 1, 1, 1)))
@@ -80,11 +81,11 @@ def test_all_accepted(kernels, op):
     same(CPU.judges[op](draft, scores, with_race(draws, scores)), theirs)
 
 
-@pytest.mark.parametrize("op", ["chain", "block", "tree"])
+@pytest.mark.parametrize("op", ["chain", "block", "tree", "traversal"])
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
 def test_reject_at_once(kernels, op, counts):
     """Disjoint supports: nothing is kept and the token comes from the target."""
-    if op != "tree" and max(counts) > 1:
+    if op not in BRANCHING and max(counts) > 1:
         counts = (1,)
     draft, scores, draws = build(Case(counts=counts, batch=1, vocab=33))
     scores.laws.logits_BRV[..., draft.tokens_BN.unique()] = -torch.inf

@@ -16,6 +16,7 @@ from outrider.ops.triton.chain import chain
 from outrider.ops.triton.floors import floors
 from outrider.ops.triton.match import match
 from outrider.ops.triton.sample import sample
+from outrider.ops.triton.traversal import traversal
 from outrider.ops.triton.tree import tree
 from outrider.types import Draft, Kind, Scores
 
@@ -47,7 +48,7 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
 
 BACKEND = Backend(
     "triton",
-    {"chain": chain, "block": block, "match": match, "tree": tree},
+    {"chain": chain, "block": block, "match": match, "tree": tree, "traversal": traversal},
     sample,
     _unfit,
     _declines,

@@ -59,22 +59,11 @@ def drawn_from(
 
 
 @triton.jit
-def following(
-    target, drafted, tables, keys, stand, race, next_token, NPROG,
-    BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, TARGET_FLOOR: tl.constexpr,
-    DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr, INJECTED: tl.constexpr,
+def run_race(
+    keys, race, next_token, b, pid, offs, inside, weight, plain, NPROG,
+    BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, INJECTED: tl.constexpr,
 ):  # fmt: skip
-    """Draw the next token of every request. Grid (slices, batch)."""
-    pid = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
-    node = tl.load(stand.node + b)
-    offs = pid * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < target.vocab
-    plain = law(target, b, node, offs, TARGET_FLOOR)
-    weight = plain
-    if tl.load(stand.refused + b) != 0:
-        guess = drawn_from(drafted, tables, b, node, 0, offs, HAS_DRAFT, DRAFT_FLOOR)
-        weight = tl.maximum(tl.load(stand.scale + b) * plain - guess, 0.0)
+    """Race a slice of `weight`, and of `plain` for a weight without mass; the last one decides."""
     if INJECTED:
         noise_E = tl.load(keys.race + b * keys.race_b + offs, mask=inside, other=1.0)
     else:
@@ -103,6 +92,29 @@ def following(
         token = tl.load(race.index + b * NPROG + first, cache_modifier=".cg")
         spare = tl.load(race.plain_index + b * NPROG + second, cache_modifier=".cg")
         tl.store(next_token + b, tl.where(mass > EMPTY, token, spare).to(tl.int64))
+
+
+@triton.jit
+def following(
+    target, drafted, tables, keys, stand, race, next_token, NPROG,
+    BLOCK: tl.constexpr, NPROG_P2: tl.constexpr, TARGET_FLOOR: tl.constexpr,
+    DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr, INJECTED: tl.constexpr,
+):  # fmt: skip
+    """Draw the next token of every request. Grid (slices, batch)."""
+    pid = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    node = tl.load(stand.node + b)
+    offs = pid * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < target.vocab
+    plain = law(target, b, node, offs, TARGET_FLOOR)
+    weight = plain
+    if tl.load(stand.refused + b) != 0:
+        guess = drawn_from(drafted, tables, b, node, 0, offs, HAS_DRAFT, DRAFT_FLOOR)
+        weight = tl.maximum(tl.load(stand.scale + b) * plain - guess, 0.0)
+    run_race(
+        keys, race, next_token, b, pid, offs, inside, weight, plain, NPROG, BLOCK, NPROG_P2,
+        INJECTED,
+    )  # fmt: skip
 
 
 def race_of(device: torch.device, batch: int, programs: int) -> Race:

@@ -1,14 +1,16 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
-"""Recursive rejection over trees (Jeon et al. 2024, algorithm 6) as a one-parameter family.
+"""Recursive rejection over trees (Jeon et al. 2024, algorithm 6): one number for a refused draw.
 
-What the target owes after refusals is (p - a q)+ / A with a scalar a, so a refused child costs one
-reduction over the row and no stored residual:
+What the target owes after refusals is (p - sum_j c_j q_j)+ / A, so a refused child costs one
+reduction over the row and no stored residual (`left`). With R the mass that was left of q without
+the tokens that are gone (1 for draws with replacement):
 
-    accept c iff u q(c) / (1 - Q) < (p(c) - a q(c))+ / A
-    on refusal  a += A / (1 - Q),  A = sum (p - a q)+,  Q += q(c)      (Q = 0 with replacement)
+    accept c iff u q(c) / R < left(c) / A
+    on refusal  c_k = A / R,  then A = sum left anew
 
-A placed child is judged with a one-hot law and drops out by its id. The drawn children of one node
-share one law row. One program walks a request; the statistics pass before it is fully parallel.
+A placed child is judged with a one-hot law: it drops out by its id and costs no reduction. Draws of
+one node may come from several drafts, each with its own law row. One program walks a request; the
+statistics pass before it is fully parallel.
 """
 
 import torch
@@ -19,33 +21,15 @@ from outrider.ops.triton import noise
 from outrider.ops.triton.chain import chain, draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
+from outrider.ops.triton.left import drawn_at, left_over
 from outrider.ops.triton.side import law, row_stats, side_of, slices_of
-from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
+from outrider.ops.triton.tables import keys_of, kid_of, kind_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
 @triton.jit
-def _left(
-    target, drafted, tables, b, node, row, a, refused, offs, TARGET_FLOOR: tl.constexpr,
-    DRAFT_FLOOR: tl.constexpr, HAS_DRAFT: tl.constexpr,
-):  # fmt: skip
-    """(p - a q)+ on a slice, without the tokens of the first `refused` draws."""
-    left = law(target, b, node, offs, TARGET_FLOOR)
-    if HAS_DRAFT:
-        if a > 0:
-            left = tl.maximum(left - a * law(drafted, b, row, offs, DRAFT_FLOOR), 0.0)
-    j = refused * 0
-    while j < refused:
-        kid = kid_of(tables, b, node, j)
-        gone = (kid >= 0) & (offs == token_of(tables, b, kid))
-        left = tl.where(gone, 0.0, left)
-        j += 1
-    return left
-
-
-@triton.jit
 def tree_walk(
-    target, drafted, tables, keys, path, count, next_token, depth, MOST,
+    target, drafted, tables, taken, keys, path, count, next_token, depth, MOST,
     CHUNK: tl.constexpr, TARGET_FLOOR: tl.constexpr, DRAFT_FLOOR: tl.constexpr,
     HAS_DRAFT: tl.constexpr, UNIFORMS: tl.constexpr, RACE: tl.constexpr, DEPTH_P2: tl.constexpr,
 ):  # fmt: skip
@@ -56,69 +40,57 @@ def tree_walk(
     accept_key = noise.stream(seed, start, noise.ACCEPT)
     race_key = noise.stream(seed, start, noise.RESIDUAL)
     vocab = target.vocab
+    own = taken + b * MOST
     node = b * 0
-    row = b * 0
     n = tl.program_id(0) * 0
     k = n
-    a = 0.0
-    owed = 1.0
     going = n == 0
     while going:
-        a = 0.0
         owed = 1.0
-        gone = 0.0
-        row = b * 0
+        rest = 1.0
         k = n * 0
-        taken = b * 0 - 1
+        kept = b * 0 - 1
         most = tl.where(n < depth, MOST, 0)
-        while (k < most) & (taken < 0):
+        while (k < most) & (kept < 0):
             kid = kid_of(tables, b, node, k)
             if kid >= 0:
                 token = token_of(tables, b, kid)
-                kind = kind_of(tables, b, node, k)
-                left = law(target, b, node, token, TARGET_FLOOR)
-                q = 1.0
-                if HAS_DRAFT:
-                    if kind != FIXED:
-                        row = row_of(tables, b, node, k)
-                        q = law(drafted, b, row, token, DRAFT_FLOOR)
-                    if a > 0:
-                        left = tl.maximum(left - a * law(drafted, b, row, token, DRAFT_FLOOR), 0.0)
-                j = k * 0
-                while j < k:
-                    other = kid_of(tables, b, node, j)
-                    same = (other >= 0) & (token_of(tables, b, other) == token)
-                    left = tl.where(same, 0.0, left)
-                    j += 1
-                guess = tl.where(kind == WITHOUT, q / tl.maximum(1.0 - gone, 1e-30), q)
+                left, _ = left_over(
+                    target, drafted, tables, own, b, node, k, token, TARGET_FLOOR, DRAFT_FLOOR,
+                    HAS_DRAFT,
+                )  # fmt: skip
+                guess = drawn_at(drafted, tables, b, node, k, rest, DRAFT_FLOOR, HAS_DRAFT)
                 at = node * MOST + k
                 if UNIFORMS:
                     u = tl.load(keys.uniform + b * keys.uniform_b + at)
                 else:
                     u = noise.uniform(accept_key, at)
                 if u * guess * owed < left:
-                    taken = kid
+                    kept = kid
+                elif kind_of(tables, b, node, k) == FIXED:
+                    owed = tl.maximum(owed - left, 0.0)
                 else:
-                    if kind != FIXED:
-                        a += owed / tl.maximum(1.0 - tl.where(kind == WITHOUT, gone, 0.0), 1e-30)
-                        gone += tl.where(kind == WITHOUT, q, 0.0)
+                    without = kind_of(tables, b, node, k) == WITHOUT
+                    tl.store(own + k, owed / tl.where(without, tl.maximum(rest, 1e-30), 1.0))
+                    tl.debug_barrier()
                     owed = 0.0
+                    remains = 0.0
                     c = k * 0
                     while c < vocab:
                         offs = c + tl.arange(0, CHUNK)
-                        owed += tl.sum(
-                            _left(
-                                target, drafted, tables, b, node, row, a, k + 1, offs,
-                                TARGET_FLOOR, DRAFT_FLOOR, HAS_DRAFT,
-                            ),
-                            axis=0,
+                        left_C, rest_C = left_over(
+                            target, drafted, tables, own, b, node, k + 1, offs, TARGET_FLOOR,
+                            DRAFT_FLOOR, HAS_DRAFT,
                         )  # fmt: skip
+                        owed += tl.sum(left_C, axis=0)
+                        remains += tl.sum(rest_C, axis=0)
                         c += CHUNK
+                    rest = tl.where(without, remains, rest)
             k += 1
-        going = taken >= 0
+        going = kept >= 0
         if going:
-            tl.store(path + b * depth + n, taken)
-            node = taken
+            tl.store(path + b * depth + n, kept)
+            node = kept
             n += 1
     # k draws were refused at the last node: race over what is left there
     best = -1.0
@@ -131,10 +103,9 @@ def tree_walk(
         offs = c + tl.arange(0, CHUNK)
         inside = offs < vocab
         plain = law(target, b, node, offs, TARGET_FLOOR)
-        left = _left(
-            target, drafted, tables, b, node, row, a, k, offs, TARGET_FLOOR, DRAFT_FLOOR,
-            HAS_DRAFT,
-        )  # fmt: skip
+        left, _ = left_over(
+            target, drafted, tables, own, b, node, k, offs, TARGET_FLOOR, DRAFT_FLOOR, HAS_DRAFT
+        )
         if RACE:
             noise_E = tl.load(keys.race + b * keys.race_b + offs, mask=inside, other=1.0)
         else:
@@ -177,10 +148,12 @@ def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     path = torch.empty(batch, depth, dtype=torch.int64, device=device)
     count = torch.empty(batch, dtype=torch.int64, device=device)
     next_token = torch.empty(batch, dtype=torch.int64, device=device)
+    most = draft.draws_BNK.shape[2]
+    taken = torch.empty(batch, most, dtype=torch.float32, device=device)
     chunk = race_size(block)
     tree_walk[batch,](
-        target, drafted, tables_of(draft), keys, path, count, next_token, depth,
-        draft.draws_BNK.shape[2], CHUNK=chunk, TARGET_FLOOR=target_floor,
+        target, drafted, tables_of(draft), taken, keys, path, count, next_token, depth, most,
+        CHUNK=chunk, TARGET_FLOOR=target_floor,
         DRAFT_FLOOR=draft_floor, HAS_DRAFT=has_draft, UNIFORMS=uniforms, RACE=race,
         DEPTH_P2=next_power(max(depth, 1)), num_warps=8,
     )  # fmt: skip

@@ -1,0 +1,33 @@
+"""The engine with Triton's kernels in charge, in the interpreter: the texts of the reference."""
+
+import pytest
+
+from outrider import Engine, Limits, Sampling
+from outrider.ops import use
+from tiny import DRAFTERS, PROMPTS, decode, pair
+
+MIXED = [Sampling(0), Sampling(0.8, top_k=5, seed=2)]
+
+
+def check(name, sampling, most):
+    target, small = pair()
+
+    def texts(backend):
+        with use(backend):
+            return decode(
+                Engine(target, DRAFTERS[name](small)), PROMPTS[:2], sampling, Limits(most)
+            )[0]
+
+    assert texts("triton") == texts("reference")
+
+
+@pytest.mark.parametrize("name", ["chain", "sampled tree", "hub tree", "coupled tree"])
+def test_texts_equal_the_references(kernels, name):
+    check(name, Sampling(1.0, seed=3), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=3), MIXED])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafters_texts_equal_the_references(kernels, name, sampling):
+    check(name, sampling, 8)
