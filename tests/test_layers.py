@@ -15,10 +15,10 @@ LAYERS = [
     {"cli", "server"},
     {"bench", "tune"},
     {"compare"},
-    {"measure"},
+    {"measure", "prompts"},
     {"integrations"},
     {"load"},
-    {"keywords"},
+    {"keywords", "sources"},
     {"certify", "speculator"},
     {"text", "theory"},
     {"engine"},
@@ -28,10 +28,11 @@ LAYERS = [
     {"prefill"},
     {"sampling", "stats"},
     {"shaping"},
+    {"replay"},
     {"ops"},
     {"noise"},
     {"tree"},
-    {"types"},
+    {"arguments", "types"},
     {"errors"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -39,9 +40,9 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ON_PUBLIC_NAMES = {"__main__", "cli", "server", "bench", "integrations"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "load", "text", "integrations", "bench"},
-    "tokenizers": {"text", "load"},
-    "safetensors": {"drafters"},
+    "transformers": {"models", "sources", "text", "integrations", "bench"},
+    "tokenizers": {"text"},
+    "safetensors": {"drafters", "load"},
     "triton": {"ops"},
     "typer": {"cli", "bench"},
     "rich": {"cli", "bench"},

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
+from outrider.errors import UnsupportedModel, VocabularyMismatch
 from outrider.tree import branching, visible
 from outrider.types import LanguageModel, Tree
 
@@ -36,15 +36,6 @@ def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int
                 "draft model trained with the target's tokenizer"
             )
     return min(real, sizes["target"])
-
-
-def depth(given: Any) -> None:
-    """`num_speculative_tokens` as a user gave it: None, or a whole number of at least 1."""
-    if given is not None and (type(given) is not int or given < 1):
-        raise ConfigurationError(
-            f"num_speculative_tokens must be a whole number of at least 1; got {given!r}; use "
-            "drafter='root' for plain decoding"
-        )
 
 
 def _difference(target: dict[str, int], draft: dict[str, int]) -> str:

@@ -5,27 +5,28 @@ else the machine does falls on all alike. Times are those of whole calls, prompt
 table all arms have one dtype; transformers runs stock weights through its own loop.
 """
 
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider import calibrate
+from outrider import arguments, calibrate
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.errors import ConfigurationError, PromptError
+from outrider.errors import ConfigurationError
 from outrider.integrations.arms import Made, Stock
-from outrider.load import DTYPES, load, shipped
+from outrider.load import load, shipped
 from outrider.measure import Ratio, bootstrap
+from outrider.prompts import read_prompts
 from outrider.sampling import Sampling
+from outrider.sources import DTYPES
 from outrider.speculator import Speculator, Stop
 from outrider.stats import Stats
 from outrider.text import encode
+from outrider.tree import parents_of
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 STOCK, ASSISTED = "transformers_generate", "transformers_assisted"
@@ -54,16 +55,39 @@ class Plan:
     packed: bool | None = None  #: pack our weights on a CPU; None measures
 
     def __post_init__(self) -> None:
-        for name in ("count", "max_new_tokens", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1; got {value}; use 1 or more")
+        plain: dict[str, Any] = {}
+        for name in ("count", "max_new_tokens", "repeats", "threads"):
+            given = getattr(self, name)
+            if given is not None or name in ("max_new_tokens", "repeats"):
+                plain[name] = arguments.whole(name, given, "use 1 or more", least=1)
+        for name in ("chains", "assisted"):
+            what, do = "whole numbers of at least 1", f"write {name}=(2, 4)"
+            plain[name] = arguments.several(name, getattr(self, name), what, do, _positive)
+        what, do = "lists of whole numbers of at least 1", "write trees=((3, 2), (2, 2, 1))"
+        trees = arguments.several("trees", self.trees, what, do, _is_tree)
+        plain["trees"] = tuple(tuple(map(int, counts)) for counts in trees)
+        for counts in plain["trees"]:
+            parents_of(counts)  # too many nodes
+        what, do = "numbers", "write temperatures=(0.0, 1.0)"
+        plain["temperatures"] = arguments.several(
+            "temperatures", self.temperatures, what, do, arguments.is_number
+        )
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         if not self.temperatures or not (self.chains or self.trees):
             raise ConfigurationError(
                 "nothing to compare: no temperature or no speculative setting; give at least one"
             )
         for temperature in self.temperatures:
             Sampling(temperature)
+
+
+def _positive(value: Any) -> bool:
+    return arguments.is_whole(value) and value > 0
+
+
+def _is_tree(counts: Any) -> bool:
+    return isinstance(counts, (list, tuple)) and bool(counts) and all(map(_positive, counts))
 
 
 @dataclass(frozen=True)
@@ -75,7 +99,7 @@ class Trial:
     repeat: int
     seconds: float
     token_ids: list[int]
-    calls: int
+    calls: int  #: of the target that yielded tokens; ours reads the prompt in one before these
     stats: Stats | None
 
     @property
@@ -142,7 +166,7 @@ class Table:
         found: dict[str, Any] = {
             "ms_per_token": round(self.ms_per_token(arm), 4),
             "tokens_per_second": round(tokens / sum(t.seconds for t in mine), 2),
-            "mean_acceptance_length": round(tokens / max(calls, 1), 4),
+            "block_efficiency": round(tokens / max(calls, 1), 4),
             "trials": len(mine),
             "dtype": self.dtype,
         }
@@ -166,35 +190,6 @@ def looping(token_ids: Sequence[int]) -> bool:
     return bool(grams) and len(set(grams)) < 0.5 * len(grams)
 
 
-def read_prompts(path: str | Path | None, count: int | None = None) -> list[str]:
-    """Prompts of a JSON-lines file with a `prompt` field, or of plain text, one a line."""
-    where = Path(path) if path is not None else shipped("heldout_prompts.jsonl")
-    try:
-        lines = [line for line in where.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(
-            f"cannot read prompts; got {str(where)!r}: {error}; give a UTF-8 file with one JSON "
-            "object or one prompt a line"
-        ) from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        text: Any = line
-        if line.lstrip().startswith("{"):
-            try:
-                text = json.loads(line)["prompt"]
-            except (ValueError, KeyError) as error:
-                raise PromptError(
-                    f"line {number} of {str(where)!r} is no JSON object with a prompt field; got "
-                    f"{line[:60]!r}; correct it"
-                ) from error
-        if not isinstance(text, str) or not text.strip():
-            raise PromptError(f"line {number} of {str(where)!r} has no text in prompt; remove it")
-        found.append(text.rstrip())
-    if not found:
-        raise PromptError(f"no prompt; got an empty file {str(where)!r}; add at least one line")
-    return found[:count]
-
-
 Arm = Callable[[list[int], Sampling], tuple[Made, Stats | None]]
 
 
@@ -202,6 +197,11 @@ class Comparison:
     """Loads both sides once per dtype and measures; `document` is what `--json` prints."""
 
     def __init__(self, plan: Plan) -> None:
+        if plan.trees and plan.target is not None and plan.draft is None:
+            raise ConfigurationError(
+                f"a tree needs a draft model; got trees={plan.trees} and a target without one; "
+                "give --draft, or leave --branching out"
+            )
         self.plan = plan
         self.prompts = read_prompts(plan.prompts, plan.count)
         self.tables: list[Table] = []
@@ -222,7 +222,7 @@ class Comparison:
             dtype=dtype,
             num_speculative_tokens=max(self.plan.chains, default=4),
             device=self.plan.device,
-            threads=self.plan.threads or "auto",
+            threads="auto" if self.plan.threads is None else self.plan.threads,
             packed="auto" if self.plan.packed is None else self.plan.packed,
         )
         notes = pair.notes
@@ -234,12 +234,9 @@ class Comparison:
     @property
     def total(self) -> int:
         """Trials to come, for a progress bar."""
-        arms = 3 + len(self.plan.chains) + len(self._trees()) + len(self.plan.assisted)
+        arms = 3 + len(self.plan.chains) + len(self.plan.trees) + len(self.plan.assisted)
         tables = len(self.dtypes) * len(self.plan.temperatures)
         return arms * tables * self.plan.repeats * len(self.prompts)
-
-    def _trees(self) -> tuple[tuple[int, ...], ...]:
-        return self.plan.trees if self.draft is not None else ()
 
     def run(self, progress: Callable[[], None] = lambda: None) -> "Comparison":
         """Measure every table."""
@@ -278,7 +275,7 @@ class Comparison:
             else:
                 made = pair.using(PromptLookup(count))
             arms[f"{SPECULATIVE}: {count} tokens"] = ours(made)
-        for counts in self._trees():
+        for counts in self.plan.trees:
             assert isinstance(drafter, DraftModel)
             name = ",".join(map(str, counts))
             arms[f"{SPECULATIVE}: tree {name}"] = ours(

@@ -7,17 +7,18 @@ On CUDA the host reads blocks one step late, while the next step runs; on a CPU 
 wait for and it reads them at once. Rows that ended leave the batch when half of it is done.
 """
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from outrider import arguments, shaping, step, tree, verifiers
 from outrider import sampling as _sampling
-from outrider import shaping, step, verifiers
 from outrider.blocks import HostBlock, Pending
 from outrider.errors import ConfigurationError, NumericalError
-from outrider.request import Limits, plan, spread
+from outrider.request import Limits, plan, spread, token_ids
 from outrider.sampling import Sampling
 from outrider.stats import Meter, RequestStats, Stats
 from outrider.step import REASONS, Block, BlockLists, State
@@ -35,16 +36,21 @@ class Engine:
     """
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter, rule: Verifier | None = None
+        self, target: LanguageModel, drafter: Drafter, rule: str | Verifier | None = None
     ) -> None:
-        if rule is not None:
-            verifiers.check(rule, drafter.kinds, drafter.is_chain, drafter.name)
+        if not hasattr(drafter, "propose") or isinstance(drafter, type):
+            do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
+            arguments.refuse("drafter", "a Drafter", drafter, do)
+        tree.within(drafter.max_nodes, f"the drafter {drafter.name!r}")
+        self.rule = verifiers.named(rule)
+        if self.rule is not None:
+            verifiers.check(self.rule, drafter.kinds, drafter.is_chain, drafter.name)
         if not drafter.is_chain and not getattr(target, "trees", True):
             raise ConfigurationError(
                 f"the target scores chains but not trees; got drafter {drafter.name!r}, which "
                 "branches; use a chain (leave branching out)"
             )
-        self.target, self.drafter, self.rule = target, drafter, rule
+        self.target, self.drafter = _apart(target, drafter), drafter
 
     def choose_rule(self, greedy: str) -> Verifier:
         """The rule of a run whose rows are greedy: "all", "some" or "none"."""
@@ -69,6 +75,7 @@ class Engine:
 
         Raises PromptError or CapacityError before any work is done.
         """
+        prompts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
         settings = spread("sampling", sampling, Sampling(), len(prompts))
         ends = spread("limits", limits, Limits(), len(prompts))
         return Run(self, prompts, settings, ends, capacity, trace, logprobs, observe)
@@ -282,6 +289,19 @@ class Run(Iterator[HostBlock]):
         stats.target_ms, stats.draft_ms = target * 1e3, draft * 1e3
         stats.verify_ms = self._verify.seconds * 1e3
         stats.host_ms = total * 1e3 - stats.target_ms - stats.draft_ms - stats.verify_ms
+
+
+def _apart(target: LanguageModel, drafter: Drafter) -> LanguageModel:
+    """The target, or a view of it with its own clock where the same object drafts, too.
+
+    One clock would count the time of drafting as the target's and the target's as drafting.
+    """
+    drafting = getattr(drafter, "models", (getattr(drafter, "model", None),))
+    if "meter" not in getattr(target, "__dict__", {}) or all(m is not target for m in drafting):
+        return target
+    view = copy.copy(target)
+    view.__dict__["meter"] = Meter(target.device)
+    return view
 
 
 def _seconds(model: LanguageModel | Drafter) -> float:

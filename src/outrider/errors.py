@@ -11,7 +11,7 @@ OutriderError
 └── BackendUnavailable          an ops backend that was asked for cannot run here
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -24,13 +24,16 @@ class ConfigurationError(OutriderError, ValueError):
 
 
 class UnknownName(ConfigurationError):
-    """A name that no registry knows. The message lists the names that exist."""
+    """A name that no registry knows. The message lists the names that exist; lossy ones say so."""
 
-    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+    def __init__(
+        self, kind: str, given: str, known: Iterable[str], lossy: Collection[str] = ()
+    ) -> None:
         names = sorted(known)
         close = get_close_matches(given, names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+        listed = ", ".join(f"{name} (lossy)" if name in lossy else name for name in names)
+        super().__init__(f"unknown {kind} {given!r}; known: {listed}.{hint}")
 
 
 class UnsupportedModel(ConfigurationError):

@@ -7,9 +7,10 @@
 What cannot be honoured is an error, never dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 
 SHAPE = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance", "coupled")
@@ -67,8 +68,10 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("model", "draft_model", "assistant_model"):
         if name in asked:
             put("draft", asked[name], name)
-    if "num_assistant_tokens" in asked:
-        put("num_speculative_tokens", int(asked["num_assistant_tokens"]), "num_assistant_tokens")
+    for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"):
+        if name in asked:
+            count = arguments.whole(name, asked[name], "give at least 1, or leave it out", least=1)
+            put("num_speculative_tokens", count, name)
     if "method" in asked:
         method = str(asked["method"])
         if method not in METHODS:
@@ -76,13 +79,9 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         put("drafter", METHODS[method], "method")
     if "prompt_lookup_num_tokens" in asked:
         put("drafter", "prompt_lookup", "prompt_lookup_num_tokens")
-        count = int(asked["prompt_lookup_num_tokens"])
-        put("num_speculative_tokens", count, "prompt_lookup_num_tokens")
-    most = asked.get("prompt_lookup_max", asked.get("max_matching_ngram_size"))
-    least = asked.get("prompt_lookup_min")
-    if most is not None or least is not None:
-        most = int(most) if most is not None else max(4, int(least or 1))
-        put("ngram", (int(least or 1), most), "prompt_lookup_max")
+    if isinstance(found.get("ngram"), list):
+        found["ngram"] = tuple(found["ngram"])  # as the other names for it are read
+    _ngram(asked, put)
     if "rejection_sample_method" in asked:
         method = str(asked["rejection_sample_method"])
         if method not in RULES:
@@ -90,6 +89,23 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         put("rule", RULES[method], "rejection_sample_method")
     _refuse(asked)
     return found
+
+
+def _ngram(asked: Mapping[str, Any], put: Callable[[str, Any, str], None]) -> None:
+    """The n-grams of prompt lookup, under the names that vLLM and transformers have for them."""
+    sizes = {
+        name: arguments.whole(name, asked[name], "give at least 1, or leave it out", least=1)
+        for name in ("prompt_lookup_min", "prompt_lookup_max", "max_matching_ngram_size")
+        if name in asked
+    }
+    if not sizes:
+        return
+    least = sizes.pop("prompt_lookup_min", 1)
+    for name, most in (sizes or {"prompt_lookup_min": max(4, least)}).items():
+        if most < least:
+            what = f"a whole number of at least prompt_lookup_min, {least}"
+            arguments.refuse(name, what, most, "lower prompt_lookup_min")
+        put("ngram", (least, most), name)
 
 
 def _refuse(asked: Mapping[str, Any]) -> None:

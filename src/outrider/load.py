@@ -1,5 +1,6 @@
 """Names to objects: models, tokenizer, drafter and rule. The registries meet here."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,27 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
-from outrider import calibrate, check, verifiers
+from outrider import arguments, calibrate, check, verifiers
 from outrider.calibrate import Calibration, Setting
-from outrider.drafters import DRAFTERS, PromptLookup, Root
-from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters import DRAFTERS, Root, asked
+from outrider.drafters.make import WITH_MODEL, prompt_lookup, with_model
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import NgramTable, Table
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel, VocabularyMismatch
-from outrider.models import SUPPORTED, CausalModel, adapt, refusals
+from outrider.models import CausalModel
 from outrider.models.linear import can_pack
+from outrider.sources import DTYPES, Source, read_tokenizer, usable
 from outrider.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
 SHARED = (None, "match", "coupled")  #: rules whose text depends on the seed alone
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def shipped(part: str) -> Path:
     """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
+
+
+def parameters(which: str) -> int:
+    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+
+    >>> parameters("target")
+    20328704
+    """
+    with safe_open(shipped(which) / "model.safetensors", "pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,8 @@ def load(
                     "static_tree", "dynamic_tree", "beam", "paths", "ngram_table", "prompt_lookup"
                     or "root"
     num_speculative_tokens  the depth (gamma): tokens of a chain, of a path, or of a tree's longest
-                    path. None: the length of `branching`, 5 levels of "dynamic_tree", else 4
+                    path. None: the length of `branching`, 5 levels of "dynamic_tree", 8 tokens
+                    of "prompt_lookup", which cost nothing to draft, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
     width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
                     the children of each (EAGLE-2's top_k)
@@ -83,7 +96,7 @@ def load(
     acceptance      chance that a node's k-th child is kept, k = 1, 2, ...: "static_tree",
                     "sampled_tree" and "hub_tree" take the shape of `total_tokens` nodes with the
                     most expected tokens (Sequoia), e.g. acceptance=(0.6, 0.15, 0.05)
-    ngram           shortest and longest n-gram of prompt lookup, e.g. (1, 4)
+    ngram           shortest and longest n-gram of prompt lookup; None: (1, 4)
     table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
@@ -91,6 +104,7 @@ def load(
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
+    tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -98,6 +112,10 @@ def load(
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     pair_default = target is None
+    if drafter is not None:
+        asked.name(drafter)
+    if not isinstance(coupled, bool):
+        arguments.refuse("coupled", "True or False", coupled, "leave it out for False")
     if drafter is not None and drafter not in DRAFTERS:
         raise UnknownName("drafter", drafter, DRAFTERS)
     if draft is not None and drafter is not None and drafter not in WITH_MODEL:
@@ -151,24 +169,23 @@ def load(
             f"drafter {drafter!r} has no use for {name}; got {name}={locals()[name]!r}; leave it "
             "out or choose another drafter"
         )
-    gamma = num_speculative_tokens
-    check.depth(gamma)
-    if branching is not None and (
-        isinstance(branching, str) or not all(type(n) is int and n > 0 for n in branching)
-    ):
-        raise ConfigurationError(
-            f"branching must be positive whole numbers, one per level; got {branching!r}; "
-            "write branching=(3, 2, 1)"
-        )
-    verifier = verifiers.get(rule) if isinstance(rule, str) else rule
+    gamma = asked.shape(
+        num_speculative_tokens=num_speculative_tokens,
+        branching=branching,
+        width=width,
+        total_tokens=total_tokens,
+        acceptance=acceptance,
+    )["num_speculative_tokens"]
+    lookup = prompt_lookup(gamma, ngram)
+    verifier = verifiers.named(rule)
     if coupled:
         verifier = verifier or verifiers.get("match")
-    sources = {"target": _Source(target, "target"), "draft": _Source(draft, "draft")}
-    others = [_Source(given, "draft") for given in more]
-    place = _place(
+    sources = {"target": Source(target, "target"), "draft": Source(draft, "draft")}
+    others = [Source(given, "draft") for given in more]
+    place = usable(
         device
-        or sources["target"].loaded_device()
-        or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device is not None
+        else sources["target"].loaded_device() or ("cuda" if torch.cuda.is_available() else "cpu")
     )
     for name, source in (*sources.items(), *(("draft", other) for other in others)):
         home = source.loaded_device()
@@ -178,7 +195,10 @@ def load(
                 f"{name} model on {home} and {place} for the rest; move one of them"
             )
 
-    tokenizer = tokenizer or sources["target"].tokenizer()
+    if tokenizer is None:
+        tokenizer = sources["target"].tokenizer()
+    else:
+        tokenizer = read_tokenizer(tokenizer)
     sizes = {k: s.config.get_text_config(decoder=True).vocab_size for k, s in sources.items() if s}
     vocab = check.vocabulary(tokenizer, sources["draft"].tokenizer(), sizes)
 
@@ -194,9 +214,8 @@ def load(
         assert made[0] is not None
         return made[0], made[1]
 
-    setting, calibration = _settle(
-        sources, build, place, dtype, threads, packed, num_speculative_tokens or 4
-    )
+    ahead = lookup.num_speculative_tokens if drafter == "prompt_lookup" else gamma or 4
+    setting, calibration = _settle(sources, build, place, dtype, threads, packed, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     model, small = build(setting)
@@ -218,7 +237,7 @@ def load(
         made = with_model(
             drafter,
             small,
-            num_speculative_tokens=num_speculative_tokens,
+            num_speculative_tokens=gamma,
             branching=branching,
             width=width,
             total_tokens=total_tokens,
@@ -232,8 +251,7 @@ def load(
                 f"{drafter!r} with branching={branching}; use drafter='draft_model' without it"
             )
     elif drafter == "prompt_lookup":
-        least, most = ngram or (1, 4)
-        made = PromptLookup(gamma or 4, most_ngram=most, least_ngram=least)
+        made = lookup
     elif counted is not None:
         if counted.vocab_size != vocab:
             raise VocabularyMismatch(
@@ -261,23 +279,8 @@ def load(
     return Speculator(Engine(model, made, verifier), tokenizer, eos, notes)
 
 
-def _place(given: str | torch.device) -> torch.device:
-    try:
-        place = torch.device(given)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"unknown device; got {given!r}; use 'cpu', 'cuda' or 'cuda:1'"
-        ) from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigurationError(
-            f"torch sees {torch.cuda.device_count()} CUDA devices; got device={str(given)!r}; use "
-            "device='cpu', or a build of torch for your GPU"
-        )
-    return place
-
-
 def _settle(
-    sources: dict[str, "_Source"],
+    sources: dict[str, Source],
     build: Any,
     place: torch.device,
     dtype: str | torch.dtype,
@@ -292,8 +295,8 @@ def _settle(
     loaded = sources["target"].loaded_dtype()
     if name == "auto" and loaded is not None:
         name = loaded
-    if threads != "auto" and (not isinstance(threads, int) or threads < 1):
-        raise ConfigurationError(f"threads must be 'auto' or at least 1; got {threads!r}; use 1")
+    if threads != "auto":
+        threads = arguments.whole("threads", threads, "use 1, or 'auto' to measure", least=1)
     if packed != "auto" and not isinstance(packed, bool):
         raise ConfigurationError(
             f"packed must be 'auto', True or False; got {packed!r}; use 'auto'"
@@ -318,6 +321,7 @@ def _settle(
         return Setting(counts[0], names[0], packings[0]), None
     identity = calibrate.key(*(s.config for s in sources.values() if s))
     identity += f"-{'-'.join(names)}-{'-'.join(map(str, counts))}-{'-'.join(map(str, packings))}"
+    identity += f"-{(gamma + 4) // 4}"  # processors read rows by fours: near lengths share a result
     known = calibrate.recall(identity)
     if known is None:
         known = calibrate.choose(
@@ -325,125 +329,3 @@ def _settle(
         )
         calibrate.remember(identity, known)
     return known.setting, known
-
-
-class _Source:
-    """A model by path, hub name or object: config first, weights when they are needed."""
-
-    def __init__(self, given: Any, role: str) -> None:
-        self.given, self.role = given, role
-        self._models: dict[str, Any] = {}
-        self._chain_only: bool | None = None  # unknown until the first check
-        self.config: Any = None
-        if given is None:
-            return
-        if not isinstance(given, (str, Path)):
-            self.config = given.config
-            return
-        from transformers import AutoConfig
-
-        try:
-            self.config = AutoConfig.from_pretrained(str(given))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with "
-                f"a config.json and no hub name that can be reached ({_first_line(error)}); check "
-                "the path or download the model first"
-            ) from error
-
-    def __bool__(self) -> bool:
-        return self.given is not None
-
-    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
-        """The model behind its runner, checked once against its own forward.
-
-        An architecture that is not listed and does not score trees falls back to chains.
-        """
-        refusals.check_config(self.config)
-        loaded = self.model(setting.dtype, device)
-
-        def made(chain_only: bool) -> CausalModel:
-            return adapt(loaded, packed=setting.packed, vocab_size=vocab, chain_only=chain_only)
-
-        if self._chain_only is None:
-            model, self._chain_only = made(False), False
-            try:
-                check.paths(model, self.role)
-            except UnsupportedModel:
-                if self.config.model_type in SUPPORTED or not model.trees:
-                    raise
-                model, self._chain_only = made(True), True
-                check.paths(model, self.role)
-            return model
-        return made(self._chain_only)
-
-    def __str__(self) -> str:
-        return str(self.given) if isinstance(self.given, (str, Path)) else type(self.given).__name__
-
-    def loaded_dtype(self) -> str | None:
-        """The dtype of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
-            return None
-        return str(self.given.dtype).removeprefix("torch.")
-
-    def loaded_device(self) -> torch.device | None:
-        """The device of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
-            return None
-        return torch.device(self.given.device)
-
-    def checkpoint_dtype(self) -> str:
-        """The dtype the checkpoint was saved in."""
-        saved = getattr(self.config, "dtype", None)
-        return str(saved).removeprefix("torch.") if saved is not None else "float32"
-
-    def model(self, dtype: str, device: torch.device) -> Any:
-        """The transformers model in this dtype."""
-        if not isinstance(self.given, (str, Path)):
-            if str(self.given.dtype).removeprefix("torch.") != dtype:
-                raise ConfigurationError(
-                    f"the {self.role} model was passed as an object in {self.given.dtype}; got "
-                    f"dtype={dtype!r}; convert it yourself or pass its path"
-                )
-            return self.given
-        if dtype not in self._models:
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging
-
-            logging.disable_progress_bar()
-            self._models[dtype] = AutoModelForCausalLM.from_pretrained(
-                str(self.given), dtype=DTYPES[dtype]
-            ).to(device)
-        return self._models[dtype]
-
-    def tokenizer(self) -> Any:
-        """The tokenizer beside the weights, or None."""
-        if not isinstance(self.given, (str, Path)):
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(str(self.given))
-        except (OSError, ValueError):
-            return None
-
-    def eos_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids of the generation config."""
-        settings: Any = None
-        if isinstance(self.given, (str, Path)):
-            from transformers import GenerationConfig
-
-            try:
-                settings = GenerationConfig.from_pretrained(str(self.given))
-            except OSError:
-                settings = self.config
-        elif self.given is not None:
-            settings = getattr(self.given, "generation_config", None) or self.config
-        found = getattr(settings, "eos_token_id", None)
-        if found is None:
-            return ()
-        return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

@@ -1,10 +1,11 @@
 """What is asked of a batch: prompts, settings and ends, checked before any work is done."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider import step
+from outrider import arguments, step
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.prefill import ROUND
 from outrider.types import LanguageModel
@@ -14,18 +15,51 @@ from outrider.types import LanguageModel
 class Limits:
     """When a row ends: a token budget and stop token ids.
 
-    `max_new_tokens=None` runs to the end of the model's context.
+    max_new_tokens  token budget; None, the default, runs to the end of the model's context
+    stop_ids        tokens that end the row; none by default
     """
 
     max_new_tokens: int | None = None
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigurationError(
-                f"max_new_tokens must be at least 1; got {self.max_new_tokens}; "
-                "leave it out to run to the end of the context"
-            )
+        if self.max_new_tokens is not None:
+            do = "give a number of tokens (in Python None is the rest of the context)"
+            budget = arguments.whole("max_new_tokens", self.max_new_tokens, do, least=1)
+            object.__setattr__(self, "max_new_tokens", budget)
+        what, do = "a tuple of token ids", "write stop_ids=(2,)"
+        ids = arguments.several(
+            "stop_ids", self.stop_ids, what, do, arguments.is_whole, ordered=False
+        )
+        object.__setattr__(self, "stop_ids", ids)
+
+
+def token_ids(prompt: Any, number: int = 0) -> list[int]:
+    """A prompt of token ids as a list of Python's integers: a list, a tuple, an array, a tensor.
+
+    Raises PromptError, which names the first that is none: text, a float, a boolean, None.
+
+    >>> token_ids((5, 6))
+    [5, 6]
+    """
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
+        if set(map(type, prompt)) <= {int}:
+            return list(prompt)
+        ids = [arguments.plain(token) for token in prompt]
+        wrong = next((token for token in ids if not arguments.is_whole(token)), None)
+        if all(map(arguments.is_whole, ids)):
+            return [operator.index(token) for token in ids]
+        do = "token ids are whole numbers; encode text with the target's tokenizer"
+        if isinstance(wrong, (list, tuple)):
+            do = "give each prompt as one flat list of ids"
+    else:
+        wrong, do = prompt, "encode text with the target's tokenizer; give a list of whole numbers"
+    raise PromptError(
+        f"prompt {number} must be token ids here; got {arguments.shown(wrong)} "
+        f"({type(wrong).__name__}); {do}"
+    )
 
 
 def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:

@@ -1,23 +1,27 @@
 """Sampling parameters per row, and the one place where temperature and filters exist."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider import ops
-from outrider.errors import ConfigurationError
+from outrider import arguments, ops
 from outrider.shaping import Processor, Shaping
 from outrider.types import Greedy, Laws
+
+#: Logits over a smaller temperature may leave float32, which would change the law.
+LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How one request is sampled.
 
-    temperature  0 is greedy (argmax, lowest id on ties); 1 leaves the model's law alone.
+    temperature  0 is greedy (argmax, lowest id on ties); 1, the default, leaves the model's law
+                 alone. (`outrider generate` has 0.)
     top_k        keep the k largest logits (0: off). Ties at the threshold stay in.
     top_p        keep the smallest set whose probability reaches top_p (1: off). Ties stay in.
     min_p        keep tokens with at least min_p times the largest probability (0: off).
@@ -26,7 +30,7 @@ class Sampling:
 
     Before these, in this order, at every tree node with the node's own prefix (docs/sampling.md):
 
-    logit_bias            added to the logits of these token ids
+    logit_bias            {token id: number}, added to their logits; -inf bans a token
     repetition_penalty    divides positive and multiplies negative logits of tokens in prompt or
                           output (1: off; transformers' convention)
     frequency_penalty, presence_penalty
@@ -38,6 +42,9 @@ class Sampling:
     padding               ids that processors see ahead of the prompt (left-padded batches)
 
     Filters act in the order temperature, top-k, top-p, min-p, as in transformers.
+
+    Raises ConfigurationError for a value of another kind or outside its range. Scalars of NumPy and
+    torch are numbers.
 
     >>> Sampling(temperature=0.7, top_p=0.9).top_k
     0
@@ -71,37 +78,67 @@ class Sampling:
         )
 
     def __post_init__(self) -> None:
-        def refuse(what: str, given: object, do: str) -> None:
-            raise ConfigurationError(f"{what}; got {given!r}; {do}")
+        for name, (what, do, fits) in _NUMBERS.items():
+            given = getattr(self, name)
+            value = arguments.number(name, given, what, do)
+            if not fits(value):
+                arguments.refuse(name, what, given, do)
+            object.__setattr__(self, name, value)
+        for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens"):
+            value = arguments.whole(name, getattr(self, name), "use 0 to switch it off", least=0)
+            object.__setattr__(self, name, value)
+        if self.seed is not None:
+            do = "use an integer of 64 bits, or None for a fresh one"
+            seed = arguments.whole("seed", self.seed, do, most=2**64 - 1)
+            object.__setattr__(self, "seed", seed)
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        what, do = "a tuple of functions of (input_ids, scores)", "write processors=(my_processor,)"
+        if callable(self.processors):
+            arguments.refuse("processors", what, self.processors, do)
+        processors = arguments.several("processors", self.processors, what, do, callable)
+        object.__setattr__(self, "processors", processors)
+        padding = arguments.several(
+            "padding", self.padding, "a tuple of token ids", "leave it out", arguments.is_whole
+        )
+        object.__setattr__(self, "padding", padding)
 
-        t = self.temperature
-        if not (t >= 0 and t != float("inf")):
-            refuse("temperature must be a finite number >= 0", t, "use 0 for greedy decoding")
-        if self.top_k < 0 or int(self.top_k) != self.top_k:
-            refuse("top_k must be an integer >= 0", self.top_k, "use 0 to switch it off")
-        if not 0 < self.top_p <= 1:
-            refuse("top_p must lie in (0, 1]", self.top_p, "use 1 to switch it off")
-        if not 0 <= self.min_p <= 1:
-            refuse("min_p must lie in [0, 1]", self.min_p, "use 0 to switch it off")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            refuse("seed must fit in 64 bits", self.seed, "use a smaller integer")
-        r = self.repetition_penalty
-        if not 0 < r < float("inf"):
-            refuse("repetition_penalty must be positive", r, "use 1 to switch it off")
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not abs(getattr(self, name)) < float("inf"):
-                refuse(f"{name} must be finite", getattr(self, name), "use 0 to switch it off")
-        for name in ("no_repeat_ngram_size", "min_new_tokens"):
-            value = getattr(self, name)
-            if value < 0 or int(value) != value:
-                refuse(f"{name} must be an integer >= 0", value, "use 0 to switch it off")
-        single = callable(self.processors)
-        if single or not all(callable(p) for p in self.processors):
-            refuse(
-                "processors must be a tuple of functions of (input_ids, scores)",
-                self.processors,
-                "write processors=(my_processor,)",
-            )
+
+#: What each number must be, what to do about another one, and whether a value fits.
+_NUMBERS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
+    "temperature": (
+        f"0, or a finite number of at least {LEAST_TEMPERATURE:g}",
+        "use 0 for greedy decoding",
+        lambda t: t == 0 or LEAST_TEMPERATURE <= t < math.inf,
+    ),
+    "top_p": ("a number in (0, 1]", "use 1 to switch it off", lambda p: 0 < p <= 1),
+    "min_p": ("a number in [0, 1]", "use 0 to switch it off", lambda p: 0 <= p <= 1),
+    "repetition_penalty": (
+        "a positive number",
+        "use 1 to switch it off",
+        lambda r: 0 < r < math.inf,
+    ),
+    "frequency_penalty": ("a finite number", "use 0 to switch it off", math.isfinite),
+    "presence_penalty": ("a finite number", "use 0 to switch it off", math.isfinite),
+}
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """`logit_bias` as it was given, checked: token ids and what is added to their logits."""
+    what = "a mapping of token ids to numbers"
+    do = 'write logit_bias={token_id: 2.0}, with -float("inf") for a token that must not come'
+    if not isinstance(given, Mapping):
+        arguments.refuse("logit_bias", what, given, do)
+    biases = {}
+    for token, bias in given.items():
+        id_ = arguments.plain(token)
+        value = arguments.number(f"logit_bias of token {token!r}", bias, "a number", do)
+        if not arguments.is_whole(id_):
+            arguments.refuse("logit_bias", what, given, do)
+        if not value < math.inf:
+            arguments.refuse(f"logit_bias of token {token!r}", "finite, or -inf", bias, do)
+        biases[int(id_)] = value
+    return biases
 
 
 class SamplingRows(NamedTuple):

@@ -8,31 +8,21 @@ of transformers are called once per depth with rows of equal length. Rows that a
     bias -> repetition -> frequency and presence -> n-gram ban -> minimum length -> processors
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from outrider import replay
 from outrider.errors import ConfigurationError
 from outrider.types import Context, Tree
 
 if TYPE_CHECKING:
     from outrider.sampling import Sampling
 
-Processor = Callable[[Tensor, Tensor], Tensor]
-
-#: Processors of transformers that cannot be replayed at a tree node, with the reason.
-REFUSED = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it runs a model with a cache of its own",
-    "ClassifierFreeGuidanceLogitsProcessor": "it needs a doubled batch",
-    "DiaClassifierFreeGuidanceLogitsProcessor": "it needs a doubled batch",
-    "DiaEOSDelayPatternLogitsProcessor": "it keeps state between calls",
-    "SynthIDTextWatermarkLogitsProcessor": "it keeps state between calls",
-    "HammingDiversityLogitsProcessor": "it needs the beams of one step",
-    "WhisperNoSpeechDetection": "it runs a model with a cache of its own",
-    "AlternatingCodebooksLogitsProcessor": "it counts calls",
-}
+Processor = replay.Processor
 
 
 class Shaping(NamedTuple):
@@ -50,6 +40,7 @@ class Shaping(NamedTuple):
     processors: tuple[tuple[Processor, ...], ...]  #: per row
     padding: tuple[tuple[int, ...], ...]  #: per row: ids that processors see ahead of the prompt
     ends: tuple[frozenset[int], ...]  #: per row: stop tokens; processors see no text behind one
+    masks: bool = True  #: whether a node may be left without any possible token
 
     @property
     def processed(self) -> bool:
@@ -106,12 +97,20 @@ def build(
                 stops[row, [token for token in ids if 0 <= token < vocab]] = True
         stops = stops.to(device)
     processors: list[tuple[Processor, ...]] = []
-    tried: dict[int, tuple[Processor, ...]] = {}
+    tried: dict[tuple[int, ...], tuple[Processor, ...]] = {}  # rows with the same ones share them
+    uses = Counter(id(p) for s in settings for p in s.processors)
     for row, (s, prompt) in enumerate(zip(settings, prompts, strict=True)):
-        if s.processors and id(s.processors) not in tried:
-            check(s.processors, [*s.padding, *prompt], vocab, device, stop_ids[row])
-            tried[id(s.processors)] = s.processors
-        processors.append(_of_row(s.processors, row))
+        same = tuple(map(id, s.processors))
+        if same and same not in tried:
+            tried[same] = replay.replayable(
+                s.processors,
+                [*s.padding, *prompt],
+                vocab,
+                device,
+                stop_ids[row],
+                [uses[id(p)] for p in s.processors],
+            )
+        processors.append(replay.of_row(tried.get(same, ()), row))
     sizes = {s.no_repeat_ngram_size for s in settings} - {0}
     return Shaping(
         torch.tensor([len(p) for p in prompts], device=device),
@@ -126,6 +125,11 @@ def build(
         tuple(processors),
         tuple(tuple(s.padding) for s in settings),
         tuple(frozenset(ids) for ids in stop_ids),
+        # a finite bias leaves every token possible, and so do stop tokens unless they are all
+        any(processors)
+        or bool(sizes)
+        or (bias is not None and bool((bias == -torch.inf).any()))
+        or (stops is not None and bool(stops.all(-1).any())),
     )
 
 
@@ -140,8 +144,9 @@ def shape(
 ) -> Tensor:
     """Logits of nodes start..M of a tree as their prefixes change them, float32 [B, R, V].
 
-    `nodes_BM` are the tokens of nodes 0..M, the pending token first. `alive_BR` marks nodes whose
-    path has positive probability; processors are spared the others.
+    `nodes_BM` are the tokens of nodes 0..M, the pending token first. `alive_BR` marks nodes that
+    can be reached (None: all): processors are spared the others, whose text may have gaps. With
+    `start` 0, where parents are at hand, neither do they see what a parent's logits forbid.
     """
     rows, count = logits_BRV.shape[:2]
     most = start + count
@@ -258,7 +263,6 @@ def _process(
     alive = [[True] * count for _ in range(rows)]
     if alive_BR is not None:
         alive = alive_BR.tolist()
-    whole = start == 0 and alive_BR is None
     levels = sorted({d for line in depths for d in line[start : start + count]})
     for level in levels:
         groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -267,12 +271,11 @@ def _process(
                 node = start + r
                 if depths[0 if len(depths) == 1 else b][node] != level or not shaping.processors[b]:
                     continue
-                if whole and node:
+                if start == 0 and node and alive[b][r]:
                     parent = parents[0 if len(parents) == 1 else b][node]
-                    reached = alive[b][parent] and bool(
+                    alive[b][r] = alive[b][parent] and bool(
                         logits[b, parent, nodes_BM[b, node]] > -torch.inf
                     )
-                    alive[b][r] = reached
                 text = paths[b][node]
                 if lengths[b] == prompts[b]:
                     text = text[1:]  # a prompt may end with a stop token
@@ -306,91 +309,3 @@ def _paths(parents: list[int], count: int) -> list[list[int]]:
         above = paths[parents[node]] if parents[node] >= 0 else []
         paths.append([*above, node])
     return paths
-
-
-def check(
-    processors: Sequence[Processor],
-    prompt: Sequence[int],
-    vocab: int,
-    device: torch.device | str,
-    stop_ids: Sequence[int] = (),
-) -> None:
-    """Refuse by name what cannot be replayed: the same prefix must give the same scores again.
-
-    Each processor sees the prompt, two continuations of it, and the first ones again.
-    """
-    for processor in processors:
-        name = type(processor).__name__
-        reason = REFUSED.get(name)
-        if reason is None and getattr(processor, "replayable", True) is False:
-            reason = "it says so itself (replayable = False)"
-        if reason is None:
-            reason = _tried(processor, prompt, vocab, device, stop_ids)
-        if reason is not None:
-            raise ConfigurationError(
-                f"logits processor {name} cannot be replayed at tree nodes: {reason}; make it a "
-                "function of (input_ids, scores) alone, or decode without speculation"
-            )
-
-
-def _tried(
-    processor: Processor,
-    prompt: Sequence[int],
-    vocab: int,
-    device: torch.device | str,
-    stop_ids: Sequence[int],
-) -> str | None:
-    base = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
-    spread = torch.arange(vocab, dtype=torch.float32, device=device)
-    logits = ((spread * 0.61803398875) % 1.0 * 4 - 2)[None]
-
-    def at(more: list[int]) -> Tensor:
-        tail = torch.tensor([more], dtype=torch.int64, device=device)
-        ids = torch.cat([base, tail], 1)
-        scores = processor(ids, logits.clone())
-        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
-            raise TypeError(f"returned {getattr(scores, 'shape', type(scores).__name__)}")
-        return scores.clone()
-
-    try:
-        root = at([])
-        going = root[0].clone()
-        going[[token for token in stop_ids if 0 <= token < vocab]] = -torch.inf  # the text ends
-        ways = going.topk(min(2, vocab)).indices.tolist()
-        ways = [token for token in ways if going[token] > -torch.inf]
-        first = [at([token]) for token in ways]
-        again = [at([]), *(at([token]) for token in ways)]
-    except Exception as error:
-        return f"{type(error).__name__} when tried on the prompt: {str(error)[:120]}"
-    for before, after in zip([root, *first], again, strict=True):
-        if not torch.equal(before, after):
-            return "the same prefix gave different scores when seen again"
-    return None
-
-
-class _Allowed:
-    """transformers' prefix-constrained processor with its batch row kept."""
-
-    def __init__(self, inner: Any, row: int) -> None:
-        self.allowed, self.row = inner._prefix_allowed_tokens_fn, row
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        mask = torch.full_like(scores, -torch.inf)
-        for line, text in enumerate(input_ids):
-            tokens = list(self.allowed(self.row, text))
-            if not tokens:
-                raise ConfigurationError(
-                    f"prefix_allowed_tokens_fn allows no token for request {self.row} after "
-                    f"{len(text)} tokens; return at least one"
-                )
-            mask[line, tokens] = 0
-        return scores + mask
-
-
-def _of_row(processors: tuple[Processor, ...], row: int) -> tuple[Processor, ...]:
-    """The row's own list: what derives its row from the batch is told which row it is."""
-    if not any(hasattr(p, "_prefix_allowed_tokens_fn") for p in processors):
-        return processors
-    return tuple(
-        _Allowed(p, row) if hasattr(p, "_prefix_allowed_tokens_fn") else p for p in processors
-    )

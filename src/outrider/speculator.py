@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
-from outrider import verifiers
+from outrider import arguments, verifiers
 from outrider.blocks import HostBlock
 from outrider.drafters import Root
 from outrider.engine import Engine, Run
-from outrider.errors import ConfigurationError, PromptError
+from outrider.errors import ConfigurationError
 from outrider.request import Limits, spread
 from outrider.sampling import Sampling
 from outrider.stats import RequestStats, Stats
-from outrider.text import Detokenizer, encode
+from outrider.text import Detokenizer, encode, separate, special_stops
 from outrider.types import Drafter, Verifier
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -23,9 +22,17 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class Stop:
     """When a request ends, besides the model's context.
 
-    max_new_tokens  token budget (None: to the end of the context; the caches grow with the text)
-    strings         stop strings; the text ends before the first one
-    token_ids       stop tokens; None means the model's own end-of-sequence tokens
+    max_new_tokens  token budget, 128 by default. None: to the end of the context; the caches grow
+                    with the text
+    strings         stop strings; the text ends before the first one. One that is a special token of
+                    the tokenizer, such as "</s>", stops as that token
+    token_ids       stop tokens in place of the model's own end-of-sequence tokens, which None, the
+                    default, means; () for none at all
+
+    Raises ConfigurationError for values of another kind.
+
+    >>> Stop(64, strings=("\\n\\n",)).token_ids is None
+    True
     """
 
     max_new_tokens: int | None = 128
@@ -33,16 +40,28 @@ class Stop:
     token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        budget = Limits(self.max_new_tokens).max_new_tokens  # refuses what is no budget
+        object.__setattr__(self, "max_new_tokens", budget)
         if isinstance(self.strings, str):
-            raise ConfigurationError(
-                f"strings must be a tuple of stop strings; got the string {self.strings!r}; "
-                f"write strings=({self.strings!r},)"
-            )
-        if not all(self.strings):
-            raise ConfigurationError(
-                f"a stop string is empty; got strings={self.strings!r}; remove it"
-            )
-        Limits(self.max_new_tokens)  # refuses a budget below 1
+            what, do = "a tuple of stop strings", f"write strings=({self.strings!r},)"
+        else:
+            what, do = "a tuple of stop strings", 'write strings=("\\n\\n",), or () for none'
+        strings = arguments.several("strings", self.strings, what, do, _is_text, ordered=False)
+        if not all(strings):
+            raise ConfigurationError(f"a stop string is empty; got strings={strings!r}; remove it")
+        object.__setattr__(self, "strings", strings)
+        if self.token_ids is not None:
+            what, do = "a tuple of token ids", "write token_ids=(2,), or () for no stop token"
+            ids = arguments.several("token_ids", self.token_ids, what, do, _is_token, ordered=False)
+            object.__setattr__(self, "token_ids", ids)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_token(value: Any) -> bool:
+    return arguments.is_whole(value) and value >= 0
 
 
 @dataclass(frozen=True)
@@ -100,8 +119,11 @@ class Speculator:
         self.eos_ids = tuple(eos_ids)
         self.notes = notes  #: how it was loaded: dtype, threads, packing, cost curve
 
-    def using(self, drafter: Drafter, rule: Verifier | None = None) -> "Speculator":
-        """The same target and tokenizer with another drafter and rule: nothing is loaded again."""
+    def using(self, drafter: Drafter, rule: str | Verifier | None = None) -> "Speculator":
+        """The same target and tokenizer with another drafter and rule: nothing is loaded again.
+
+        >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
+        """
         engine = Engine(self.engine.target, drafter, rule)
         return Speculator(engine, self.tokenizer, self.eos_ids, self.notes)
 
@@ -148,51 +170,64 @@ class Speculator:
         trace: bool = False,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
-        if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
-            raise PromptError(
-                f"a prompt is text, token ids or messages; got {type(prompts).__name__}; decode "
-                "bytes first, and pass several prompts as a list"
-            )
-        if hasattr(prompts, "tolist"):  # a tensor or an array of token ids
-            prompts = prompts.tolist()
-        batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        batch = separate(prompts)
         ids = [encode(self.tokenizer, p, i) for i, p in enumerate(batch)]
         stops = spread("stop", stop, Stop(), len(ids))
-        copies = num_return_sequences
-        if copies < 1:
-            raise ConfigurationError(
-                f"num_return_sequences must be at least 1; got {copies}; use 1 for one completion"
-            )
+        do = "use 1 for one completion"
+        copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
+        if capacity is not None:
+            capacity = arguments.whole("capacity", capacity, "leave it out", least=1)
         if copies > 1:
             each = spread("sampling", sampling, Sampling(), len(ids))
             sampling = [
-                s if s.seed is None else replace(s, seed=s.seed + copy)
+                s
+                if s.seed is None
+                else replace(s, seed=(s.seed + copy) % 2**64 if copy else s.seed)
                 for s in each
                 for copy in range(copies)
             ]
             ids = [p for p in ids for _ in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        limits = [
-            Limits(s.max_new_tokens, self.eos_ids if s.token_ids is None else s.token_ids)
-            for s in stops
-        ]
-        if any(s.strings for s in stops) and self.tokenizer is None:
-            raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
+        ends = {s: Limits(s.max_new_tokens, self._stop_ids(s)) for s in set(stops)}
+        limits = [ends[s] for s in stops]
         run = self.engine.run(
             ids, sampling, limits, capacity=capacity, trace=trace, logprobs=logprobs
         )
-        return Stream(run, self.tokenizer, stops, ids)
+        return Stream(run, self.tokenizer, stops, ids, [end.stop_ids for end in limits])
+
+    def _stop_ids(self, stop: Stop) -> tuple[int, ...]:
+        """Tokens that end a row: those asked for, or the model's own; and special stop strings."""
+        ids, vocab = self.eos_ids, self.engine.target.vocab_size
+        if stop.token_ids is not None:
+            ids = stop.token_ids
+            wrong = [i for i in ids if i >= vocab and i not in self.eos_ids]
+            if wrong:
+                raise ConfigurationError(
+                    f"token_ids of a Stop names token {wrong[0]}, outside the vocabulary of "
+                    f"{vocab}; use the target's token ids"
+                )
+        if not stop.strings:
+            return ids
+        if self.tokenizer is None:
+            raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
+        return ids + special_stops(self.tokenizer, stop.strings)
 
 
 class Stream(Iterator[TextBlock]):
     """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
 
     def __init__(
-        self, run: Run, tokenizer: Any, stops: Sequence[Stop], prompts: Sequence[Sequence[int]]
+        self,
+        run: Run,
+        tokenizer: Any,
+        stops: Sequence[Stop],
+        prompts: Sequence[Sequence[int]],
+        stop_ids: Sequence[Sequence[int]],
     ) -> None:
-        self.run = run
+        self.run, self._stop_ids = run, stop_ids
         self._tokens: list[list[int]] = [[] for _ in stops]
         self._logprobs: list[list[float] | None] = [None for _ in stops]
+        self._worded = [0 for _ in stops]  # how many of the tokens have become text
         self._text = [
             Detokenizer(tokenizer, stop.strings, prompt) if tokenizer else None
             for stop, prompt in zip(stops, prompts, strict=True)
@@ -203,21 +238,34 @@ class Stream(Iterator[TextBlock]):
 
     def drain(self) -> None:
         """Decode to the end. Rows without stop strings become text once, not block by block."""
-        for block in self.run:
-            words = self._text[block.row]
-            if words is not None and words.stop_strings:
-                self._absorb(block)
-            else:
-                self._keep(block.row, block.token_ids, block.logprobs)
-        for row, words in enumerate(self._text):
-            if words is not None and not words.stop_strings:
-                words.push(self._tokens[row])
-                words.finish()
+        try:
+            for block in self.run:
+                words = self._text[block.row]
+                if words is not None and words.stop_strings:
+                    self._absorb(block)
+                else:
+                    self._keep(block.row, block.token_ids, block.logprobs)
+        finally:  # an interrupted call has the text of its tokens, too
+            for row, words in enumerate(self._text):
+                if words is not None and not words.stop_strings:
+                    reason = self.run.reasons[row]
+                    fresh = self._tokens[row][self._worded[row] :]
+                    words.push(self._before_stop(row, fresh, reason))
+                    self._worded[row] = len(self._tokens[row])
+                    if reason is not None:
+                        words.finish()
+
+    def _before_stop(self, row: int, ids: list[int], reason: str | None) -> list[int]:
+        """What becomes text: all but the stop token that ended the row, special or not."""
+        return ids[:-1] if reason == "stop" and ids[-1:] and ids[-1] in self._stop_ids[row] else ids
 
     def _keep(self, row: int, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         self._tokens[row].extend(ids)
         if logprobs is not None:
-            self._logprobs[row] = [*(self._logprobs[row] or []), *logprobs[: len(ids)]]
+            known = self._logprobs[row]
+            if known is None:
+                known = self._logprobs[row] = []
+            known.extend(logprobs[: len(ids)])
 
     def __next__(self) -> TextBlock:
         return self._absorb(next(self.run))
@@ -227,7 +275,7 @@ class Stream(Iterator[TextBlock]):
         text, words = "", self._text[row]
         if words is not None:
             had = len(words.ids)
-            text = words.push(ids)
+            text = words.push(self._before_stop(row, ids, reason))
             if words.stopped_at is not None:
                 extra = len(ids) - (words.stopped_at - had)
                 ids, reason = ids[: words.stopped_at - had], "stop"
@@ -238,8 +286,10 @@ class Stream(Iterator[TextBlock]):
             elif reason is not None:
                 text += words.finish()
         self._keep(row, ids, block.logprobs)
+        self._worded[row] = len(self._tokens[row])
         kept = min(block.accepted, len(ids))
-        shown = replace(block, token_ids=ids, accepted=kept, finish_reason=reason)
+        logs = None if block.logprobs is None else block.logprobs[: len(ids)]
+        shown = replace(block, token_ids=ids, accepted=kept, finish_reason=reason, logprobs=logs)
         return TextBlock(row, text, ids, kept, reason, shown)
 
     def result(self) -> Generation:
@@ -248,19 +298,11 @@ class Stream(Iterator[TextBlock]):
         done = [
             Completion(
                 words.text if words is not None else "",
-                self._tokens[row],
+                list(self._tokens[row]),  # the stream may go on
                 run.reasons[row] or "running",
                 run.requests[row],
-                self._logprobs[row],
+                None if logs is None else list(logs),
             )
-            for row, words in enumerate(self._text)
+            for row, (words, logs) in enumerate(zip(self._text, self._logprobs, strict=True))
         ]
         return Generation(done, run.stats)
-
-
-def _is_one(prompts: Any) -> bool:
-    if isinstance(prompts, str):
-        return True
-    if not isinstance(prompts, Sequence) or not prompts:
-        return False
-    return isinstance(prompts[0], (Integral, Mapping))

@@ -24,7 +24,7 @@ from outrider.ops.cpu.rows import weights_of
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
 from outrider.shaping import shape
-from outrider.tree import numbers, visible
+from outrider.tree import numbers, offered, visible
 from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
 
 P = ParamSpec("P")
@@ -152,8 +152,15 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     shaping = context.sampling.shaping
     if shaping is None:
         return Scores(warp(logits, context.sampling))
-    shaped = shape(logits, shaping, context, draft.tokens_BN, tree)
-    return Scores(warp(shaped, context.sampling), raw_BNV=logits)
+    alive = None
+    if shaping.processed:  # processors see no node that the drafter left empty
+        alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
+    shaped = shape(logits, shaping, context, draft.tokens_BN, tree, alive_BR=alive)
+    dead = None
+    if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
+        dead = shaped.amax(-1) == -torch.inf
+        shaped = shaped.masked_fill(dead[..., None], 0.0)
+    return Scores(warp(shaped, context.sampling), raw_BNV=logits, dead_BN=dead)
 
 
 @inference
@@ -232,7 +239,7 @@ def _block(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Bloc
     reason = torch.where(full & ((reason == RUNNING) | cut), state.limit_reason_B, reason)
     emitted = torch.minimum(emitted, room.clamp(min=0))
     emitted = torch.where(running, emitted, 0)
-    reason = torch.where(running & _fault(draft, scores, verdict), FAULT, reason)
+    reason = torch.where(running & _fault(draft, scores, verdict, emitted), FAULT, reason)
 
     overlap = torch.zeros((), device=device).expand(length.shape)
     overlaps = torch.zeros((), dtype=torch.int64, device=device).expand(length.shape)
@@ -261,9 +268,8 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
     length, counts, following = state.context.length_B, told.counts, told.following
     stops, limits, why = state.stop_BS.tolist(), state.limit_B.tolist(), state.reason_B.tolist()
     limit_reasons, lengths = state.limit_reason_B.tolist(), length.tolist()
-    faults = (
-        None if told.sane is scores.laws.logits_BRV else _fault_on_host(draft, scores, told.path)
-    )
+    sane = told.sane is scores.laws.logits_BRV and scores.dead_BN is None
+    tops = None if sane else _tops_on_host(draft, scores)
     tokens_BT, emitted_B, reason_B, drawn_B = [], [], [], []
     overlap_B: list[float] = []
     overlaps_B: list[int] = []
@@ -284,7 +290,8 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
             if emitted > room or (emitted == room and reason == RUNNING):
                 reason = limit_reasons[b]
             emitted = min(emitted, max(room, 0))
-            reason = FAULT if faults is not None and faults[b] else reason
+            if tops is not None and _fault_on_host(*tops[b], path, emitted):
+                reason = FAULT
             drawn = sum(kid >= 0 for kids in tables.draws[b] for kid in kids)
             known = [] if told.overlap is None else [x for x in told.overlap[b] if x == x]
         emitted_B.append(emitted)
@@ -299,33 +306,39 @@ def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict)
     return Block(text, ints[0], ints[1], count, ints[2], shares, ints[3], length, kept)
 
 
-def _fault_on_host(draft: Draft, scores: Scores, path: list[list[int]]) -> list[bool]:
-    """`_fault` in NumPy: the largest logit of each law tells."""
+def _tops_on_host(draft: Draft, scores: Scores) -> list[tuple[list[float], list[float]]]:
+    """For each row the largest logits of the target's laws and of the draft's, if they may fail."""
     kept_weights = None if draft.laws is None else weights_of(draft.laws)
-    drawn: list[list[float]] = []
+    tops = lists.largest(scores.laws.logits_BRV, scores.dead_BN)
+    drawn: list[list[float]] = [[]] * len(tops)
     if draft.laws is not None and (kept_weights is None or kept_weights.fault):
         drawn = lists.largest(draft.laws.logits_BRV)
-    found = []
-    for b, tops in enumerate(lists.largest(scores.laws.logits_BRV)):
-        fault = any(map(_wild, tops)) or (drawn and any(map(_wild, drawn[b])))
-        kept = (0, *(node for node in path[b] if node >= 0))
-        found.append(bool(fault) or not all(math.isfinite(tops[node]) for node in kept))
-    return found
+    return list(zip(tops, drawn, strict=True))
+
+
+def _fault_on_host(tops: list[float], drawn: list[float], path: list[int], emitted: int) -> bool:
+    """`_fault` for one row, from its laws' largest logits."""
+    if any(map(_wild, tops)) or any(map(_wild, drawn)):
+        return True
+    return not all(math.isfinite(tops[node]) for node in (0, *path)[:emitted])
 
 
 def _wild(top: float) -> bool:
     return top != top or top == math.inf
 
 
-def _fault(draft: Draft, scores: Scores, verdict: Verdict) -> Tensor:
-    """Rows [B] with NaN or +inf anywhere, or without any possible token at a node of the kept path.
+def _fault(draft: Draft, scores: Scores, verdict: Verdict, emitted_B: Tensor) -> Tensor:
+    """Rows [B] with NaN or +inf anywhere, or without any possible token where one was emitted.
 
-    A node that was not kept may have no possible token: a grammar masks everything behind a
-    drafted token that it forbids.
+    Elsewhere there may be none: a grammar masks everything behind a drafted token that it forbids,
+    and nothing need be possible behind a stop token or beyond the budget.
     """
     top = scores.laws.logits_BRV.amax(-1)
+    if scores.dead_BN is not None:
+        top = top.masked_fill(scores.dead_BN, -torch.inf)
     kept = torch.nn.functional.pad(verdict.path_BD, (1, 0), value=0).clamp(min=0)
-    fault = ~torch.isfinite(top.gather(1, kept)).all(-1) | _any_wild(top)
+    told = numbers(kept.shape[1], kept.device) < emitted_B[:, None]
+    fault = (told & ~torch.isfinite(top.gather(1, kept))).any(-1) | _any_wild(top)
     if draft.laws is not None:
         fault |= _any_wild(draft.laws.logits_BRV.amax(-1))
     return fault

@@ -1,19 +1,67 @@
 """The tokenizer edge: encode prompts, decode incrementally, find stop strings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
+from numbers import Real
 from typing import Any
 
+from outrider import arguments
 from outrider.errors import ConfigurationError, PromptError
+from outrider.request import token_ids
+
+
+def separate(prompts: Any) -> list[Any]:
+    """The prompts of a call, which gives one or several: text, token ids or conversations.
+
+    Raises PromptError for what is no prompt at all; each prompt is looked at by `encode`.
+
+    >>> separate([5, 6]), separate(["a", "b"])
+    ([[5, 6]], ['a', 'b'])
+    """
+    if hasattr(prompts, "tolist"):  # a tensor or an array of token ids
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(
+        prompts, (Sequence, Iterator, KeysView, ValuesView)
+    ):  # a mapping, a table or a set would be read as its names, or in any order
+        raise _no_prompt("a prompt", prompts)
+    every = list(prompts)
+    first = arguments.plain(every[0]) if every and isinstance(prompts, Sequence) else None
+    if isinstance(first, Real) or (isinstance(first, Mapping) and "input_ids" not in first):
+        return [every]
+    return every
+
+
+def _no_prompt(what: str, given: Any) -> PromptError:
+    """The error for something that is no prompt, with what to do about it."""
+    do = "give a string, a list of whole numbers, or a list of them for several prompts"
+    if isinstance(given, (bytes, bytearray)):
+        do = "decode it first: prompt.decode()"
+    elif isinstance(given, Mapping) and "input_ids" in given:
+        do = 'pass the token ids alone, ["input_ids"] of it, one list per prompt without padding'
+    elif isinstance(given, Mapping):
+        do = 'a conversation is a list of messages: [{"role": "user", "content": "..."}]'
+    elif isinstance(given, (set, frozenset)):
+        do = "a set has no order; give a list"
+    kind = type(given).__name__
+    return PromptError(
+        f"{what} must be text, token ids or messages; got a value of type {kind}; {do}"
+    )
 
 
 def encode(
     tokenizer: Any, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], number: int = 0
 ) -> list[int]:
     """Token ids of a prompt; ids pass through, messages go through the chat template."""
+    prompt = arguments.plain(prompt)
+    if not isinstance(prompt, Sequence) and not hasattr(prompt, "tolist"):
+        raise _no_prompt(f"prompt {number}", prompt)
+    if isinstance(prompt, (bytes, bytearray)):
+        raise _no_prompt(f"prompt {number}", prompt)
     if is_chat(prompt):
         return chat(tokenizer, prompt, number)
     if not isinstance(prompt, str):
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return token_ids(prompt, number)
     if not prompt:
         raise PromptError(
             f"prompt {number} is empty; got ''; give at least one character, or the ids of the BOS "
@@ -53,10 +101,36 @@ def chat(tokenizer: Any, messages: Any, number: int = 0) -> list[int]:
                 f"prompt {number} has a message without role and content; got {message!r}; write "
                 '{"role": "user", "content": "..."}'
             )
-    ids: list[int] = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # a template is a program of its own, which may refuse messages
+        raise PromptError(
+            f"the chat template does not take the messages of prompt {number}; got "
+            f"{type(error).__name__}: {error}; change the messages, or give text"
+        ) from error
     return ids
+
+
+def special_stops(tokenizer: Any, strings: Sequence[str]) -> tuple[int, ...]:
+    """Ids of the stop strings that are special tokens, which no decoded text contains.
+
+    Raises ConfigurationError for a stop string with a special token inside: it could never match.
+    """
+    names = getattr(tokenizer, "all_special_tokens", ())  # only tokenizers of transformers tell
+    ids = dict(zip(names, getattr(tokenizer, "all_special_ids", ()), strict=True))
+    for id_, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special:
+            ids[token.content] = id_
+    for given in strings:
+        inside = next((token for token in ids if token and token in given), None)
+        if inside is not None and given not in ids:
+            raise ConfigurationError(
+                f"a stop string must be text or one special token; got {given!r}, which contains "
+                f"the special token {inside!r}; use {inside!r} alone, or token_ids=({ids[inside]},)"
+            )
+    return tuple(ids[given] for given in strings if given in ids)
 
 
 class Detokenizer:
@@ -90,9 +164,10 @@ class Detokenizer:
         return self._tell(0 if self.stopped_at is not None else self._begun())
 
     def finish(self) -> str:
-        """What was held back."""
+        """What was held back; nothing the second time."""
         whole = self._text(self.ids[self._prefix :])
         rest = whole[len(self._text(self.ids[self._prefix : self._read])) :]
+        self._read = len(self.ids)
         self.text += rest if self.stopped_at is None else ""
         return self._tell(0)
 

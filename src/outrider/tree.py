@@ -9,6 +9,20 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.types import Tree
 
+MOST_NODES = 4096  #: a target would read more for minutes, and tables of nodes by nodes are built
+
+
+def within(nodes: int, given: str) -> None:
+    """Refuse a tree of more nodes than are served; `given` says where it comes from.
+
+    >>> within(16, "a beam")
+    """
+    if nodes > MOST_NODES:
+        raise ConfigurationError(
+            f"a tree has at most {MOST_NODES} nodes; got {nodes} by {given}; lower width, depth, "
+            "branching or the number of drafted tokens"
+        )
+
 
 def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> Tree:
     """A topology shared by all rows, from the parent of each node (-1 for node 0).
@@ -23,6 +37,7 @@ def from_parents(parents: Sequence[int], device: torch.device | str = "cpu") -> 
             f"a tree starts with node 0 whose parent is -1; got parents {list(parents)!r}; "
             "list the pending token first"
         )
+    within(len(parents), "a list of parents")  # before tables of nodes by nodes are built
     depth = [0]
     for node, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < node or depth[parent] + 1 < depth[-1]:
@@ -67,6 +82,11 @@ def parents_of(counts: tuple[int, ...]) -> tuple[int, ...]:
         )
     parents, level = [-1], [0]
     for count in counts:
+        if len(parents) + len(level) * count > MOST_NODES:
+            raise ConfigurationError(
+                f"a tree has at most {MOST_NODES} nodes; got more by children per level of "
+                f"{counts[:8]}{'...' if len(counts) > 8 else ''}; ask for fewer"
+            )
         start = len(parents)
         for node in level:
             parents += [node] * count
@@ -94,6 +114,19 @@ def _children(counts: tuple[int, ...], device: torch.device | str) -> Tensor:
 def children(tree_counts: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
     """Draw table [1, N, K] of a branching tree: the k-th child of each node, -1 padded."""
     return _children(tree_counts, device)
+
+
+def offered(draws_BNK: Tensor) -> Tensor:
+    """Node 0 and the nodes that some draw points to, bool [B, N]: others cannot be reached.
+
+    >>> offered(torch.tensor([[[2], [-1], [-1]]]))
+    tensor([[ True, False,  True]])
+    """
+    rows, nodes = draws_BNK.shape[:2]
+    found = torch.zeros(rows, nodes + 1, dtype=torch.bool, device=draws_BNK.device)
+    found.scatter_(1, torch.where(draws_BNK < 0, nodes, draws_BNK).flatten(1), True)
+    found[:, 0] = True
+    return found[:, :nodes]
 
 
 @lru_cache(maxsize=512)

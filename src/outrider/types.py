@@ -113,6 +113,7 @@ class Scores(NamedTuple):
     laws: Laws
     hidden_BNE: Tensor | None = None
     raw_BNV: Tensor | None = None  #: the model's own logits, where shaping changed them
+    dead_BN: Tensor | None = None  #: nodes at which shaping forbids every token; `laws` is uniform
 
 
 class Draws(NamedTuple):

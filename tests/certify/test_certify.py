@@ -1,18 +1,19 @@
 """Certification on tiny models: exact engines pass, planted mistakes and lossy rules fail."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
-from outrider.certify import Power, bugs, certify, foreign, marginal, matrix, statistics
+from outrider.certify import Power, bugs, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.errors import ConfigurationError, PromptError
 from outrider.request import Limits
 from outrider.types import Kind
-from tiny import pair
+from tiny import decode, pair
 
 SMALL = Power(
     tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
@@ -49,6 +50,70 @@ def test_exact_engines_pass(engine):
 def test_filters_pass(sampling):
     report = certify(chain("block"), PROMPTS, sampling, SMALL)
     assert report.verdict == "exact", report.as_dict()
+
+
+def evens_up(input_ids, scores):
+    return scores + (input_ids.sum(-1, keepdim=True) % 2) * (torch.arange(scores.shape[-1]) % 2)
+
+
+SHAPED = {
+    "penalties": Sampling(0.9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3),
+    "bias": Sampling(0.8, logit_bias={3: 2.0, 5: -torch.inf}),
+    "ban": Sampling(1.0, top_k=9, no_repeat_ngram_size=2, min_new_tokens=9),
+    "processor": Sampling(1.0, top_p=0.9, processors=(evens_up,)),
+}
+FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_what_shapes_logits_shapes_the_law_that_is_tested(name):
+    report = certify(chain("block"), PROMPTS, SHAPED[name], FEW)
+    assert report.verdict == "exact", report.as_dict()
+    json.dumps(report.as_dict())
+    cold = dataclasses.replace(SHAPED[name], temperature=0)
+    assert certify(chain("block"), PROMPTS, cold, FEW).verdict == "exact"
+
+
+def test_shaping_that_the_text_does_not_have_is_seen(monkeypatch):
+    """Tokens of the plain law, tested against the law that was asked for."""
+    asked = run._Run.decode
+
+    def plain(self, engine, batch, sampling, *more):
+        return asked(self, engine, batch, Sampling(sampling.temperature), *more)
+
+    monkeypatch.setattr(run._Run, "decode", plain)
+    for name in ("penalties", "processor"):
+        report = certify(chain("block"), PROMPTS, SHAPED[name], FEW)
+        assert report.verdict == "not exact"
+        assert {"greedy certificate", "marginal"} & set(report.failed)
+
+
+def test_processors_are_not_asked_about_what_lies_behind_a_text():
+    target, _ = pair()
+
+    def strict(ids, scores):
+        assert 7 not in ids[:, 3:], "texts end with 7"
+        return scores
+
+    texts = [laws.Text((2, 4, 6), (5, 7)), laws.Text((2, 4, 6), (5, 8, 9, 3, 5))]
+    scored = laws.score(target, texts, Sampling(1.0, processors=(strict,)))
+    assert scored.valid_BT.sum(1).tolist() == [2, 5]
+
+
+def test_a_foreign_generator_is_held_to_the_shaped_law():
+    target, draft = pair(0.5)
+    asked, seeds = SHAPED["bias"], iter(range(10**6))
+
+    def generator(prompts, given=asked):
+        settings = [dataclasses.replace(given, seed=next(seeds)) for _ in prompts]
+        return decode(Engine(target, Root()), prompts, settings, Limits(16))[0]
+
+    assert foreign(generator, target, PROMPTS, asked, FEW, draft=draft).verdict == "exact"
+    wrong = foreign(lambda p: generator(p, Sampling(0.8)), target, PROMPTS, asked, FEW)
+    assert wrong.verdict == "not exact"
+    assert "support" in wrong.failed  # a banned token
+    with pytest.raises(ConfigurationError, match="min_new_tokens=4; leave it out"):
+        foreign(generator, target, PROMPTS, Sampling(1.0, min_new_tokens=4), FEW)
 
 
 def test_greedy_has_one_certificate():
@@ -221,7 +286,9 @@ def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
     assert f"drafter {drafter.name!r}" in said
     assert able
     for name in able.split(", "):
-        Engine(target, drafter, verifiers.get(name))
+        found = verifiers.get(name.removesuffix(" (lossy)"))
+        assert found.exact is not name.endswith(" (lossy)")
+        Engine(target, drafter, found)
 
 
 def test_without_a_draft_model_the_matrix_names_what_it_leaves_out():

@@ -158,11 +158,11 @@ def test_more_nodes_may_be_run_than_proposed():
 @pytest.mark.parametrize(
     ("how", "what"),
     [
-        ({"top_k": 1}, "use drafter='draft_model'"),
-        ({"depth": 0}, "depth >= 1"),
+        ({"top_k": 1}, "top_k must be .* at least 2; got 1; use the drafter 'draft_model'"),
+        ({"depth": 0}, "depth must be .* at least 1"),
         ({"top_k": 33}, "vocabulary of 32"),
-        ({"total_tokens": 4}, "between the depth, 5, and the 68 candidates"),
-        ({"total_tokens": 69}, "between the depth, 5, and the 68 candidates"),
+        ({"total_tokens": 4}, "between depth, 5, and the 68 candidates"),
+        ({"total_tokens": 69}, "between depth, 5, and the 68 candidates"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(how, what):

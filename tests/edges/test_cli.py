@@ -9,29 +9,12 @@ import sys
 
 import pytest
 
-from outrider import Sampling, Stop, cli, load, step
+from outrider import Sampling, Stop, load, step, verifiers
 from outrider.load import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 PROMPT = "def add(a, b):"
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
-
-
-@pytest.fixture
-def outrider(monkeypatch, capsys):
-    """Runs a command in this process: (exit code, stdout, stderr)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["outrider", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +35,7 @@ def no_measuring(monkeypatch):
         (["--min-p", "2"], ["min_p", "2"]),
         (["-n", "0"], ["max_new_tokens", "0"]),
         (["-n", "many"], ["--max-new-tokens", "valid integer"]),
-        (["-k", "0"], ["num_speculative_tokens", "0"]),
+        (["-k", "0"], ["num_speculative_tokens", "0", "the drafter 'root'"]),
         (["--drafter", "oracle"], ["oracle", "prompt_lookup"]),
         (["--rule", "rejektion"], ["rejektion", "rejection"]),
         (["--rule", "block", "--branching", "2,2"], ["block", "traversal"]),
@@ -137,6 +120,29 @@ def test_json_is_one_document(outrider, expected):
     assert document["token_ids"] == expected.token_ids
     assert document["finish_reason"] == "length"
     assert document["stats"]["new_tokens"] == 12
+    assert (document["drafter"], document["rule"], document["exact"]) == (
+        "draft_model",
+        "match",
+        True,
+    )
+
+
+def test_lossy_rules_say_so_wherever_they_show(outrider):
+    lossy = ["-n", 2, "-t", 1, "--rule", "typical", *FAST]
+    code, out, err = outrider("generate", PROMPT, "--json", "-v", *lossy)
+    assert code == 0
+    document = json.loads(out)
+    assert (document["rule"], document["exact"]) == ("typical", False)
+    assert "drafter draft_model, rule typical (lossy" in err
+    _, out, _ = outrider("generate", "--help")
+    assert "lenience (lossy)" in " ".join(out.replace("│", " ").split())
+    for words in (["--rule", "typica"], ["--rule", "block", "--branching", "2,2"]):
+        _, _, err = outrider("generate", PROMPT, *words)
+        known = err.split("known: " if "known: " in err else "rules that can: ")[1]
+        names = known.split(".")[0].strip().split(", ")
+        assert set(names) & {"traversal", "rejection"}
+        for name in names:
+            assert name.endswith(" (lossy)") != verifiers.get(name.split()[0]).exact
 
 
 def test_verbose_goes_to_standard_error(outrider, expected):

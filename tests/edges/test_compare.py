@@ -1,13 +1,16 @@
 """`outrider compare`: one document, complete and honest about what it compared."""
 
 import json
+import logging
 
 import pytest
+import torch
 from test_vocabularies import WORDS, save
 from typer.testing import CliRunner
 
-from outrider import cli, compare
+from outrider import Sampling, cli, compare
 from outrider.errors import ConfigurationError, PromptError
+from outrider.integrations import arms
 
 RUN = CliRunner()
 
@@ -46,7 +49,16 @@ def test_the_json_document_has_everything(pair):
     }
     assert document["text_equal"]["speculative=plain"] == {"equal": 2, "of": 2}
     assert document["text_equal"]["plain=transformers_generate"] == {"equal": 2, "of": 2}
-    assert document["methods"]["transformers_generate"]["mean_acceptance_length"] == 1
+    methods = document["methods"]
+    # two texts of 10 tokens in every arm; ours are drafted in full but for what the budget cuts
+    for arm, calls in (
+        ("plain", 10),
+        ("transformers_generate", 10),
+        ("speculative: 2 tokens", 4),
+        ("speculative: 3 tokens", 3),
+        ("transformers_assisted: 3 tokens", 3),
+    ):
+        assert methods[arm]["block_efficiency"] == pytest.approx(10 / calls, abs=1e-3), arm
     assert document["methods"]["speculative: 3 tokens"]["mean_acceptance_length"] == 4
     assert {m["dtype"] for m in document["methods"].values()} == {"float32"}
     assert set(document["by_temperature"]) == {"0", "1"}
@@ -64,6 +76,23 @@ def test_tables_and_prompt_lookup_without_a_draft_model(pair):
     assert "speculative/transformers_assisted" in done.stdout
     assert "fastest dtype" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_what_transformers_says_of_its_own_calls_is_not_shown(pair):
+    target, draft, _ = pair
+    logger, said = logging.getLogger("transformers.generation.utils"), []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())
+    getattr(type(logger).warning_once, "cache_clear", lambda: None)()  # it is said once a process
+    logger.addHandler(listener)
+    try:
+        stock = arms.Stock(target, draft, torch.float32, "cpu")
+        stock.assisted([5, 6, 7], Sampling(0), 4, 2)
+        assert not said
+        logger.warning("anything else")
+        assert said == ["anything else"]
+    finally:
+        logger.removeHandler(listener)
 
 
 def test_prompt_files(tmp_path):
@@ -88,5 +117,33 @@ def test_prompt_files(tmp_path):
 def test_plans_that_compare_nothing_are_refused():
     with pytest.raises(ConfigurationError, match="nothing to compare"):
         compare.Plan(chains=())
-    with pytest.raises(ConfigurationError, match="repeats must be at least 1"):
+    with pytest.raises(ConfigurationError, match=r"repeats must be .* at least 1"):
         compare.Plan(repeats=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("max_new_tokens", "16"),
+        ("max_new_tokens", None),
+        ("count", 0),
+        ("repeats", 2.5),
+        ("threads", True),
+        ("chains", 3),
+        ("chains", (0,)),
+        ("assisted", "24"),
+        ("trees", ((0,),)),
+        ("trees", ((),)),
+        ("trees", (3, 2)),
+        ("temperatures", 0.5),
+        ("temperatures", ("1",)),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_name(name, given):
+    with pytest.raises(ConfigurationError, match=rf"^{name} must be"):
+        compare.Plan(**{name: given})
+
+
+def test_a_tree_without_a_draft_model_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigurationError, match="a tree needs a draft model"):
+        compare.Comparison(compare.Plan("nowhere", trees=((3, 2),)))

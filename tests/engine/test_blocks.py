@@ -11,7 +11,7 @@ STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [None, "wild", "dead"])
 def test_few_rows_and_many_agree(name, broken):
     target, small = pair()
     drafter = DRAFTERS[name](small)
@@ -31,7 +31,10 @@ def test_few_rows_and_many_agree(name, broken):
         draft = step.propose(drafter, state)
         scores = step.score(target, state, draft)
         verdict = step.verify(rule, state, draft, scores)
-        if broken:
+        if broken == "dead":
+            dead = torch.rand(draft.tokens_BN.shape, generator=torch.manual_seed(seed)) < 0.3
+            scores = scores._replace(dead_BN=dead)
+        if broken == "wild":
             logits = scores.laws.logits_BRV.clone()
             logits[seed % 5, -1, 3] = torch.nan
             scores = scores._replace(laws=scores.laws._replace(logits_BRV=logits))

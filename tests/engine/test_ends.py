@@ -1,8 +1,11 @@
 """Where rows end: budgets, stop tokens, stop strings, the context; retirement; interruption."""
 
+import threading
+from itertools import zip_longest
+
 import pytest
 
-from outrider import Engine, Limits, Root, Sampling, Stop
+from outrider import Engine, Limits, Root, Sampling, Speculator, Stop
 from outrider.text import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
@@ -167,6 +170,110 @@ def test_an_interrupted_run_leaves_its_text_and_a_usable_engine(name):
     assert tokens == expected
 
 
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, ids, **_):
+        return "".join(chr(ord("A") + token) for token in ids)
+
+
+def lettered(target, drafter):
+    return Speculator(Engine(target, drafter), Letters())
+
+
+@pytest.mark.parametrize("strings", [(), ("never there",)])
+@pytest.mark.parametrize("blocks", [1, 99])
+def test_a_stream_is_drained_from_where_it_is(blocks, strings):
+    target, small = pair()
+    speculator, stop = lettered(target, DRAFTERS["chain"](small)), Stop(12, strings)
+    want = speculator.generate(PROMPTS[:2], GREEDY, stop).completions
+    stream = speculator.stream(PROMPTS[:2], GREEDY, stop)
+    told = ["", ""]
+    for block, _ in zip(stream, range(blocks), strict=False):
+        told[block.row] += block.text
+    for _ in range(2):
+        stream.drain()
+        done = stream.result().completions
+        assert [c.text for c in done] == [c.text for c in want]
+        assert [c.token_ids for c in done] == [c.token_ids for c in want]
+    assert all(c.text.startswith(text) for c, text in zip(done, told, strict=True))
+
+
+def test_an_interrupted_drain_has_the_text_of_its_tokens():
+    target, small = pair()
+    want = Letters().decode(plain(PROMPTS[0], 24))
+    speculator = lettered(Interrupted(target, 4), DRAFTERS["chain"](small))
+    stream = speculator.stream(PROMPTS[0], GREEDY, Stop(24))
+    with pytest.raises(KeyboardInterrupt):
+        stream.drain()
+    begun = stream.result().completions[0]
+    assert begun.finish_reason == "running"
+    assert begun.text
+    assert want.startswith(begun.text)
+    stream.drain()
+    assert stream.result().texts == [want]
+
+
+def test_logprobs_of_a_block_end_where_its_tokens_do():
+    target, small = pair()
+    speculator = lettered(target, DRAFTERS["chain"](small))
+    whole = Letters().decode(plain(PROMPTS[0], 20))
+    for begin in range(2, 10):
+        stop = Stop(20, (whole[begin : begin + 2],))
+        stream = speculator.stream(PROMPTS[0], GREEDY, stop, logprobs=True)
+        for block in stream:
+            assert len(block.block.logprobs) == len(block.token_ids) == len(block.block.token_ids)
+        done = stream.result().completions[0]
+        assert len(done.logprobs) == len(done.token_ids) == done.stats.new_tokens
+
+
+def left_by_break(stream):
+    for _ in stream:
+        break
+
+
+def left_by_an_error(stream):
+    def fail(block):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(map(fail, stream))
+
+
+def left_by_closing(stream):
+    blocks = (block for block in stream)
+    next(blocks)
+    blocks.close()
+
+
+def left_in_another_thread(stream):
+    thread = threading.Thread(target=next, args=(stream,))
+    thread.start()
+    thread.join()
+
+
+LEAVE = [left_by_break, left_by_an_error, left_by_closing, left_in_another_thread]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["chain", "sampled tree", "beam", "coupled dynamic tree"])
+def test_streams_may_be_left_early_and_taken_up_again(name, sampling):
+    target, small = pair()
+    speculator, stop = lettered(target, DRAFTERS[name](small)), Stop(16)
+    want = speculator.generate(PROMPTS[:2], sampling, stop)
+    streams = []
+    for leave in LEAVE:
+        streams.append(speculator.stream(PROMPTS[:2], sampling, stop))
+        leave(streams[-1])
+        assert streams[-1].result().completions[0].token_ids
+        assert speculator.generate(PROMPTS[:2], sampling, stop).texts == want.texts
+    for _ in zip_longest(*streams):  # all by turns
+        pass
+    for stream in streams:
+        assert stream.result().texts == want.texts
+        assert stream.result().stats.accepted == want.stats.accepted
+
+
 # Text: with the shipped pair's tokenizer.
 
 
@@ -197,6 +304,19 @@ def test_streaming_gives_what_generate_gives(arms, held_out):
         assert ids == [c.token_ids for c in result.completions]
         assert [c.finish_reason for c in result.completions] == ["length"] * 2
         assert arm.generate(held_out[:2], GREEDY, stop).texts == texts
+
+
+def test_the_text_ends_before_a_stop_token_that_is_no_special_one(arms, held_out):
+    prompt = held_out[0]
+    whole = arms["plain"].generate(prompt, GREEDY, Stop(24)).completions[0].token_ids
+    at = next(i for i in range(6, 24) if whole[i] not in whole[:i])
+    expected = arms["plain"].generate(prompt, GREEDY, Stop(at)).texts[0]
+    for strings in ((), ("never there",)):
+        stop = Stop(24, strings, (whole[at],))
+        for name, arm in arms.items():
+            done = arm.generate(prompt, GREEDY, stop).completions[0]
+            assert (done.text, done.token_ids) == (expected, whole[: at + 1]), name
+            assert "".join(block.text for block in arm.stream(prompt, GREEDY, stop)) == expected
 
 
 def test_a_stop_string_cuts_at_the_right_token(arms, held_out):
@@ -256,6 +376,18 @@ def test_the_stop_token_is_in_the_ids_and_not_in_the_text(arms, held_out):
         assert done.finish_reason == "stop"
 
 
+def test_result_is_of_its_moment():
+    target, small = pair()
+    stream = lettered(target, DRAFTERS["chain"](small)).stream(
+        PROMPTS[0], GREEDY, Stop(12), logprobs=True
+    )
+    next(stream)
+    begun = stream.result().completions[0]
+    count = len(begun.token_ids)
+    stream.drain()
+    assert len(begun.token_ids) == len(begun.logprobs) == count
+
+
 def test_result_can_be_read_in_the_middle(arms, held_out):
     stream = arms["chain"].stream(held_out[0], GREEDY, Stop(32))
     next(stream)
@@ -267,6 +399,14 @@ def test_result_can_be_read_in_the_middle(arms, held_out):
     done = stream.result().completions[0]
     assert done.finish_reason == "length"
     assert done.token_ids[: len(begun.token_ids)] == begun.token_ids
+
+
+def test_half_a_character_is_told_once(arms):
+    tokenizer = arms["chain"].tokenizer
+    words = Detokenizer(tokenizer)
+    words.push(tokenizer("\U0001f600")["input_ids"][:2])  # a BOS and the first byte
+    assert [words.finish(), words.finish()] == ["\ufffd", ""]
+    assert words.text == "\ufffd"
 
 
 def test_bfloat16_chains_write_what_plain_decoding_writes(held_out):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling, verifiers
+from outrider import DraftModel, Engine, Limits, Root, Sampling, ops, verifiers
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair
 
 LENGTH = 64
@@ -105,7 +105,7 @@ def test_greedy_and_sampled_rows_mix(name):
         assert text == decode(Engine(target, Root(), match), [prompt], sampling, Limits(32))[0][0]
 
 
-@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("name", ["chain", "tree", "beam", "paths"])
 def test_greedy_rows_stay_greedy_beside_sampled_ones_under_the_default_rule(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
@@ -118,14 +118,23 @@ def test_greedy_rows_stay_greedy_beside_sampled_ones_under_the_default_rule(name
         assert mixed[number] == expected[number]
 
 
-@pytest.mark.parametrize("name", ["chain", "tree"])
-def test_a_row_does_not_depend_on_its_neighbours(name):
+@pytest.mark.parametrize("implementation", [None, "reference"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_row_does_not_depend_on_its_neighbours(name, implementation):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    rows = [Sampling(1.0, seed=10 + i) for i in range(len(PROMPTS))]
-    together, _ = decode(engine, PROMPTS, rows, Limits(32))
-    alone = [decode(engine, [p], s, Limits(32))[0][0] for p, s in zip(PROMPTS, rows, strict=True)]
-    assert together == alone
+    first, how, others = PROMPTS[0], Sampling(0.9, seed=10), PROMPTS[1:]
+    neighbours = (
+        [Sampling(1.0, seed=11)],
+        [Sampling(0)],
+        [Sampling(1.0, top_p=0.8, seed=1), Sampling(0, repetition_penalty=1.3)],
+    )
+    with ops.use(implementation):
+        alone, _ = decode(engine, [first], how, Limits(12))
+        for rows in neighbours:
+            prompts = [first, *others[: len(rows)]]
+            together, _ = decode(engine, prompts, [how, *rows], Limits(12))
+            assert together[0] == alone[0]
 
 
 def test_every_seed_gives_its_own_text_and_gives_it_again():

@@ -6,7 +6,9 @@ import torch
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
-from tiny import pair
+from outrider.models import CausalModel
+from outrider.ops import probs, use
+from tiny import DRAFTERS, decode, pair
 
 
 def only_even(ids, scores):
@@ -39,8 +41,6 @@ def test_a_forbidden_draft_token_is_no_fault(temperature):
 @pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
 @pytest.mark.parametrize("ops", ["reference", None])
 def test_every_rule_survives_rows_without_mass(name, ops):
-    from outrider.ops import use
-
     target, draft = pair()
 
     def forbid(ids, scores):  # the target alone forbids: the draft offers odd tokens
@@ -53,6 +53,101 @@ def test_every_rule_survives_rows_without_mass(name, ops):
         assert all(t % 2 == 0 for block in run for t in block.token_ids)
 
 
+@pytest.mark.parametrize("ops", ["reference", None])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_processors_see_no_place_that_the_filters_left_empty(name, ops):
+    """With top-k 1 a tree is a chain with empty places; the text is the greedy one."""
+    target, draft = pair()
+    plain = outrider.Sampling(0, processors=(only_even,))
+    ends = outrider.Limits(10)
+    want, _ = decode(outrider.Engine(target, outrider.Root()), [[2, 4, 6]], plain, ends)
+    engine = outrider.Engine(target, DRAFTERS[name](draft))
+    how = outrider.Sampling(1.0, top_k=1, seed=1, processors=(only_even,))
+    with use(ops):
+        for sampling in (how, [how, plain]):
+            rows, _ = decode(engine, [[2, 4, 6]] * 2, sampling, ends)
+            assert rows == want * 2
+
+
+class Until:
+    """Nothing is possible behind so many tokens."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, ids, scores):
+        return scores if ids.shape[1] < self.length else torch.full_like(scores, -torch.inf)
+
+
+@pytest.mark.parametrize("ops", ["reference", None])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_nothing_need_be_possible_behind_the_end(name, ops):
+    """The last token of the budget, or a stop token, may leave no possible next one."""
+    target, draft = pair()
+    prompt = [3, 1, 4, 1, 5]
+    whole = (Until(len(prompt) + 7),)
+    plain = outrider.Engine(target, outrider.Root())
+    want, _ = decode(plain, [prompt], outrider.Sampling(0), outrider.Limits(7))
+    engine = outrider.Engine(target, DRAFTERS[name](draft))
+    rows = [
+        outrider.Sampling(0, processors=whole),
+        outrider.Sampling(1.0, seed=2, processors=whole),
+        outrider.Sampling(0, no_repeat_ngram_size=1),  # 28 tokens are left
+    ]
+    with use(ops):
+        texts, _ = decode(engine, [prompt] * 3, rows, [outrider.Limits(n) for n in (7, 7, 28)])
+        assert [len(text) for text in texts] == [7, 7, 28]
+        assert texts[0] == want[0]
+        ended, run = decode(engine, [prompt], rows[:1], outrider.Limits(9, (want[0][6],)))
+        assert ended[0] == want[0][: want[0].index(want[0][6]) + 1]
+        assert run.reasons == ["stop"]
+
+
+@pytest.mark.parametrize("ops", ["reference", None])
+@pytest.mark.parametrize("name", ["n-gram table", "chain"])
+def test_what_is_impossible_behind_the_end_does_not_change_the_law(name, ops):
+    target, draft = pair(0.4)
+    many, shared = 600, (Until(7),)
+    rows = [outrider.Sampling(1.0, seed=i, processors=shared) for i in range(many)]
+    engine = outrider.Engine(target, DRAFTERS[name](draft))
+    laws = []
+    plain = outrider.Engine(target, outrider.Root()).run(
+        [[3, 1, 4, 1, 5, 9]],
+        outrider.Sampling(1.0, seed=0),
+        outrider.Limits(1),
+        observe=lambda draft, scores, *rest: laws.append(probs(scores.laws)[0, 0]),
+    )
+    list(plain)
+    with use(ops):
+        texts, _ = decode(engine, [[3, 1, 4, 1, 5, 9]] * many, rows, outrider.Limits(1))
+    found = torch.bincount(torch.tensor(texts)[:, 0], minlength=len(laws[0]))
+    expected = laws[0] * many
+    common = expected > 3
+    distance = ((found - expected) ** 2 / expected)[common].sum()
+    assert distance < common.sum() + 5 * (2 * common.sum()).sqrt()  # chi squared
+
+
+def test_a_chain_ends_where_bans_leave_the_draft_nothing():
+    """A draft model with a narrow output, and every token that it knows forbidden."""
+    target, draft = pair()
+    narrow = CausalModel(draft.runner, draft.vocab_size)
+
+    def forward(*args, **kwargs):
+        logits = draft.forward(*args, **kwargs).clone()
+        logits[..., 8:] = -torch.inf
+        return logits
+
+    narrow.forward = forward
+    bans = dict.fromkeys(range(8), -torch.inf)
+    for sampling in (
+        outrider.Sampling(1.0, seed=1, logit_bias=bans),
+        outrider.Sampling(0, logit_bias=bans),
+    ):
+        _, run = decode(outrider.Engine(target, DraftModel(narrow, (1, 1, 1))), [[9, 9]], sampling)
+        assert run.stats.new_tokens == run.stats.steps
+        assert run.stats.drafted == 0
+
+
 def test_no_possible_token_at_all_is_a_fault():
     target, draft = pair()
     how = outrider.Sampling(
@@ -60,3 +155,36 @@ def test_no_possible_token_at_all_is_a_fault():
     )
     with pytest.raises(outrider.OutriderError, match="masked every token"):
         list(outrider.Engine(target, DraftModel(draft)).run([[2, 4]], how, outrider.Limits(4)))
+
+
+def test_rows_that_share_processors_are_asked_together():
+    """One call a depth for all rows of a length, however many settings name the processors."""
+    target, draft = pair()
+    calls = []
+
+    def counted(ids, scores):
+        calls.append(len(ids))
+        return scores
+
+    def count(rows):
+        calls.clear()
+        how = [outrider.Sampling(0, seed=row, processors=(counted,)) for row in range(rows)]
+        engine = outrider.Engine(target, DraftModel(draft, (1, 1)))
+        decode(engine, [[2, 4, 6]] * rows, how, outrider.Limits(6))
+        return len(calls)
+
+    assert count(6) <= count(1) + 2
+
+
+def test_only_what_may_mask_everything_is_looked_at():
+    from outrider import shaping
+
+    def masks(how, stops=()):
+        return shaping.build([how], [[2]], [stops], 8, torch.device("cpu")).masks
+
+    assert not masks(outrider.Sampling(logit_bias={3: 1.0}))
+    assert not masks(outrider.Sampling(min_new_tokens=4), (1, 2))
+    assert masks(outrider.Sampling(min_new_tokens=4), tuple(range(8)))
+    assert masks(outrider.Sampling(logit_bias={3: -torch.inf}))
+    assert masks(outrider.Sampling(no_repeat_ngram_size=2))
+    assert masks(outrider.Sampling(processors=(only_even,)))

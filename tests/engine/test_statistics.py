@@ -1,9 +1,13 @@
 """Counts add up: requests to totals, positions to acceptances, tokens to texts."""
 
+import math
+
 import pytest
 
-from outrider import Engine, Limits, RequestStats, Sampling
-from tiny import DRAFTERS, PROMPTS, decode, pair
+from outrider import DraftModel, Engine, Limits, RequestStats, Sampling
+from outrider.drafters import Paths
+from outrider.ops import use
+from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=4)])
@@ -48,13 +52,22 @@ def test_alpha_is_there_when_there_was_a_law(name):
 
 
 def test_alpha_is_one_when_the_target_drafts():
-    from outrider import DraftModel
-
     target, _ = pair()
     _, run = decode(
         Engine(target, DraftModel(target, (1, 1))), PROMPTS, Sampling(1.0, seed=1), Limits(30)
     )
     assert run.stats.alpha == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("drafter", [DraftModel, lambda model: Paths(model, 2, 2)])
+def test_the_target_as_its_own_drafter_has_two_clocks(drafter):
+    target, _ = pair()
+    _, run = decode(Engine(target, drafter(target)), PROMPTS[:1], Sampling(0), Limits(20))
+    stats = run.stats
+    parts = stats.draft_ms + stats.target_ms + stats.verify_ms + stats.host_ms
+    assert parts == pytest.approx(1e3 * stats.seconds)
+    assert min(stats.draft_ms, stats.target_ms, stats.host_ms) > 0
+    assert stats.draft_ms != stats.target_ms
 
 
 def test_the_trace_tells_what_became_of_every_drafted_token():
@@ -76,6 +89,39 @@ def test_the_trace_tells_what_became_of_every_drafted_token():
         assert trace.next_is_bonus == (leaf not in trace.parents)
     assert drafted == run.stats.drafted
     assert accepted == run.stats.accepted
+
+
+FILTERED = (
+    Sampling(1.0, top_k=1, seed=1),
+    Sampling(1.0, top_p=0.5, seed=1),
+    Sampling(0, logit_bias=dict.fromkeys(range(2, VOCAB), -math.inf)),
+    [Sampling(1.0, top_k=2, seed=1), Sampling(0)],
+)
+
+
+@pytest.mark.parametrize("ops", ["reference", None])
+@pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"root"}))
+def test_nothing_is_offered_below_a_node_that_is_not(name, ops):
+    """Filters and bans leave fewer tokens than a node has places for children."""
+    target, small = pair()
+    for sampling in FILTERED:
+        with use(ops):
+            engine = Engine(target, DRAFTERS[name](small))
+            run = engine.run(PROMPTS[:2], sampling, Limits(6), trace=True)
+            traces = [block.trace for block in run]
+        offered = sum(len(trace.tokens) for trace in traces)
+        assert offered <= run.stats.drafted
+        if "paths" not in name:  # a child that two paths drew counts twice
+            assert offered == run.stats.drafted
+        for trace in traces:
+            assert all(parent < node for node, parent in enumerate(trace.parents, start=1))
+
+
+def test_what_filters_leave_out_is_not_counted_as_drafted():
+    target, _ = pair()
+    engine = Engine(target, DraftModel(target, (3, 2, 1)))
+    _, run = decode(engine, PROMPTS[:1], Sampling(1.0, top_k=1, seed=1), Limits(16))
+    assert run.stats.draft_acceptance_rate == 1  # one chain of three, which its own drafter keeps
 
 
 def test_plain_values_for_json():

@@ -25,7 +25,8 @@ from transformers.generation import (
 
 from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.integrations.generate import Speculative, generate, settings, speculative
+from outrider.integrations.generate import Speculative, generate, speculative
+from outrider.integrations.processors import settings
 from outrider.keywords import load_arguments
 from outrider.load import shipped
 

@@ -241,7 +241,7 @@ def test_the_chain_fallback_is_exact(name):
 def test_an_unlisted_architecture_falls_back_to_chains(monkeypatch, tmp_path):
     """BLOOM without its exception cannot build its bias: trees fail, chains stay exact."""
     monkeypatch.setattr(sys.modules["outrider.models"], "EXCEPTIONS", {})
-    monkeypatch.setattr(sys.modules["outrider.load"], "SUPPORTED", frozenset())
+    monkeypatch.setattr(sys.modules["outrider.sources"], "SUPPORTED", frozenset())
     build(FAMILIES["BLOOM"]()).save_pretrained(tmp_path)
     pair = load(
         tmp_path, drafter="prompt_lookup", threads=1, packed=False, dtype="float32", tokenizer=None

@@ -8,7 +8,7 @@ from training.heldout import is_held_out
 from training.ngram import NgramTable, count_ngrams
 from training.sources import Source
 from training.tokenizer import train_tokenizer
-from training.tokens import Windows
+from training.tokens import Windows, read_mixture
 
 CODE = '''import os
 
@@ -129,3 +129,15 @@ def test_ngram_laws_sum_to_one_and_know_the_text(tmp_path):
 def test_ngram_keys_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="order <= 3"):
         count_ngrams(np.zeros(10, dtype=np.uint16), 60_000, order=4)
+
+
+def test_a_mixture_has_its_share_of_the_library(tmp_path):
+    for name, first in (("train", 0), ("library", 30)):
+        (first + np.arange(3000) % 30).astype(np.uint16).tofile(tmp_path / f"{name}.bin")
+    mixture = read_mixture(tmp_path, length=16, seed=1)
+    early, _ = mixture.batch(range(80), share=0.0)
+    late, targets = mixture.batch(range(80), share=0.25)
+    assert (early < 30).all()
+    assert (late >= 30).all(1).sum().item() == pytest.approx(20, abs=1)
+    assert (late[:, 1:] == targets[:, :-1]).all()
+    assert (mixture.batch(range(8), share=1.0)[0] >= 30).all()

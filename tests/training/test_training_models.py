@@ -17,7 +17,7 @@ from training.schedule import Schedule
 from training.train import TargetJob, my_share
 from training.unloop import Loops
 
-from training import loop
+from training import loop, train
 
 SHAPE = Shape(layers=2, width=32, heads=2, inner=48, vocabulary=61, context=300)
 
@@ -114,20 +114,6 @@ def test_pieces_of_a_step_cover_it_once(monkeypatch):
         loop.check_split(12, 8)
 
 
-def test_library_windows_come_late_and_in_their_share(tmp_path):
-    for name, first in (("train", 0), ("library", 30), ("heldout", 0), ("newlines", 0)):
-        (first + np.arange(3000) % 30).astype(np.uint16).tofile(tmp_path / f"{name}.bin")
-    args = argparse.Namespace(
-        seed=1, unloop=0.0, unloop_from=0.7, library_share=0.25, batch=8, rows=8
-    )
-    job = TargetJob(Llama(replace(SHAPE, context=16)), tmp_path, args, Schedule(10))
-    early, _ = job._windows(range(80), late=False)
-    late, targets = job._windows(range(80), late=True)
-    assert (early < 30).all()
-    assert (late >= 30).all(1).sum().item() == pytest.approx(20, abs=1)
-    assert (late[:, 1:] == targets[:, :-1]).all()
-
-
 def test_own_loops_are_renewed_with_each_checkpoint_and_after_a_restart(tmp_path):
     corpus = np.random.default_rng(1).integers(0, 61, 9000).astype(np.uint16)
     for name in ("train", "library", "heldout"):
@@ -193,12 +179,21 @@ def test_draft_from_layers_copies_them(model):
 
 
 def test_the_target_reads_a_text_once(tmp_path, model):
-    for name in ("train", "heldout"):
+    for name in ("train", "library", "heldout"):
         np.random.default_rng(1).integers(0, 61, 6000).astype(np.uint16).tofile(
             tmp_path / f"{name}.bin"
         )
     args = argparse.Namespace(
-        seed=2, context=160, batch=8, rows=4, kl=0.5, times=2, own=1, pool=4, evaluate_share=8
+        seed=2,
+        context=160,
+        batch=8,
+        rows=4,
+        kl=0.5,
+        times=2,
+        library_share=0.5,
+        own=1,
+        pool=4,
+        evaluate_share=8,
     )
 
     def job():
@@ -263,3 +258,15 @@ def test_training_learns_and_resumes_exactly(tmp_path):
     _, _, resumed = run(tmp_path / "cut")
     assert all((weights[name] == resumed[name]).all() for name in weights)
     assert (tmp_path / "whole" / "before_fall.pt").exists()
+
+
+def test_sizes_belong_to_a_new_model_only(monkeypatch):
+    def asked(*options):
+        monkeypatch.setattr("sys.argv", ["train", "--data", "d", "--out", "o", *options])
+        return train.arguments()
+
+    new = asked("--tokens", "1e6", "--width", "64", "--context", "128")
+    train.check(new)
+    assert train.shape(new) == Shape(width=64, context=128)
+    with pytest.raises(SystemExit, match="--width does nothing with --initial"):
+        train.check(asked("--tokens", "1e6", "--width", "64", "--initial", "last.pt"))

@@ -7,46 +7,54 @@ from typing import Annotated
 import typer
 
 from outrider.bench import commands
+from outrider.bench.options import Draft, Prompts, Target, both
+from outrider.bench.record import file
 
-app = typer.Typer(help="Measure: claims stand beside the command that prints them.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def _benchmarks() -> None:
-    """Measure: claims stand beside the command that prints them."""
+    """Repeat the papers' experiments on the shipped pair or on your own."""
 
 
 @app.command("wagner")
 def run_wagner(
-    quick: Annotated[bool, typer.Option(help="under ten minutes on two cores")] = False,
-    target: Annotated[str | None, typer.Option(help="target model; default: shipped")] = None,
-    draft: Annotated[str | None, typer.Option(help="draft model")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines: prompt, reference")] = None,
-    device: Annotated[str, typer.Option(help="where the models run")] = "cpu",
-    bound: Annotated[float, typer.Option(help="the sigmoid's -alpha and beta")] = 1e4,
-    out: Annotated[Path | None, typer.Option(help="write the JSON document here")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer prompts and tokens: ten minutes on two cores.")
+    ] = False,
+    target: Target = None,
+    draft: Draft = None,
+    prompts: Prompts = None,
+    device: Annotated[str, typer.Option(help="Where the models run: cpu, cuda, cuda:1.")] = "cpu",
+    bound: Annotated[float, typer.Option(help="The sigmoid's -alpha and beta; positive.")] = 1e4,
+    out: Annotated[Path | None, typer.Option(help="Write a JSON document to this file.")] = None,
 ) -> None:
-    """Verification time in assisted generation: transformers, the paper's kernels, ours."""
+    """Wagner et al. 2024: verification time in transformers' assisted generation."""
     from outrider.bench import wagner as protocol
     from outrider.bench.wagner_tables import render
     from outrider.errors import ConfigurationError
+    from outrider.prompts import read_rows
+    from outrider.sources import usable
 
-    pair = None
-    if (target is None) != (draft is None):
-        raise ConfigurationError("a pair needs both --target and --draft; give both or neither")
-    if target is not None and draft is not None:
-        if prompts is None:
-            raise ConfigurationError("a pair of your own needs --prompts, a file of JSON lines")
-        lines = [json.loads(line) for line in prompts.read_text().splitlines() if line.strip()]
-        pair = protocol.load_pair(target, draft, lines, device)
-    elif device != "cpu":
-        pair = protocol.shipped_pair(8 if quick else 48, device)
+    both(target, draft)
+    if not 0 < bound < float("inf"):
+        raise ConfigurationError(f"--bound must be positive; got {bound:g}; leave it out for 1e4")
+    if out is not None:
+        file(out)
+    usable(device)
+    rows = None if prompts is None else read_rows(prompts)
+    if target is None or draft is None:
+        pair = protocol.shipped_pair(8 if quick else 48, device, rows)
+    elif rows is None:
+        raise ConfigurationError("a pair of your own needs --prompts, a file of JSON lines")
+    else:
+        pair = protocol.load_pair(target, draft, rows, device)
     document = protocol.run(
         pair, quick=quick, bound=bound, progress=lambda text: typer.echo(text, err=True)
     )
     typer.echo(render(document))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider.bench.options import Shared, bar, shared
 from outrider.bench.published import CHEN_FIGURE
 
-Temperature = Annotated[float, typer.Option("--temperature", "-t")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:
@@ -30,12 +30,16 @@ def toy(
     out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = Path(
         "bench-results"
     ),
-    quick: Annotated[bool, typer.Option(help="A coarser grid.")] = False,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="PNG and SVG.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="A coarser grid.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
+    ] = True,
 ) -> None:
-    """Two drafts of a coin: acceptance by bias (RSD figure 1), all rules."""
+    """Jeon et al. 2024 (RSD), figure 1: two drafts of a coin, acceptance by bias, all rules."""
     from outrider.bench import toy as experiment
+    from outrider.bench.record import folder
 
+    folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
     _show({"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
 
@@ -49,10 +53,14 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
         ] = None,
-        count: Annotated[int, typer.Option(help="Prompts to judge on.")] = 80,
-        choosing: Annotated[int, typer.Option(help="Other prompts, to choose trees on.")] = 16,
-        samples: Annotated[int, typer.Option(help="Completions of each prompt.")] = 2,
-        timed: Annotated[int, typer.Option(help="Prompts under the clock; 0: no times.")] = 3,
+        count: Annotated[int, typer.Option(min=1, help="Prompts to judge on.")] = 80,
+        choosing: Annotated[
+            int, typer.Option(min=1, help="Other prompts, to choose trees on.")
+        ] = 16,
+        samples: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 2,
+        timed: Annotated[
+            int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
+        ] = 3,
     ) -> None:
         from outrider.bench import tree_runs, tree_tables, trees
         from outrider.errors import ConfigurationError
@@ -89,9 +97,13 @@ def _trees(name: str, about: str) -> Callable[..., None]:
     return shared(command)
 
 
-draft_length = _trees("draft-length", "RSD experiment 1: methods at equal draft length.")
+draft_length = _trees(
+    "draft-length", "Jeon et al. 2024 (RSD), experiment 1: methods at equal draft length."
+)
 budget = _trees(
-    "budget", "RSD experiment 2: methods at equal target budget (6, 10, 14, 21, 30 tokens a call)."
+    "budget",
+    "Jeon et al. 2024 (RSD), experiment 2: methods at equal target budget (6, 10, 14, 21 or 30 "
+    "tokens a call).",
 )
 
 
@@ -99,9 +111,11 @@ budget = _trees(
 def k_sweep(
     shared: Shared,
     temperature: Temperature = 1.0,
-    rule: Annotated[str, typer.Option(help="Chen's is rejection.")] = "rejection",
+    rule: Annotated[
+        str, typer.Option(help="Verification rule; Chen's is rejection.")
+    ] = "rejection",
 ) -> None:
-    """Chen figure 1: time for 128 tokens, its spread, acceptance and loop time for K = 0..7."""
+    """Chen et al. 2023, figure 1: time for 128 tokens, acceptance and loop time for K = 0..7."""
     from outrider.bench import k_sweep as experiment
 
     with bar("k-sweep") as progress:
@@ -125,7 +139,7 @@ def k_sweep(
 
 @shared
 def alpha(shared: Shared) -> None:
-    """Leviathan tables 2-5: alpha by drafter, expected against measured improvement, lenience."""
+    """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience."""
     from outrider.bench import alpha as experiment
 
     how: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Options that the experiments share, written once."""
 
 import inspect
-import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +12,29 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outrider.bench.record import folder, pyplot
+from outrider.errors import ConfigurationError
+
+Target = Annotated[
+    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+]
+Draft = Annotated[str | None, typer.Option(help="Draft model; goes with --target.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with 'prompt' (and 'reference'), or plain lines; default: held-out code."
+    ),
+]
+
+
+def both(target: str | None, draft: str | None) -> None:
+    """Refuse half a pair."""
+    if (target is None) != (draft is None):
+        raise ConfigurationError(
+            f"a pair needs both --target and --draft; got {target or draft!r} alone; give both or "
+            "neither"
+        )
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -20,37 +43,41 @@ class Shared:
     out: Annotated[
         Path, typer.Option(help="Folder for tables and pictures; runs resume from it.")
     ] = Path("bench-results")
-    quick: Annotated[bool, typer.Option(help="Under five minutes on two cores.")] = False
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="PNG and SVG.")] = True
-    target: Annotated[str | None, typer.Option(help="Target model; default: shipped.")] = None
-    draft: Annotated[str | None, typer.Option(help="Draft model.")] = None
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines: prompt, reference.")] = None
-    seed: Annotated[int, typer.Option(help="Recorded with the results.")] = 0
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto"
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: measured.")] = None
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Under five minutes on two cores: smaller, whatever else is asked."
+        ),
+    ] = False
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
+    ] = True
+    target: Target = None
+    draft: Draft = None
+    prompts: Prompts = None
+    seed: Annotated[int, typer.Option(help="Of all draws; recorded with the results.")] = 0
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
+    ] = None
 
     def pair(self) -> Any:
         """The loaded pair."""
-        from outrider.errors import ConfigurationError
         from outrider.load import load
 
-        if (self.target is None) != (self.draft is None):
-            raise ConfigurationError("a pair needs both --target and --draft; give both or neither")
-        return load(self.target, self.draft, dtype=self.dtype, threads=self.threads or "auto")
+        both(self.target, self.draft)
+        folder(self.out)
+        if self.pictures:
+            pyplot()  # said now if it is missing, not when all is measured
+        threads = "auto" if self.threads is None else self.threads
+        return load(self.target, self.draft, dtype=self.dtype, threads=threads)
 
     def rows(self) -> list[dict[str, str]]:
         """The prompts with their references."""
-        from outrider.errors import PromptError
-        from outrider.load import shipped
+        from outrider.prompts import read_rows
 
-        file = self.prompts or shipped("heldout_prompts.jsonl")
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
-            raise PromptError(
-                f"cannot read prompts; got {file}: {error}; give JSON lines with 'prompt'"
-            ) from error
+        return read_rows(self.prompts)
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:

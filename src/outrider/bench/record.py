@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from outrider.certify.matrix import read_results
 from outrider.errors import ConfigurationError
 
 Row = dict[str, Any]
@@ -20,15 +22,13 @@ Row = dict[str, Any]
 class Store:
     """One JSON line per finished measurement, found again by its key when a run is resumed."""
 
-    def __init__(self, folder: Path, name: str, settings: Row) -> None:
-        self.folder, self.name, self.settings = folder, name, settings
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{name}.jsonl"
+    def __init__(self, where: Path, name: str, settings: Row) -> None:
+        self.folder, self.name, self.settings = folder(where), name, settings
+        self.path = where / f"{name}.jsonl"
         self._mark = json.dumps(settings, sort_keys=True)
         self.rows: dict[str, Row] = {}
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
+            for row in read_results(self.path):
                 if row.get("settings") == self._mark:
                     self.rows[row["key"]] = row
 
@@ -55,6 +55,31 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+def folder(path: Path) -> Path:
+    """A folder that files can be written to, made if it is missing; or ConfigurationError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=path).close()  # it is removed at once
+    except OSError as error:
+        raise ConfigurationError(
+            f"results need a folder that can be written; got {str(path)!r}: {error.strerror}; "
+            "give another --out"
+        ) from error
+    return path
+
+
+def file(path: Path) -> Path:
+    """A file that can be written, said before anything is measured; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the document needs a file; got {str(path)!r}: {error.strerror}; give another --out"
+        ) from error
+    return path
 
 
 def of_prompts(prompts: Sequence[Any]) -> str:

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,12 @@ from torch import Tensor
 from transformers.generation import utils as _utils
 
 from outrider.bench.score import rouge1
+from outrider.errors import ConfigurationError
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
+from outrider.load import shipped
 from outrider.ops.baselines import Paper
+from outrider.prompts import read_rows
+from outrider.sources import Source, first_line, read_tokenizer
 
 GAMMAS = tuple(range(1, 21))
 QUICK_GAMMAS = (1, 3, 5, 10, 20)
@@ -257,13 +261,9 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
 
 def load_pair(target: str, draft: str, prompts: Sequence[dict[str, str]], device: str) -> Pair:
     """Any two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    big, small = (
-        AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval().to(device)
-        for name in (target, draft)
-    )
+    sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
+    tokenizer = read_tokenizer(target)
+    big, small = (_weights(source, device) for source in sources)
     for model in (big, small):
         model.generation_config.pad_token_id = 0
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
@@ -278,17 +278,23 @@ def load_pair(target: str, draft: str, prompts: Sequence[dict[str, str]], device
     )  # fmt: skip
 
 
-def shipped_pair(count: int, device: str = "cpu") -> Pair:
-    """The packaged Python-code pair on its held-out prompts."""
-    import json
-    from importlib.resources import files
+def _weights(source: Source, device: str) -> Any:
+    try:
+        return source.model("float32", torch.device(device)).eval()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot load the {source.role} model's weights; got {str(source)!r} "
+            f"({first_line(error)}); check the path or download the model first"
+        ) from error
 
-    root = files("outrider") / "pair"
-    lines = (root / "heldout_prompts.jsonl").read_text().splitlines()[:count]
-    pair = load_pair(
-        str(root / "target"), str(root / "draft"), [json.loads(line) for line in lines], device
-    )
-    return Pair("shipped pair", pair.target, pair.draft, pair.prompts, pair.references, pair.decode)
+
+def shipped_pair(
+    count: int, device: str = "cpu", prompts: Sequence[dict[str, str]] | None = None
+) -> Pair:
+    """The packaged Python-code pair on its held-out prompts, or on others."""
+    rows = read_rows()[:count] if prompts is None else prompts
+    pair = load_pair(str(shipped("target")), str(shipped("draft")), rows, device)
+    return replace(pair, name="shipped pair")
 
 
 def run(

@@ -15,6 +15,7 @@ from outrider.certify.report import Report, Test
 from outrider.certify.run import Ids, Power, Progress, add, support
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import adapt
+from outrider.request import token_ids
 from outrider.sampling import Sampling
 from outrider.types import LanguageModel
 
@@ -59,16 +60,25 @@ def foreign(
     target     a transformers model or a `LanguageModel`, in float32
     draft      the draft model the generator uses, if there is one: it sharpens the tests
 
-    At temperature 0 the greedy certificate is the only test.
+    At temperature 0 the greedy certificate is the only test. Penalties, biases, bans and processors
+    of `sampling` act on the law that is tested; `min_new_tokens` is refused, as the stop tokens of
+    the generator are not known here.
     """
     sampling, power = sampling or Sampling(), power or Power()
-    if not prompts:
+    if sampling.min_new_tokens:
+        raise ConfigurationError(
+            "a generator's stop tokens are not known here; got "
+            f"min_new_tokens={sampling.min_new_tokens}; leave it out, and certify the generator "
+            "without it"
+        )
+    every = [tuple(token_ids(p, number)) for number, p in enumerate(prompts)]
+    if not every:
         raise PromptError("no prompt to certify with; got none; give at least one")
     started = time.perf_counter()
     model = _adapted(target)
-    every = [tuple(p) for p in prompts]
     longest = max(every, key=len)
     allowed = margins.tolerance(model, [Text(longest, ())], 4) if len(longest) > 2 else 1e-3
+    allowed *= margins.stretch(sampling)
     run = _Foreign(generator, model, every, sampling, power, progress or (lambda *_: None))
     tests: list[Test]
     if sampling.temperature == 0:

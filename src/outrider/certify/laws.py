@@ -5,15 +5,16 @@ over the draft model gives its law at the same prefixes, which only serves to ch
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider import ops
+from outrider import ops, shaping
 from outrider.prefill import ROUND
 from outrider.sampling import Sampling, SamplingRows, rows, warp
+from outrider.tree import chain
 from outrider.types import Context, Drafter, LanguageModel, Laws
 
 
@@ -44,30 +45,33 @@ class Padded(NamedTuple):
     sampling: SamplingRows
 
 
-def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device) -> Padded:
-    """Right-padded tokens and lengths."""
+def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: int = 0) -> Padded:
+    """Right-padded tokens and lengths. `vocab` is needed where `sampling` shapes logits."""
     whole = [text.prompt + text.new for text in texts]
     most = max(map(len, whole))
     tokens = torch.zeros(len(texts), most, dtype=torch.int64)
     for row, ids in enumerate(whole):
         tokens[row, : len(ids)] = torch.tensor(ids)
-    settings = [
-        Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, text.seed)
-        for text in texts
-    ]
+    settings = [replace(sampling, seed=text.seed) for text in texts]
+    prompts = [text.prompt for text in texts]
+    # stop tokens are tokens like any other here, as in the runs that are certified
+    shaped = shaping.build(settings, prompts, [()] * len(texts), vocab, device)
     return Padded(
         tokens.to(device),
         torch.tensor([len(t.prompt) for t in texts], device=device),
         torch.tensor([len(t.new) for t in texts], device=device),
-        rows(settings, device),
+        rows(settings, device)._replace(shaping=shaped),
     )
 
 
 @torch.inference_mode()
 def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Scored:
-    """Teacher-force the texts: the model's law of each emitted token, given what came before."""
+    """Teacher-force the texts: the model's law of each emitted token, given what came before.
+
+    Penalties, biases and processors act on it as they do while decoding: with the text so far.
+    """
     device = torch.device(model.device)
-    padded = pad(texts, sampling, device)
+    padded = pad(texts, sampling, device, model.vocab_size)
     tokens, prompt, new = padded.tokens_BL, padded.prompt_B, padded.new_B
     batch, length = tokens.shape
     least = min(len(text.prompt) for text in texts)
@@ -89,9 +93,15 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
         logits = logits[:, : len(step)]
     else:
         logits = logits.gather(1, row[..., None].expand(-1, -1, logits.shape[2]))
-    return Scored(
-        tokens.gather(1, where), step < new[:, None], where, warp(logits, padded.sampling)
-    )
+    token_BT = tokens.gather(1, where)
+    shaped = padded.sampling.shaping
+    if shaped is not None:  # the last token of the prompt and what follows: a chain, its root first
+        context = Context(tokens, prompt, int(prompt.max()), padded.sampling.seed_B, None)
+        nodes = torch.cat([tokens.gather(1, prompt[:, None] - 1), token_BT[:, :-1]], 1)
+        seen = step < new[:, None]  # processors are not asked about what lies behind a text's end
+        tree = chain(len(step) - 1, device)
+        logits = shaping.shape(logits, shaped, context, nodes, tree, alive_BR=seen)
+    return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
 
 
 def flatter(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
@@ -126,7 +136,7 @@ class Guesses:
     @torch.inference_mode()
     def _proposed(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         device = torch.device("cpu")
-        padded = pad(texts, sampling, device)
+        padded = pad(texts, sampling, device, self.vocab_size)
         capacity = padded.tokens_BL.shape[1] + self.drafter.max_nodes + 2
         capacity = -(-capacity // ROUND) * ROUND
         tokens = torch.nn.functional.pad(

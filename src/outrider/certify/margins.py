@@ -85,7 +85,17 @@ def certificate(name: str, gaps: Sequence[Tensor], count: int, allowed: float) -
 def outside(scored: Scored, allowed: float) -> int:
     """How many emitted tokens lie outside the filtered support of their law."""
     floor = scored.laws.floor_BR
-    if floor is None:
-        return 0
     logit = scored.laws.logits_BRV.gather(-1, scored.token_BT[..., None])[..., 0].float()
-    return int(((logit < floor - allowed) & scored.valid_BT).sum())
+    out = logit == -torch.inf  # banned
+    if floor is not None:
+        out |= logit < floor - allowed
+    return int((out & scored.valid_BT).sum())
+
+
+def stretch(sampling: Sampling) -> float:
+    """How much further apart penalties can move logits that differ by rounding.
+
+    >>> stretch(Sampling(repetition_penalty=0.5))
+    2.0
+    """
+    return max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)

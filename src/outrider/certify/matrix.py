@@ -13,6 +13,7 @@ from outrider.certify.run import Ids, Known, Power, Progress, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
 from outrider.engine import Engine
+from outrider.errors import ConfigurationError
 from outrider.sampling import Sampling
 from outrider.types import Drafter, LanguageModel, Verifier
 
@@ -96,11 +97,35 @@ def done(
     path: Path, sampling: Sampling, power: Power, about: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Finished results under these settings, by key."""
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     settings = _settings(sampling, power, about)
-    return {row["key"]: row for row in rows if row.get("settings") == settings}
+    return {row["key"]: row for row in read_results(path) if row.get("settings") == settings}
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Every result of a file, none if there is no file yet; ConfigurationError for any other."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8") as file:  # results will be appended
+            file.seek(0)
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"results go to a file; got {str(path)!r}: {error}; give the path of a file that can "
+            "be written"
+        ) from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line or "{}")
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigurationError(
+                f"line {number} of {str(path)!r} is no result; got {line[:60]!r}; remove the line, "
+                "or give another file"
+            )
+        found.append(row)
+    return [row for row in found if "key" in row]
 
 
 def _settings(sampling: Sampling, power: Power, about: str) -> str:
@@ -137,7 +162,6 @@ def run(
         engine = Engine(target, pair.drafter, pair.rule)
         report: Report = certify(engine, prompts, sampling, power, progress=progress, known=common)
         row = {"key": pair.key, "settings": _settings(sampling, power, about)} | report.as_dict()
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
         yield pair, row, False

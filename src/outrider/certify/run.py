@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider import noise, ops, verifiers
+from outrider import arguments, noise, ops, verifiers
 from outrider.certify import marginal, margins, verdicts
 from outrider.certify.conditional import ORDERS, SETS, Pool
 from outrider.certify.laws import Guesses, Text, score
@@ -16,7 +16,7 @@ from outrider.certify.report import Report, Test
 from outrider.drafters import Root
 from outrider.engine import Engine, Observer
 from outrider.errors import ConfigurationError, PromptError
-from outrider.request import Limits
+from outrider.request import Limits, token_ids
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Drafter, LanguageModel
@@ -62,14 +62,17 @@ class Power:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.tokens, self.samples, self.equality, self.new_tokens, self.rows) < 1:
-            raise ConfigurationError(
-                "tokens, samples, equality, new_tokens and rows must be at least 1; "
-                f"got {self}; raise them"
-            )
+        for name in ("tokens", "samples", "equality", "new_tokens", "rows", "seed"):
+            least, do = (None, "use 0") if name == "seed" else (1, "use 1 or more")
+            object.__setattr__(self, name, arguments.whole(name, getattr(self, name), do, least))
+        for name in ("level", "power", "effect"):
+            do = "leave it out for the default"
+            value = arguments.number(name, getattr(self, name), "a number", do)
+            object.__setattr__(self, name, value)
         if not 0 < self.level < 0.5 or not 0.5 <= self.power < 1 or not 0 < self.effect < 1:
             raise ConfigurationError(
-                f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}"
+                f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}; "
+                "change the one outside"
             )
 
     def each(self, more: int = 0) -> float:
@@ -90,12 +93,24 @@ def certify(
     """Test whether an engine with its drafter and rule keeps the law of its target.
 
     `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. At
-    temperature 0 only the greedy certificate applies. Give models in float32: half precision
+    temperature 0 only the greedy certificate applies. Penalties, biases, bans and processors act on
+    the law that is tested as they do on the text; `min_new_tokens` has nothing to act on, as stop
+    tokens are tokens like any other here. Give models in float32: half precision
     moves laws by more than the tests tolerate when texts are scored in other block sizes.
     `known` keeps what does not depend on the rule, for further ones with all else the same.
+
+    Raises ConfigurationError for arguments of another kind, PromptError for prompts that are no
+    token ids, too few or too short.
     """
+    if not isinstance(engine, Engine):
+        do = "give the engine of a speculator, speculator.engine"
+        arguments.refuse("engine", "an Engine", engine, do)
     sampling, power = sampling or Sampling(), power or Power()
-    every = [tuple(p) for p in prompts]
+    for name, given, kind in (("sampling", sampling, Sampling), ("power", power, Power)):
+        if not isinstance(given, kind):
+            do = f"write {kind.__name__}(...)"
+            arguments.refuse(name, f"a {kind.__name__}", given, do)
+    every = [tuple(token_ids(p, number)) for number, p in enumerate(prompts)]
     if not every:
         raise PromptError("no prompt to certify with; got none; give at least one")
     started = time.perf_counter()
@@ -111,7 +126,7 @@ def certify(
         "drafter": engine.drafter.name,
         "rule": rule.name,
         "rule_says_exact": rule.exact,
-        "sampling": dataclasses.asdict(sampling),
+        "sampling": described(sampling),
         "seed": power.seed,
         "greedy": sampling.temperature == 0,
         "block_efficiency": run.stats.block_efficiency,
@@ -155,7 +170,7 @@ class _Run:
         nodes = engine.drafter.max_nodes
         if nodes not in known.tolerance:
             known.tolerance[nodes] = margins.tolerance(engine.target, alike, nodes)
-        self.tolerance = known.tolerance[nodes]
+        self.tolerance = known.tolerance[nodes] * margins.stretch(sampling)
 
     def batches(self, rows: int, purpose: int, together: int) -> Iterator[Batch]:
         """Prompts with a fresh seed for every row, so many of them at a time."""
@@ -185,7 +200,9 @@ class _Run:
 
     def plain_texts(self, batch: Batch, sampling: Sampling, new: int) -> list[tuple[int, ...]]:
         """What the target alone writes with the same noise."""
-        key = (sampling, new, tuple(batch))
+        bias = tuple((sampling.logit_bias or {}).items())  # a dictionary is no key
+        alike = dataclasses.replace(sampling, logit_bias=None, processors=())
+        key = (alike, bias, tuple(sampling.processors), new, tuple(batch))
         if key not in self.known.plain:
             alone = Engine(self.engine.target, Root(), verifiers.get("match"))
             self.known.plain[key] = [t.new for t in self.decode(alone, batch, sampling, new)]
@@ -193,7 +210,8 @@ class _Run:
 
     def greedy(self) -> Test:
         """The rule under test at temperature 0."""
-        return self._certificate("greedy certificate", self.engine, Sampling(0), 0)
+        cold = dataclasses.replace(self.sampling, temperature=0)
+        return self._certificate("greedy certificate", self.engine, cold, 0)
 
     def coupled(self) -> Test:
         """The drafter under test with the target's own noise deciding: text equals plain text."""
@@ -293,6 +311,14 @@ def support(outside: int, count: int) -> Test:
         outside == 0,
         f"{outside} tokens of zero probability",
     )
+
+
+def described(sampling: Sampling) -> dict[str, Any]:
+    """Plain values for a report; processors by name."""
+    found = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
+    found["logit_bias"] = None if sampling.logit_bias is None else dict(sampling.logit_bias)
+    found["processors"] = [getattr(p, "__name__", type(p).__name__) for p in sampling.processors]
+    return found
 
 
 def shared_noise(drafter: Drafter) -> Drafter:

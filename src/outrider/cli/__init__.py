@@ -41,10 +41,22 @@ def main() -> None:
     except typer.Exit as leave:
         sys.exit(leave.exit_code)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen
+            sys.exit(EXIT_ERROR)
+        if _out_of_memory(error):
+            fail(f"out of memory: {str(error)[:200]!r}; use a smaller model, draft or dtype")
+            sys.exit(EXIT_ERROR)
         if hasattr(error, "format_message"):  # a usage error of the option parser
             fail(error.format_message())
             sys.exit(EXIT_ERROR)
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Python's, torch's on a GPU, or torch's on a CPU, which has no type of its own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "can't allocate memory" in str(error)
 
 
 __all__ = ["app", "main"]

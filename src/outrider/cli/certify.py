@@ -11,8 +11,8 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import options
 from outrider.cli.console import out, progress
-from outrider.cli.demo import held_out
 from outrider.errors import ConfigurationError, PromptError
+from outrider.prompts import read_prompts as read_texts
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator
 
@@ -36,22 +36,30 @@ def command(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompts: JSON lines with 'prompt', or one per line.")
+        Path | None,
+        typer.Option(help="JSON lines with 'prompt', or one a line. Default: held-out code."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens for the conditional tests.")] = Power.tokens,
     samples: Annotated[int, typer.Option(help="Runs of the marginal test.")] = Power.samples,
     equality: Annotated[int, typer.Option(help="Tokens of each certificate.")] = Power.equality,
-    level: Annotated[float, typer.Option(help="Joint false-alarm level.")] = Power.level,
+    level: Annotated[
+        float, typer.Option(help="Chance of a false alarm by any test.")
+    ] = Power.level,
     effect: Annotated[
         float, typer.Option(help="Shift of probability that must be detectable to say 'exact'.")
     ] = Power.effect,
-    seed: Annotated[int, typer.Option()] = 0,
-    dtype: Annotated[str, typer.Option(help="float32 keeps the tests sharp.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Another seed is another sample.")] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="float32 keeps the tests sharp; also bfloat16, float16.")
+    ] = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
     every: Annotated[
         Path | None,
-        typer.Option("--matrix", help="Certify every legal pair; results (resumable) go here."),
+        typer.Option(
+            "--matrix",
+            help="Certify every exact rule with every drafter; results go to this file.",
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -116,32 +124,20 @@ def command(
 
 def read_prompts(speculator: Speculator, path: Path | None) -> list[list[int]]:
     """Token ids of the prompts, the last few of each."""
-    if path is None:
-        texts = [row["prompt"].rstrip() for row in held_out()]
-    else:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise PromptError(
-                f"cannot read the prompts; got {path}: {error.strerror}; check the path"
-            ) from error
-        texts = [_text(line) for line in lines if line.strip()]
+    texts = read_texts(path)
     if speculator.tokenizer is None:
         raise ConfigurationError(
             "prompts are text, but the target has no tokenizer; got none beside its weights; "
             "use outrider.certify.certify with token ids"
         )
     ids = [list(speculator.tokenizer.encode(text))[-CUT:] for text in texts]
-    return [i for i in ids if len(i) >= 3]
-
-
-def _text(line: str) -> str:
-    if line.lstrip().startswith("{"):
-        try:
-            return str(json.loads(line)["prompt"])
-        except (ValueError, KeyError):
-            return line
-    return line
+    for text, tokens in zip(texts, ids, strict=True):
+        if len(tokens) < 3:
+            raise PromptError(
+                f"prompts must have at least 3 tokens; got {len(tokens)} in {text!r}; make it "
+                "longer or remove it"
+            )
+    return ids
 
 
 def _print(report: Report) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from outrider.cli import options
 from outrider.cli.console import out, progress
 from outrider.cli.options import parse_branching
 from outrider.compare import Comparison, Plan
@@ -17,40 +18,58 @@ def compare(
         str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model; without one, prompt lookup on both sides.")
+        str | None,
+        typer.Option(help="Draft model; a target without one has prompt lookup on both sides."),
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="File: JSON lines with a `prompt` field, or plain text.")
+        str | None,
+        typer.Option(help="JSON lines with 'prompt', or one a line. Default: held-out code."),
     ] = None,
-    count: Annotated[int | None, typer.Option(help="Only the first prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 64,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many prompts. Default: all.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens of each text.")
+    ] = 64,
     temperature: Annotated[
-        list[float] | None, typer.Option("--temperature", "-t", help="May be repeated.")
+        list[float] | None,
+        typer.Option("--temperature", "-t", help="May be repeated. Default: 0 and 1."),
     ] = None,
     num_speculative_tokens: Annotated[
-        list[int] | None, typer.Option("--num-speculative-tokens", "-k", help="May be repeated.")
+        list[int] | None,
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            min=1,
+            max=1024,
+            help="Length of a drafted chain; may be repeated. Default: 4, or none with a tree.",
+        ),
     ] = None,
     branching: Annotated[
-        list[str] | None, typer.Option(help="A tree, e.g. 3,2,1. May be repeated.")
+        list[str] | None,
+        typer.Option(help="A tree by children per level, e.g. 3,2,1; may be repeated."),
     ] = None,
     assisted: Annotated[
         list[int] | None,
-        typer.Option(help="Fixed draft length for transformers; repeat for a sweep."),
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Draft length for transformers; may be repeated. Default: 2, 4 and 6, and "
+            "always its own default.",
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option()] = 2,
-    dtype: Annotated[str, typer.Option(help="One dtype for all arms: auto, float32, ...")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="Times that every arm runs.")] = 2,
+    dtype: options.Dtype = "auto",
     fastest: Annotated[
-        bool, typer.Option(help="Also measure each arm in its own fastest dtype.")
+        bool, typer.Option("--fastest", help="Also measure each arm in its own fastest dtype.")
     ] = False,
-    device: Annotated[str | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option()] = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     packed: Annotated[
         bool | None,
         typer.Option("--packed/--no-packed", help="Pack our weights on a CPU; default: measured."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
     trees = tuple(parse_branching(text) or () for text in branching or ())
@@ -100,7 +119,7 @@ def show(document: dict[str, Any]) -> None:
                 _short(arm) + (" *" if arm in block["best"].values() else ""),
                 f"{row['ms_per_token']:.2f}",
                 f"{row['tokens_per_second']:.0f}",
-                f"{row['mean_acceptance_length']:.2f}",
+                f"{row['block_efficiency']:.2f}",
                 " ".join(f"{parts[p]:.1f}" for p in parts) if parts else "",
             )
         out.print(table)
@@ -122,7 +141,10 @@ def show(document: dict[str, Any]) -> None:
         f"{machine['processor']}, {machine['cores']} cores, {machine['device']}; torch "
         f"{machine['torch']}, transformers {machine['transformers']}"
     )
-    out.print("per call: tokens per target call; ms per step: draft target verify host")
+    out.print(
+        "per call: new tokens per target call, a prompt's own call left out; "
+        "ms per step: draft target verify host"
+    )
     out.print("* the family's best setting, used in the ratios", markup=False)
 
 

@@ -1,6 +1,5 @@
 """`outrider demo`: watch the shipped pair complete Python, then see what it was worth."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -11,23 +10,27 @@ from outrider import measure, verifiers
 from outrider.cli import paint
 from outrider.cli.console import LOADING, out, progress, working
 from outrider.drafters import DraftModel
-from outrider.load import load, shipped
+from outrider.load import load, parameters
+from outrider.prompts import read_rows
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator, Stop
 
+SHOWN = 0.6  #: temperature of the texts on the screen
 PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on
 
 
-def held_out() -> list[dict[str, str]]:
-    """The packaged held-out prompts with their references."""
-    path = shipped("heldout_prompts.jsonl")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def demo(
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 96,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Drafted tokens per step.")] = 4,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of each arm.")] = 3,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option("--max-new-tokens", "-n", min=1, help="Tokens to generate per prompt."),
+    ] = 96,
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens", "-k", min=1, max=1024, help="Drafted tokens per step."
+        ),
+    ] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each arm.")] = 3,
 ) -> None:
     """Complete three held-out Python prompts, then compare with plain decoding."""
     out.print(
@@ -36,8 +39,9 @@ def demo(
     with working(LOADING):
         pair = load(num_speculative_tokens=num_speculative_tokens)
     notes = pair.notes
+    target, draft = (f"{parameters(which) / 1e6:.1f} M" for which in ("target", "draft"))
     out.print(
-        f"target 20 M parameters, draft 2.7 M; {notes.dtype}, {notes.threads} thread(s), "
+        f"target {target} parameters, draft {draft}; {notes.dtype}, {notes.threads} thread(s), "
         f"packed weights: {'yes' if notes.packed else 'no'}\n"
     )
     prompts = pick()
@@ -47,7 +51,7 @@ def demo(
 
 def pick() -> list[str]:
     """One prompt of each demo module, or the first ones if a module has none."""
-    every = held_out()
+    every = read_rows()
     chosen: list[dict[str, str]] = []
     for module in PROMPTS:
         found = [p for p in every if p["id"].startswith(module)]
@@ -66,13 +70,14 @@ def _show(pair: Speculator, prompts: list[str], budget: int) -> None:
     for prompt in prompts:
         tail = "\n".join(prompt.splitlines()[-6:])
         out.print(Panel(tail, title="prompt (last lines)", border_style="dim"), markup=False)
-        stream = pair.stream(prompt, Sampling(0), Stop(budget), trace=True)
+        # greedy text of a model this small soon repeats itself, which says little
+        stream = pair.stream(prompt, Sampling(SHOWN, seed=0), Stop(budget), trace=True)
         for block in stream:
             out.print(paint.step(block.block, decode, colour), end="")
         stats = stream.result().stats
         out.print(
-            f"\n[dim]{stats.new_tokens} tokens in {stats.engine_steps} target calls, "
-            f"{stats.block_efficiency:.2f} per call[/dim]\n"
+            f"\n[dim]temperature {SHOWN:g}: {stats.new_tokens} tokens in {stats.engine_steps} "
+            f"target calls, {stats.block_efficiency:.2f} per call[/dim]\n"
         )
 
 

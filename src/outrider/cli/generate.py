@@ -56,28 +56,52 @@ def generate(
     table: options.Table = None,
     rule: options.Rule = None,
     coupled: options.Coupled = False,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
+    ] = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
-    frequency_penalty: Annotated[float, typer.Option()] = 0.0,
-    presence_penalty: Annotated[float, typer.Option()] = 0.0,
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="0 is off.")] = 0,
-    min_new_tokens: Annotated[int, typer.Option(help="No stop token before.")] = 0,
-    seed: Annotated[int | None, typer.Option()] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
+    ] = 0.0,
+    no_repeat_ngram_size: Annotated[
+        int, typer.Option(help="No n-gram of this size twice; 0 is off.")
+    ] = 0,
+    min_new_tokens: Annotated[int, typer.Option(help="No stop token before so many tokens.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same text. Default: another every time.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this string; may be repeated.")
+    ] = None,
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
     threads: options.Threads = None,
-    stream: Annotated[bool, typer.Option(help="Print blocks as they are decoded.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print blocks as they are decoded.")
+    ] = False,
     trace: Annotated[
-        bool, typer.Option(help="Show accepted, rejected and corrected tokens.")
+        bool,
+        typer.Option(
+            "--trace",
+            help="Show what became of drafted tokens: accepted, [-rejected-], {+corrected+} and "
+            "{*bonus*}; on a terminal in colours.",
+        ),
     ] = False,
     as_json: options.AsJson = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print how the models run.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Say how the models run, what drafts and what judges."
+        ),
     ] = False,
 ) -> None:
     """Complete a prompt with speculative decoding; the text goes to standard output."""
@@ -117,16 +141,22 @@ def generate(
         device=device,
         threads=threads,
     )
+    judged = speculator.engine.choose_rule("all" if temperature == 0 else "none")
+    how_made = {
+        "drafter": speculator.engine.drafter.name,
+        "rule": judged.name,
+        "exact": judged.exact,
+    }
     if verbose:
-        _describe(speculator)
+        _describe(speculator, how_made)
     running = speculator.stream(text, how, end, trace=trace)
     try:
         _print(running, speculator, stream, trace)
     except KeyboardInterrupt:
-        _finish(running.result(), as_json, printed=stream or trace)
+        _finish(running.result(), how_made if as_json else None, printed=stream or trace)
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _finish(running.result(), as_json, printed=stream or trace)
+    _finish(running.result(), how_made if as_json else None, printed=stream or trace)
 
 
 def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
@@ -144,13 +174,15 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
             sys.stdout.flush()
 
 
-def _finish(result: Generation, as_json: bool, printed: bool) -> None:
+def _finish(result: Generation, about: dict[str, Any] | None, printed: bool) -> None:
+    """The text, if it is not there yet, or a document that says how it was made as well."""
     done = result.completions[0]
-    if as_json:
+    if about is not None:
         document: dict[str, Any] = {
             "text": done.text,
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
+            **about,
             "stats": result.stats.as_dict(),
         }
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
@@ -161,10 +193,13 @@ def _finish(result: Generation, as_json: bool, printed: bool) -> None:
     sys.stdout.flush()
 
 
-def _describe(speculator: Speculator) -> None:
+def _describe(speculator: Speculator, how_made: dict[str, Any]) -> None:
     notes = speculator.notes
     err.print(
-        f"target {notes.target}\ndraft {notes.draft}\ndevice {notes.device}, {notes.dtype}, "
+        f"target {notes.target}\ndraft {notes.draft}\n"
+        f"drafter {how_made['drafter']}, rule {how_made['rule']} "
+        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
+        f"\ndevice {notes.device}, {notes.dtype}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
         f"tree check {notes.tree_check:.2g}",
         markup=False,

@@ -1,10 +1,13 @@
 """Options that several commands share, and the speculator that they ask for."""
 
+import os
 from typing import Annotated, Any
 
 import typer
 
+from outrider import verifiers
 from outrider.cli.console import LOADING, working
+from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.load import load
 from outrider.speculator import Speculator
@@ -12,41 +15,75 @@ from outrider.speculator import Speculator
 Target = Annotated[
     str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
 ]
-Draft = Annotated[str | None, typer.Option(help="Draft model: local path or hub name.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Draft model: path or hub name. Default: shipped, if the target is."),
+]
 DrafterName = Annotated[
     str | None,
-    typer.Option(help="Name of a drafter; default: draft_model, without one prompt_lookup."),
+    typer.Option(
+        help="What drafts. Default: draft_model; prompt_lookup for a target without one. "
+        f"Known: {', '.join(sorted(DRAFTERS))}."
+    ),
 ]
 Gamma = Annotated[
     int | None,
     typer.Option(
         "--num-speculative-tokens",
         "-k",
-        help="Length of a chain, or depth of a tree; default: 4, or as --branching has it.",
+        max=1024,
+        help="Drafted tokens in a row: length of a chain, depth of a tree. Default: as "
+        "--branching has it, 5 for dynamic_tree, 8 for prompt_lookup, else 4.",
     ),
 ]
 Branching = Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")]
 Width = Annotated[
-    int | None, typer.Option(help="Paths of beam and paths; nodes per level of dynamic_tree.")
+    int | None,
+    typer.Option(max=1024, help="Paths of beam and paths; nodes per level of dynamic_tree."),
 ]
 TotalTokens = Annotated[
-    int | None, typer.Option(help="Drafted tokens of dynamic_tree, or with --acceptance.")
+    int | None,
+    typer.Option(max=4096, help="Drafted tokens of dynamic_tree, or with --acceptance."),
 ]
 Acceptance = Annotated[
     str | None,
     typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
 ]
 Table = Annotated[
-    str | None, typer.Option(help="File of counts for ngram_table; with the shipped pair: its own.")
+    str | None,
+    typer.Option(help="File of counts for ngram_table. Default: the shipped pair's, with it."),
 ]
-Rule = Annotated[str | None, typer.Option(help="Verification rule; default: the drafter's.")]
-Coupled = Annotated[bool, typer.Option(help="Same seed, same text, whatever the drafter.")]
+Rule = Annotated[
+    str | None,
+    typer.Option(
+        help="What accepts drafted tokens. Default: an exact rule that fits the drafter. Known: "
+        f"{', '.join(verifiers.listed())}."
+    ),
+]
+Coupled = Annotated[
+    bool, typer.Option("--coupled", help="Same seed, same text, whatever the drafter.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="0 is off.")]
-TopP = Annotated[float, typer.Option(help="1 is off.")]
-MinP = Annotated[float, typer.Option(help="0 is off.")]
-Device = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: measured.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 is off.")]
+TopP = Annotated[
+    float, typer.Option(help="Keep the fewest tokens that reach this probability; 1 is off.")
+]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens with this share of the best one's probability; 0 is off.")
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16 or float16; auto: measured on a CPU, else the checkpoint's."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import arguments, noise, ops
+from outrider.drafters import asked
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
-from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.ops.cpu.sample import Arrival, arrivals
 from outrider.tree import numbers
@@ -65,11 +65,10 @@ class Beam(Grown):
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.width < 2 or self.depth < 1:
-            raise ConfigurationError(
-                f"a beam needs width >= 2 and depth >= 1; got {self.width} and {self.depth}; "
-                "use drafter='draft_model' for a chain"
-            )
+        width = arguments.whole("width", self.width, asked.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "max_nodes", 1 + self.width * self.depth)
 
     def _by_arrival(self, memory: Any, context: Context) -> Draft:
@@ -117,13 +116,18 @@ class Beam(Grown):
                 alive = torch.tensor([[k < len(found) for k in range(width)] for found in paths])
             start, stop = stop, stop + width
         row = torch.where(draws >= 0, numbers(nodes, draws.device)[None, :, None], -1)
-        return Draft(token, tree, draws, kind, row, stack(laws), frozenset({Kind.WITHOUT}))
+        kinds = {Kind.WITHOUT}
+        if context.sampling.greedy == "some":
+            hot = torch.isinf(context.sampling.inverse_temperature_B)[:, None, None]
+            kinds = {Kind.FIXED, Kind.WITHOUT}
+            kind, row = torch.where(hot, int(Kind.FIXED), kind), torch.where(hot, -1, row)
+        return Draft(token, tree, draws, kind, row, stack(laws), frozenset(kinds))
 
     def propose(self, memory: Any, context: Context) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
         sampling, width = context.sampling, self.width
         greedy, nodes = sampling.greedy, self.max_nodes
-        if greedy == "none" and ops.on_host(context.length_B.device):
+        if greedy != "all" and ops.on_host(context.length_B.device):
             return self._by_arrival(memory, context)
         growth, logits = begin(self.model, memory, context, nodes)
         device, batch, vocab = logits.device, logits.shape[0], logits.shape[-1]

@@ -83,8 +83,8 @@ def grow(model: LanguageModel, memory: Any, context: Context, plan: Plan) -> Dra
     of = (law.logits_BRV, law.inverse_temperature_B, None)
     law = law._replace(weights=Weights(table, sums, of, fault))
     draws, kind_BNK, row_BNK = plan.table.draws_BNK, plan.kind_BNK, plan.row_BNK
-    if not all(there):  # a token of zero probability never enters the tree
-        alive = torch.tensor([[*there, False]])[..., None]
+    if not all(there):  # a token of zero probability never enters the tree, nor what follows
+        alive = torch.from_numpy(upto(depth + 1) < there.index(False))[None, :, None]
         draws = torch.where(alive, draws, -1)
         row_BNK = rows(draws, kind_BNK)
         return Draft(tokens_BN, plan.table.tree, draws, kind_BNK, row_BNK, law, _DRAWN)

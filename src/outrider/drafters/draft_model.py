@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters import on_host
+from outrider.drafters import asked, on_host
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest, width
@@ -59,6 +59,7 @@ class DraftModel:
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", asked.counts("counts", self.counts))
         if not self.counts:
             raise ConfigurationError(
                 "a draft model needs at least one drafted token; got branching (); "
@@ -70,7 +71,7 @@ class DraftModel:
                 f"for a vocabulary of {self.model.vocab_size}; use smaller factors"
             )
         drawn = Kind.COUPLED if self.coupled else Kind.WITHOUT
-        tree = branching(tuple(self.counts))
+        tree = branching(self.counts)
         object.__setattr__(self, "kinds", frozenset({Kind.FIXED, drawn}))
         object.__setattr__(self, "is_chain", tree.is_chain)
         object.__setattr__(self, "max_nodes", tree.nodes)
@@ -128,6 +129,8 @@ class DraftModel:
         laws: list[Laws] = []
         present: list[Tensor] = []
         shaping, alive = sampling.shaping, None
+        # a ban may leave nothing to draw, and a tree have more places than tokens
+        gaps = not self.is_chain or (shaping is not None and shaping.masks)
         if shaping is not None and shaping.processed:
             alive = torch.ones(rows, 1, dtype=torch.bool, device=device)
         for depth, count in enumerate(self.counts):
@@ -147,7 +150,7 @@ class DraftModel:
                 drawn_tokens, lse = ops.sample(law, noisy.keys[:, start:stop])
                 laws[-1] = law._replace(lse_BR=lse)
                 tokens.append(drawn_tokens)
-                if alive is not None or not self.is_chain:  # a ban may leave nothing to draw
+                if gaps:
                     share = law.logits_BRV.gather(-1, drawn_tokens[..., None])
                     present.append(share > -torch.inf)
                 continue
@@ -179,7 +182,7 @@ class DraftModel:
 
         draws, kind, row = table.draws_BNK, table.kind_BNK, table.row_BNK
         kinds = frozenset({Kind.FIXED if greedy == "all" else drawn})
-        if not self.is_chain:  # a token of zero probability never enters the tree
+        if gaps:  # a token of zero probability never enters the tree, nor what follows
             draws = torch.where(self._spread(tree, present, draws), draws, -1)
         if greedy == "some":
             kinds = frozenset({Kind.FIXED, drawn})
@@ -198,6 +201,8 @@ class DraftModel:
     def _spread(self, tree: Tree, present: list[Tensor], draws: Tensor) -> Tensor:
         """Which entries of the draw table exist, [B, N, K], from per-level [B, n, k] flags."""
         rows, most = present[0].shape[0], draws.shape[2]
+        for depth in range(1, len(present)):  # a child of an absent node is absent, too
+            present[depth] = present[depth] & present[depth - 1].view(rows, -1, 1)
         wide = [
             torch.nn.functional.pad(flags, (0, most - flags.shape[2]), value=False)
             for flags in present

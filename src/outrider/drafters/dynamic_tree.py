@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import arguments, noise, ops
+from outrider.drafters import asked
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, Growth, begin
 from outrider.errors import ConfigurationError
@@ -70,6 +71,28 @@ def candidates(depth: int, few: int) -> int:
     return few + (depth - 1) * few**2
 
 
+def fits(
+    total: int, depth: int, few: int, vocab: int, names: tuple[str, str] = ("depth", "top_k")
+) -> None:
+    """Refuse sizes that no dynamic tree has; `names` are the caller's for depth and width."""
+    deep, wide = names
+    given = f"total_tokens={total}, {deep}={depth}, {wide}={few}"
+    arguments.whole("total_tokens", total, asked.PLAIN, least=1)
+    arguments.whole(deep, depth, asked.PLAIN, least=1)
+    arguments.whole(wide, few, asked.CHAIN, least=2)
+    if few > vocab:
+        raise ConfigurationError(
+            f"no node has more children than the draft has tokens; got {given} for a "
+            f"vocabulary of {vocab}; lower {wide}"
+        )
+    most = candidates(depth, few)
+    if not depth <= total <= most:
+        raise ConfigurationError(
+            f"total_tokens must lie between {deep}, {depth}, and the {most} candidates that "
+            f"{wide} and {deep} give; got {given}; change one of them"
+        )
+
+
 @dataclass(frozen=True)
 class DynamicTree(Grown):
     """The `total_tokens` most probable nodes of a beam of `top_k` nodes and `depth` levels.
@@ -91,27 +114,12 @@ class DynamicTree(Grown):
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        total, depth, few = self.total_tokens, self.depth, self.top_k
-        given = f"total_tokens={total}, depth={depth}, top_k={few}"
-        if depth < 1 or few < 2 or total < 1:
-            raise ConfigurationError(
-                f"a dynamic tree needs total_tokens >= 1, depth >= 1 and top_k >= 2; got {given}; "
-                "use drafter='draft_model' for a chain"
-            )
-        if few > self.model.vocab_size:
-            raise ConfigurationError(
-                f"no node has more children than the draft has tokens; got {given} for a "
-                f"vocabulary of {self.model.vocab_size}; lower top_k"
-            )
-        most = candidates(depth, few)
-        if not depth <= total <= most:
-            raise ConfigurationError(
-                f"total_tokens must lie between the depth, {depth}, and the {most} candidates that "
-                f"top_k and depth give; got {given}; change one of them"
-            )
+        for name in ("total_tokens", "depth", "top_k"):
+            object.__setattr__(self, name, arguments.plain(getattr(self, name)))
+        fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
         kinds = {Kind.FIXED, Kind.COUPLED} if self.coupled else {Kind.FIXED}
         object.__setattr__(self, "kinds", frozenset(kinds))
-        object.__setattr__(self, "max_nodes", 1 + total)
+        object.__setattr__(self, "max_nodes", 1 + self.total_tokens)
 
     @property
     def _run(self) -> int:

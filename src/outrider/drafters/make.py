@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outrider.drafters import shapes
+from outrider.drafters import asked, shapes
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.dynamic_tree import DynamicTree, candidates
+from outrider.drafters.dynamic_tree import DynamicTree, candidates, fits
 from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.paths import Paths
+from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
 from outrider.errors import ConfigurationError
@@ -73,13 +74,16 @@ def with_model(
 
     Raises ConfigurationError if the drafter has no use for what was given, or two of them disagree.
     """
-    given: dict[str, Any] = {
-        "branching": None if branching is None else tuple(branching),
-        "width": width,
-        "total_tokens": total_tokens,
-        "acceptance": None if acceptance is None else tuple(acceptance),
-        "coupled": coupled or None,
-    }
+    shape = asked.shape(
+        num_speculative_tokens=num_speculative_tokens,
+        branching=branching,
+        width=width,
+        total_tokens=total_tokens,
+        acceptance=acceptance,
+    )
+    depth = shape.pop("num_speculative_tokens")
+    branching, width, total_tokens, acceptance = shape.values()
+    given: dict[str, Any] = {**shape, "coupled": coupled or None}
     if more and name != "paths":
         raise ConfigurationError(
             f"drafter {name!r} takes one draft model; got {1 + len(more)}; use drafter='paths'"
@@ -89,15 +93,9 @@ def with_model(
             raise ConfigurationError(
                 f"drafter {name!r} takes no {option}; got {option}={value!r}; {OTHERS[option]}"
             )
-    depth = num_speculative_tokens
-    if depth is not None and depth < 1:
-        raise ConfigurationError(
-            f"num_speculative_tokens must be at least 1; got {depth}; use drafter='root' for plain "
-            "decoding"
-        )
     if branching is not None and depth is not None and len(branching) != depth:
         raise ConfigurationError(
-            f"the depth of a tree is the length of its branching; got branching={tuple(branching)} "
+            f"the depth of a tree is the length of its branching; got branching={branching} "
             f"and num_speculative_tokens={depth}; leave num_speculative_tokens out"
         )
     if name in DYNAMIC:
@@ -105,14 +103,20 @@ def with_model(
         few = DynamicTree.top_k if width is None else width
         if total_tokens is None:  # the usual number, if a tree of this depth and width can have it
             total_tokens = max(depth, min(DynamicTree.total_tokens, candidates(depth, few)))
+        fits(total_tokens, depth, few, model.vocab_size, ("num_speculative_tokens", "width"))
         return DYNAMIC[name](model, total_tokens, depth, few, coupled)
     if name in WIDTH:
+        if more and (Paths.count if width is None else width) <= len(more):
+            raise ConfigurationError(
+                f"every draft model needs a path; got {1 + len(more)} models for "
+                f"{Paths.count if width is None else width} paths; give width={1 + len(more)}"
+            )
         how: dict[str, Any] = {"more": tuple(more)} if more else {}
         return WIDTH[name](model, *(() if width is None else (width,)), depth=depth or 4, **how)
     if acceptance is not None or total_tokens is not None:
         return SHAPED[name](model, parents=_optimal(branching, acceptance, total_tokens, depth))
     if branching is not None:
-        counts = tuple(branching)
+        counts = branching
     elif name in CHAIN:
         counts = (1,) * (depth or 4)
     else:
@@ -120,6 +124,20 @@ def with_model(
     if name in CHAIN:
         return CHAIN[name](model, counts, coupled=coupled)
     return SHAPED[name](model, counts)
+
+
+def prompt_lookup(
+    num_speculative_tokens: int | None = None, ngram: tuple[int, int] | None = None
+) -> PromptLookup:
+    """Prompt lookup with what was asked for, and its own defaults for the rest.
+
+    >>> prompt_lookup(ngram=(2, 3)).num_speculative_tokens
+    8
+    """
+    usual = PromptLookup()
+    sizes = (usual.least_ngram, usual.most_ngram) if ngram is None else asked.ngram(ngram)
+    depth = asked.depth(num_speculative_tokens) or usual.num_speculative_tokens
+    return PromptLookup(depth, most_ngram=sizes[1], least_ngram=sizes[0])
 
 
 def _optimal(

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from outrider import arguments
 from outrider.drafters.ngram_table import Table, table_of
 from outrider.errors import ConfigurationError
 
@@ -32,6 +33,8 @@ def read(file: str | Path) -> Table:
     >>> read("mine.safetensors").order  # doctest: +SKIP
     4
     """
+    if not isinstance(file, (str, Path)):
+        arguments.refuse("table", "a Table or the path of its file", file, "see ngram_file.write")
     try:
         changed = Path(file).stat()
         return _read(str(file), changed.st_mtime_ns, changed.st_size)

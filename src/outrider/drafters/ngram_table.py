@@ -15,7 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import arguments, noise, ops
+from outrider.drafters import asked
 from outrider.drafters.laws import law_at
 from outrider.drafters.root import pending
 from outrider.errors import ConfigurationError, VocabularyMismatch
@@ -153,11 +154,9 @@ class NgramTable:
     draft_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1:
-            raise ConfigurationError(
-                f"num_speculative_tokens must be at least 1; got {self.num_speculative_tokens}; "
-                "use drafter='root' for plain decoding"
-            )
+        count = arguments.plain(self.num_speculative_tokens)
+        object.__setattr__(self, "num_speculative_tokens", count)
+        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
         if self._unknown < 0:
             raise VocabularyMismatch(
                 f"the n-gram table knows {self.table.vocab_size} tokens, the target "
@@ -187,6 +186,7 @@ class NgramTable:
         keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
         tree, draws = chain(depth, device), children((1,) * depth, device)
         tokens, laws, alive = [pending(context)], [], None
+        present = []
         for step in range(depth):
             probs = torch.nn.functional.pad(self.table.probs(tail), (0, self._unknown))
             law = law_at(probs.log()[:, None], context, tokens, tree, step, alive)
@@ -200,9 +200,13 @@ class NgramTable:
             if sampling.shaping is not None:  # a ban may leave nothing to draw
                 there = law.logits_BRV[:, 0].gather(1, token) > -torch.inf
                 alive = there if alive is None else there & alive
+                present.append(alive)
             tail = torch.cat([tail[:, 1:], token], 1)
         greedy = sampling.greedy
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
+        if present:
+            there = torch.nn.functional.pad(torch.cat(present, 1), (0, 1))
+            draws = torch.where(there[..., None], draws, -1)
         drawn = draws >= 0
         node = numbers(depth + 1, device)[None, :, None]
         kind = torch.where(hot, int(Kind.FIXED), int(Kind.WITHOUT)).expand(-1, depth + 1, 1)

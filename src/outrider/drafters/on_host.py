@@ -75,6 +75,7 @@ def grow(
     sums: list[list[float]] = []
     there = np.zeros((batch, *tables.table.draws_BNK.shape[1:]), dtype=bool)
     whole, fault = True, False
+    above: Array | None = None  # which nodes of the level are there; None: all of them
     for depth, (level, parent, rank, fan) in enumerate(tables.levels):
         start, stop = level.start, level.stop
         if depth:
@@ -91,8 +92,10 @@ def grow(
         if level.most == urns.rows == 1:
             token, mass = urns.only(keys.fine_uniform(streams[0][start], 0))
             fault = fault or urns.fault
-            tokens[0, stop], there[0, start, 0] = token, mass > 0
+            tokens[0, stop] = token
+            there[0, start, 0] = mass > 0 and (above is None or above[0, 0])
             whole = whole and mass > 0
+            above = None if whole else there[:, start:stop, 0]
             values.append(urns.p)
             sums.append(urns.sums)
             continue
@@ -117,8 +120,12 @@ def grow(
             tokens[:, begin:end] = table[:, parent, rank]
         if not level.even:
             owned = owned & (upto(level.most) < fan[:, None])
-        whole = whole and np.count_nonzero(owned) == batch * (end - begin)
+        if above is not None:  # a child of an absent node is absent, too
+            owned = owned & above[..., None]
         there[:, start:stop, : level.most] = owned
+        whole = whole and np.count_nonzero(owned) == batch * (end - begin)
+        if not whole:
+            above = owned.reshape(batch, -1) if level.even else owned[:, parent, rank]
     law = stack(laws)
     if hub:
         law = _leave_out(law, tokens, there, tables)

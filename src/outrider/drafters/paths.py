@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import arguments, noise, ops
+from outrider.drafters import asked
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.errors import ConfigurationError
@@ -42,11 +43,10 @@ class Paths(Grown):
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.count < 2 or self.depth < 1:
-            raise ConfigurationError(
-                f"independent paths need count >= 2 and depth >= 1; got {self.count} and "
-                f"{self.depth}; use drafter='draft_model' for a chain"
-            )
+        count = arguments.whole("count", self.count, asked.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "depth", depth)
         if self.count < len(self.models):
             raise ConfigurationError(
                 f"every draft model needs a path; got {self.count} paths for {len(self.models)} "
@@ -118,17 +118,9 @@ class Paths(Grown):
                 law = law_at(logits[model], context, tokens, tree, start, alive)
                 laws[model].append(law)
                 here = where[:, a:b] - start
-                at_once = None
-                if greedy == "none":
-                    at_once = ops.independent(law, here, keys[:, stop + a : stop + b])
-                if at_once is not None:
-                    index, some = at_once
-                    found.append(_Best(torch.where(some, 0.0, -torch.inf), index))
-                    continue
                 local = here[..., None].expand(-1, -1, vocab)
                 if greedy != "all":
-                    race = noise.exponentials(keys[:, stop + a : stop + b], vocab).log_()
-                    drawn = _best(ops.scaled(law).gather(1, local) - race)
+                    drawn = _drawn(law, here, keys[:, stop + a : stop + b])
                 if greedy != "none":
                     best = _best(law.logits_BRV.gather(1, local))
                     if not depth:
@@ -198,6 +190,18 @@ class _Best(NamedTuple):
 
 def _best(merit_BcV: Tensor) -> _Best:
     return _Best(*merit_BcV.max(-1))
+
+
+def _drawn(law: Laws, here_Bc: Tensor, keys_Bc: Tensor) -> _Best:
+    """A token from law row `here_Bc` for each path, as the CPU code draws it or by a race."""
+    at_once = ops.independent(law, here_Bc, keys_Bc)
+    if at_once is not None:
+        index, some = at_once
+        return _Best(torch.where(some, 0.0, -torch.inf), index)
+    scaled = ops.scaled(law)
+    vocab = scaled.shape[-1]
+    local = here_Bc[..., None].expand(-1, -1, vocab)
+    return _best(scaled.gather(1, local) - noise.exponentials(keys_Bc, vocab).log_())
 
 
 def _side_by_side(logits_BV: Tensor, best: _Best) -> _Best:

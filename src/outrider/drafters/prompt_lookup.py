@@ -10,15 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider import arguments
+from outrider.drafters import asked
 from outrider.drafters.root import bare
-from outrider.errors import ConfigurationError
 from outrider.tree import chain
 from outrider.types import Context, Draft, Kind, Scores, Verdict
 
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """No model and no training: strong on text that repeats itself (code, edits, summaries)."""
+    """No model and no training: strong on text that repeats itself (code, edits, summaries).
+
+    Its defaults are those of `load` and of `model.generate`. Copies cost nothing to draft, so that
+    8 tokens are worth their scoring where a draft model's chain would be shorter.
+    """
 
     num_speculative_tokens: int = 8
     most_ngram: int = 4
@@ -29,12 +34,12 @@ class PromptLookup:
     draft_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1 or not 1 <= self.least_ngram <= self.most_ngram:
-            raise ConfigurationError(
-                "prompt lookup needs num_speculative_tokens >= 1 and 1 <= least_ngram <= "
-                f"most_ngram; got {self.num_speculative_tokens}, {self.least_ngram}, "
-                f"{self.most_ngram}; correct these"
-            )
+        for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):
+            object.__setattr__(self, name, arguments.plain(getattr(self, name)))
+        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        do = "leave it out for 1"
+        least = arguments.whole("least_ngram", self.least_ngram, do, least=1)
+        arguments.whole("most_ngram", self.most_ngram, "give at least least_ngram", least=least)
 
     @property
     def max_nodes(self) -> int:

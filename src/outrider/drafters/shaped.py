@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters import on_host
+from outrider.drafters import asked, on_host
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.drafters.shape_tables import Level, Shape, shape
@@ -37,7 +37,8 @@ class Shaped(Grown):
 
     def __post_init__(self) -> None:
         if self.parents is None:
-            parents = tuple(branching(tuple(self.counts)).parent_BN[0].tolist())
+            object.__setattr__(self, "counts", asked.counts("counts", self.counts))
+            parents = tuple(branching(self.counts).parent_BN[0].tolist())
             object.__setattr__(self, "parents", parents)
         assert self.parents is not None
         tree = from_parents(self.parents)
@@ -93,11 +94,12 @@ class Shaped(Grown):
                 assert best is not None
                 chosen = torch.where(hot, _wide(best.indices, level.most), chosen)
                 there = torch.where(hot, _wide(best.values > -torch.inf, level.most), there)
+            if alive is not None:  # a child of an absent node is absent, too
+                there = there & alive[..., None]
             laws.append(law)
             present.append(_wide(there, tree.max_draws))
             tokens.append(level.spread(chosen))
-            if context.sampling.shaping is not None:  # a child of an absent node is absent, too
-                alive = level.spread(there if alive is None else there & alive[..., None])
+            alive = level.spread(there)
         leaves = tree.nodes - tree.levels[-2]
         there_BNK = torch.cat(
             [*present, torch.zeros_like(present[0][:, :1]).expand(-1, leaves, -1)], 1

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from outrider.errors import ConfigurationError
+from outrider.tree import within
 
 
 def optimal(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[int, ...]:
@@ -28,6 +29,7 @@ def optimal(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[int, .
         )
     if nodes < 1 or depth < 1:
         raise ConfigurationError(f"need nodes >= 1 and depth >= 1; got {nodes} and {depth}")
+    within(nodes, f"nodes={nodes}")
     picked: list[tuple[int, int, int]] = [(0, -1, 0)]  # depth, parent in picking order, rank
     waiting = [(-values[0], 1, 0, 0)]
     while waiting and len(picked) < nodes:

@@ -1,25 +1,29 @@
-"""The engine behind one call of `generate`: runners kept with their models, settings checked."""
+"""The engine behind one call of `generate`: models checked once, settings on every call."""
 
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import generation as hf
 
-from outrider import check, verifiers
-from outrider.drafters import NgramTable, PromptLookup, Root
-from outrider.drafters.make import WITH_MODEL, with_model
+from outrider import check
+from outrider.drafters import NgramTable, Root, asked
+from outrider.drafters.make import WITH_MODEL, prompt_lookup, with_model
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.keywords import CONFIGURED, SHAPE
 from outrider.models import CausalModel, refusals, runner_of
+from outrider.models.guard import CONFIGURATION
 from outrider.types import Drafter
 
 #: Drafters without a model, and the setting that is theirs alone.
 WITHOUT_MODEL = {"prompt_lookup": "ngram", "ngram_table": "table", "root": None}
 #: Outputs of one family are padded to multiples of at most this.
 _PADDING = 1024
-_KEPT, _STATE = "_outrider_runner", "_outrider_state"
+#: What a model was when it passed its check. Nothing here keeps a model alive.
+_CHECKED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def named(config: Any) -> dict[str, Any]:
@@ -34,26 +38,40 @@ def named(config: Any) -> dict[str, Any]:
 
 
 def driven(model: Any, role: str) -> CausalModel:
-    """The model behind a runner that reads its live weights; checked once per model object."""
-    known: CausalModel | None = model.__dict__.get(_KEPT)
-    state = (model.device, model.dtype, model.config.get_text_config()._attn_implementation)
-    if known is None or known.runner.model is not model or model.__dict__[_STATE] != state:  # type: ignore[attr-defined]
-        refusals.check(model)
-        known = CausalModel(runner_of(model)(model))
-        check.paths(known, role)
-        model.__dict__[_KEPT], model.__dict__[_STATE] = known, state
-    return known
+    """The model behind a runner of its own that reads its live weights.
+
+    Checked when it is first seen, and again after any change of its configuration.
+    """
+    name = "draft_model" if role == "draft" else "model"
+    if isinstance(model, (str, Path)):
+        raise ConfigurationError(
+            f"{name} must be a loaded model here; got {str(model)!r}; load it with "
+            "AutoModelForCausalLM.from_pretrained first"
+        )
+    refusals.check_loaded(model, name, "one loaded model")
+    with CONFIGURATION:
+        config: Any = model.config
+        text = config.get_text_config(decoder=True)
+        state = (model.device, model.dtype, text._attn_implementation, text.to_dict())
+        if _CHECKED.get(model) != state:
+            refusals.check(model)
+            check.paths(CausalModel(runner_of(model)(model)), role)
+            _CHECKED[model] = state
+        return CausalModel(runner_of(model)(model))
 
 
 def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
     """Target, drafter and rule for merged settings (`load`'s names); unused ones are refused."""
     target = driven(model, "target")
     small = settings.get("draft")
-    gamma = settings.get("num_speculative_tokens")
+    gamma = asked.shape(**{n: settings.get(n) for n in SHAPE if n != "coupled"})[
+        "num_speculative_tokens"
+    ]
+    lookup = prompt_lookup(gamma, settings.get("ngram"))
     kind = settings.get("drafter") or ("draft_model" if small is not None else "prompt_lookup")
-    check.depth(gamma)
     rule, coupled = settings.get("rule"), bool(settings.get("coupled"))
     made: Drafter
+    asked.name(kind)
     if kind not in (*WITH_MODEL, *WITHOUT_MODEL):
         raise UnknownName("drafter", kind, (*WITH_MODEL, *WITHOUT_MODEL))
     idle = [own for name, own in WITHOUT_MODEL.items() if own and name != kind]
@@ -73,11 +91,6 @@ def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
                 f"drafter {kind!r} needs a draft model; pass draft_model=... (generate keeps "
                 "assistant_model= to itself)"
             )
-        if isinstance(small, str):
-            raise ConfigurationError(
-                f"draft_model must be a loaded model here; got {small!r}; load it with "
-                "AutoModelForCausalLM.from_pretrained first"
-            )
         draft = driven(small, "draft")
         sizes = {"target": target.vocab_size, "draft": draft.vocab_size}
         if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
@@ -87,8 +100,7 @@ def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
         draft = CausalModel(draft.runner, target.vocab_size)
         made = with_model(kind, draft, **{n: settings[n] for n in SHAPE if n in settings})
     elif kind == "prompt_lookup":
-        least, most = settings.get("ngram") or (1, 4)
-        made = PromptLookup(gamma or 8, most_ngram=most, least_ngram=least)
+        made = lookup
     elif kind == "ngram_table":
         counted = settings.get("table")
         if counted is None:
@@ -102,7 +114,7 @@ def engine_for(model: Any, settings: dict[str, Any]) -> Engine:
         made = Root()
     if rule is None and coupled:
         rule = "match"
-    return Engine(target, made, verifiers.get(rule) if rule else None)
+    return Engine(target, made, rule)
 
 
 def _short(given: Any) -> str:

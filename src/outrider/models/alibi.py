@@ -6,7 +6,7 @@ query, so slope * key position serves every query.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 from typing import Any
 
@@ -16,24 +16,29 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
+from outrider.models.guard import alone, mine
 from outrider.models.hf import TransformersRunner
 
-_LOCK = RLock()
+_LOCK = RLock()  #: Falcon's builder belongs to all its models
+_FALCON = modeling_falcon.build_alibi_tensor
 
 
 @contextmanager
-def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute replaced for a moment; an instance's own replacement leaves no trace."""
-    own = vars(owner)
-    had, before = name in own, own.get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+def _instead(
+    lock: AbstractContextManager[Any], owner: Any, name: str, value: Any
+) -> Iterator[None]:
+    """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
+    with lock:
+        own = vars(owner)
+        had, before = name in own, own.get(name)
+        setattr(owner, name, mine(value, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            if had:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
 
 
 class BloomRunner(TransformersRunner):
@@ -51,7 +56,7 @@ class BloomRunner(TransformersRunner):
             built: Tensor = bias.flatten(0, 1)[:, None].to(dtype)
             return built
 
-        return _instead(self.model.transformer, "build_alibi_tensor", build)
+        return _instead(alone(self.model), self.model.transformer, "build_alibi_tensor", build)
 
 
 class FalconRunner(TransformersRunner):
@@ -59,22 +64,17 @@ class FalconRunner(TransformersRunner):
 
     tracks = True
 
-    @contextmanager
-    def around(
-        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
-    ) -> Iterator[None]:
+    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
         """Swap the builder."""
         assert keys_BW is not None
-        original = modeling_falcon.build_alibi_tensor
 
         def build(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
             # rows of the model's own builder, picked by position: its rounding is part of the model
             ones = torch.ones_like(keys_BW[:1])  # a position never exceeds its slot
-            table: Tensor = original(ones, heads, dtype)[:, 0]  # [H, positions]
+            table: Tensor = _FALCON(ones, heads, dtype)[:, 0]  # [H, positions]
             return table[:, keys_BW].transpose(0, 1).flatten(0, 1)[:, None]
 
-        with _LOCK, _instead(modeling_falcon, "build_alibi_tensor", build):
-            yield
+        return _instead(_LOCK, modeling_falcon, "build_alibi_tensor", build)
 
 
 class _PerRow:
@@ -104,4 +104,4 @@ class MptRunner(TransformersRunner):
             slopes = two[:, :, 1:] - two[:, :, :1]  # [H, 1, 1]: one step of position
             return _PerRow(slopes * (keys_BW[:, None, None, :] + (1 - length)))
 
-        return _instead(self.model.transformer, "build_mpt_alibi_tensor", build)
+        return _instead(alone(self.model), self.model.transformer, "build_mpt_alibi_tensor", build)

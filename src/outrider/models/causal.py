@@ -46,6 +46,7 @@ class CausalModel:
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
         self.vocab_size = vocab_size or runner.vocab_size
+        self._known = runner.vocab_size
         self.context = runner.context
         self.meter = Meter(runner.device)
         # In half precision on a CPU attention over one to three rows rounds differently from wider
@@ -99,6 +100,8 @@ class CausalModel:
     ) -> Tensor:
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
+        if self._known < self.vocab_size:  # an id it has never seen reads as its last one
+            tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
         more = self.min_queries - queries
         if more > 0:

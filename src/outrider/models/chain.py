@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.cache import SlotCache
+from outrider.models.guard import evaluating
 from outrider.models.hf import TransformersRunner
 
 
@@ -62,9 +63,10 @@ class ChainRunner(TransformersRunner):
             own.begin(slots, starts[row] + slots.shape[1], starts[row])
             at = positions_BQ[row : row + 1, skip:]
             extra: dict[str, Any] = {"position_ids": at} if self._positions else {}
-            out: Tensor = self.model(
-                input_ids=tokens, past_key_values=own, use_cache=True, **extra
-            ).logits
+            with evaluating(self.model, self._parts):
+                out: Tensor = self.model(
+                    input_ids=tokens, past_key_values=own, use_cache=True, **extra
+                ).logits
             logits.append(torch.cat([out[:, :skip], out], 1))
         whole = torch.cat(logits)
         return whole if last is None else whole[:, -last:]

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.guard import alone, mine
 from outrider.models.hf import TransformersRunner
 
 
 class _Answer:
-    """Whatever is sliced from it, it is this mask."""
+    """Whatever is sliced from it, it is this mask; another thread's plain call gets the table."""
 
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
+    def __init__(self, mask: Tensor, table: Tensor) -> None:
+        self._answer = mine(lambda _: mask, table.__getitem__)
 
-    def __getitem__(self, _: Any) -> Tensor:
-        return self.mask
+    def __getitem__(self, index: Any) -> Tensor:
+        found: Tensor = self._answer(index)
+        return found
 
 
 class GPTNeoRunner(TransformersRunner):
@@ -36,17 +38,15 @@ class GPTNeoRunner(TransformersRunner):
         """Hide the attention modules' tables."""
         assert keys_BW is not None
         near = positions_BQ[:, :, None] - keys_BW[:, None] < self.config.window_size
-        answers = {"local": _Answer(near[:, None])}
-        everything = _Answer(torch.ones_like(near[:1, :1, :1])[:, None])
-        hidden = []
-        try:
-            for block in self.model.transformer.h:
-                attention = block.attn.attention
-                hidden.append((attention, attention._buffers.pop("bias")))
-                kind = answers.get(attention.attention_type, everything)
-                attention.__dict__["bias"] = kind
-            yield
-        finally:
-            for attention, table in hidden:
-                del attention.__dict__["bias"]
-                attention._buffers["bias"] = table
+        masks = {"local": near[:, None]}
+        everything = torch.ones_like(near[:1, :1, :1])[:, None]
+        modules = [block.attn.attention for block in self.model.transformer.h]
+        with alone(self.model):
+            try:
+                for attention in modules:  # in front of the buffer, which stays where it is
+                    mask = masks.get(attention.attention_type, everything)
+                    attention.__dict__["bias"] = _Answer(mask, attention._buffers["bias"])
+                yield
+            finally:
+                for attention in modules:
+                    attention.__dict__.pop("bias", None)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from outrider.models.cache import SlotCache
 from outrider.models.causal import additive
+from outrider.models.guard import CONFIGURATION, evaluating
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_REACH = ("sliding_window", "attention_chunk_size")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
@@ -46,9 +48,12 @@ class TransformersRunner:
     tracks = False  #: whether it reads the position of every cache slot
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
+        self.model = model
+        self._parts = list(model.modules())  # a chance of dropout in each
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
+        with CONFIGURATION:  # another thread may be narrowing it for a check
+            self._reach = {name: getattr(self.config, name, None) for name in _REACH}
         sizes = (getattr(self.config, name, None) for name in _CONTEXT)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
@@ -84,7 +89,7 @@ class TransformersRunner:
         extra: dict[str, Any] = {"position_ids": positions_BQ} if self._positions else {}
         if self._keeps:
             extra["logits_to_keep"] = last or 0
-        with self.around(keys_BW, positions_BQ, visible_BQW):
+        with evaluating(self.model, self._parts), self.around(keys_BW, positions_BQ, visible_BQW):
             logits: Tensor = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=self.masks(visible_BQW, positions_BQ, keys_BW),
@@ -98,8 +103,7 @@ class TransformersRunner:
         self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None
     ) -> Tensor | dict[str, Tensor]:
         """The mask the model asks for: one tensor, or one for each of its layer types."""
-        window = getattr(self.config, "sliding_window", None)
-        chunk = getattr(self.config, "attention_chunk_size", None)
+        window, chunk = self._reach["sliding_window"], self._reach["attention_chunk_size"]
 
         def cut(kind: str) -> Tensor:
             seen = visible_BQW
@@ -118,8 +122,7 @@ class TransformersRunner:
     def _cuts(self) -> bool:
         if self._kinds is not None:
             return self._kinds != (FULL,)
-        sizes = ("sliding_window", "attention_chunk_size")
-        return any(getattr(self.config, name, None) for name in sizes)
+        return any(self._reach.values())
 
     def around(
         self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
@@ -129,22 +132,25 @@ class TransformersRunner:
 
     def plain(self, tokens_1Q: Tensor) -> Tensor:
         """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
-        logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits
+        with evaluating(self.model, self._parts):
+            logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits
         return logits
 
     @contextmanager
     def narrowed(self, size: int) -> Iterator[None]:
-        """Windows and chunks of `size` for a check, so that a short text reaches past them."""
-        names = [
-            name
-            for name in ("sliding_window", "attention_chunk_size")
-            if getattr(self.config, name, None)
-        ]
-        before = {name: getattr(self.config, name) for name in names}
-        try:
-            for name in names:
-                setattr(self.config, name, min(size, before[name]))
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(self.config, name, value)
+        """Windows and chunks of `size` for a check, so that a short text reaches past them.
+
+        The model's own configuration is narrowed too, because `plain` reads it. Runners that exist
+        already keep what they have read, and new ones wait until it is whole again.
+        """
+        with CONFIGURATION:
+            before = {name: value for name, value in self._reach.items() if value}
+            try:
+                for name, value in before.items():
+                    self._reach[name] = min(size, value)
+                    setattr(self.config, name, self._reach[name])
+                yield
+            finally:
+                for name, value in before.items():
+                    self._reach[name] = value
+                    setattr(self.config, name, value)

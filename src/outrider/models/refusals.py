@@ -5,6 +5,7 @@ A refusal is a promise kept: the alternative is text that silently follows anoth
 
 from typing import Any
 
+from outrider import arguments
 from outrider.errors import UnsupportedModel
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
@@ -40,6 +41,16 @@ REASONS: dict[str, str] = {
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
+
+
+def check_loaded(given: Any, name: str, instead: str) -> None:
+    """Raise ConfigurationError for what is no transformers model; `instead` ends the advice."""
+    if hasattr(given, "config") and callable(given):
+        return
+    do = f"give {instead}"
+    if hasattr(getattr(given, "module", None), "config"):  # DataParallel and its kin
+        do = f"a wrapper for training splits batches: give the model inside, {name}.module"
+    arguments.refuse(name, "a language model of transformers", given, do)
 
 
 def check_config(config: Any, name: str | None = None) -> None:

@@ -1,5 +1,8 @@
 """Registry of verification rules: one file and one line each."""
 
+from collections.abc import Iterable
+
+from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Kind, Verifier
 from outrider.verifiers.block import Block
@@ -38,8 +41,29 @@ VERIFIERS: dict[str, Verifier] = {
 def get(name: str) -> Verifier:
     """The rule of that name."""
     if name not in VERIFIERS:
-        raise UnknownName("rule", name, VERIFIERS)
+        lossy = [rule.name for rule in VERIFIERS.values() if not rule.exact]
+        raise UnknownName("rule", name, VERIFIERS, lossy)
     return VERIFIERS[name]
+
+
+def named(rule: str | Verifier | None) -> Verifier | None:
+    """A rule that was given by name, as an object, or not at all."""
+    if rule is None:
+        return None
+    if isinstance(rule, str):
+        return get(rule)
+    if not hasattr(rule, "outcome") or isinstance(rule, type):
+        arguments.refuse("rule", "a Verifier", rule, "take one by name, verifiers.get('block')")
+    return rule
+
+
+def listed(rules: Iterable[Verifier] = tuple(VERIFIERS.values())) -> list[str]:
+    """Names in order; a rule that changes the law says so.
+
+    >>> [name for name in listed() if "lossy" in name]
+    ['lenience (lossy)', 'lenience_argmax (lossy)', 'sigmoid (lossy)', 'typical (lossy)']
+    """
+    return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 
 
 def judges(rule: Verifier, kinds: frozenset[Kind], is_chain: bool) -> bool:
@@ -56,12 +80,12 @@ def check(rule: Verifier, kinds: frozenset[Kind], is_chain: bool, drafter: str) 
     """Refuse a rule that cannot judge the drafts of a drafter, naming those that can."""
     if judges(rule, kinds, is_chain):
         return
-    able = [r.name for r in VERIFIERS.values() if judges(r, kinds, is_chain)]
+    able = listed(r for r in VERIFIERS.values() if judges(r, kinds, is_chain))
     drawn = ", ".join(sorted(kind.name.lower() for kind in kinds)) or "no"
     shape = "chain" if is_chain else "tree"
     raise ConfigurationError(
         f"rule {rule.name!r} cannot judge a {shape} of {drawn} children as drafter {drafter!r} "
-        f"proposes; rules that can: {', '.join(sorted(able))}"
+        f"proposes; rules that can: {', '.join(able)}"
     )
 
 

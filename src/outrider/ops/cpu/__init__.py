@@ -29,7 +29,7 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
     if op in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"
     if op == "kseq" and not fits(draft):
-        return "a node has placed children, or draws of several laws"
+        return "a node has placed and drawn children, or draws of several laws"
     return None
 
 

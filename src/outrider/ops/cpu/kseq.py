@@ -20,14 +20,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fits(draft: Draft) -> bool:
-    """Whether all draws of a node are independent and of one law."""
+    """Whether all draws of a node are independent and of one law, or all its children placed."""
     if draft.laws is None:
         return False
     tables = lists.of_draft(draft)
     for kids, kinds, rows in zip(tables.draws, tables.kinds, tables.rows, strict=True):
         for below, how, where in zip(kids, kinds, rows, strict=True):
             drawn = [k for k, kid in enumerate(below) if kid >= 0]
-            if any(how[k] != Kind.WITH or where[k] != where[drawn[0]] for k in drawn):
+            placed = all(how[k] == Kind.FIXED for k in drawn)
+            mixed = any(how[k] != Kind.WITH or where[k] != where[drawn[0]] for k in drawn)
+            if mixed and not placed:
                 return False
             if drawn and drawn != list(range(len(drawn))):
                 return False
@@ -35,7 +37,10 @@ def fits(draft: Draft) -> bool:
 
 
 def kseq(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
-    """Path, count, next token and sum min(p, q) at each examined node."""
+    """Path, count, next token and sum min(p, q) at each examined node.
+
+    Placed children, which rows at temperature 0 have, are tested one by one as in `rejection`.
+    """
     walk = Walk(draft, scores, draws)
     found = []
     for b in range(walk.batch):
@@ -52,15 +57,18 @@ def kseq(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) ->
             drawn = walk.guess(b, node, 0)
             if overlap:
                 shared.append(walk.overlap())
-            rest = _Rest(walk, len(kids))
+            rest = None if walk.kind == Kind.FIXED else _Rest(walk, len(kids))
             for k, kid in enumerate(kids):
-                drawn = walk.guess(b, node, k)
-                if walk.uniform(b, node, k) * rest.factor * drawn < walk.owed(b, kid):
+                drawn = walk.guess(b, node, k) * (1.0 if rest is None else rest.factor)
+                if walk.uniform(b, node, k) * drawn < walk.owed(b, kid):
                     path.append(kid)
                     node, going = kid, True
                     break
+                if rest is None:
+                    walk.refuse(b, last=False)
             else:
-                rest.leave()
+                if rest is not None:
+                    rest.leave()
         found.append((path, walk.draw(b, node), shared))
     return walk.verdict(found, overlap)
 

@@ -78,11 +78,14 @@ def verdict(
     return Verdict(*own, VerdictLists(path, count, following, shares, own, sane))
 
 
-def largest(logits_BRV: torch.Tensor) -> list[list[float]]:
-    """The largest logit of every law, NaN if there is one."""
+def largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> list[list[float]]:
+    """The largest logit of every law, NaN if there is one; -inf where the law is `dead_BR`."""
     logits = logits_BRV.detach()
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    tops: list[list[float]] = wide.numpy().max(-1).tolist()
+    highest = wide.numpy().max(-1)
+    if dead_BR is not None:
+        highest = np.where(dead_BR.numpy(), -math.inf, highest)
+    tops: list[list[float]] = highest.tolist()
     return tops
 
 

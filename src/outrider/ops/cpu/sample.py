@@ -143,9 +143,15 @@ class _Path:
 def arrivals(
     laws: Laws, keys_BR: Tensor, paths: Sequence[Sequence[Arrival]], width: int
 ) -> list[list[Arrival]]:
-    """The first `width` children, in order, of each row's paths: path r goes on from law row r."""
+    """The first `width` children, in order, of each row's paths: path r goes on from law row r.
+
+    A row at temperature 0 has no clocks: there the most probable children come first.
+    """
     rows, found = Rows(laws, 0), []
     for b, streams in enumerate(keys_BR.tolist()):
+        if math.isinf(rows.inverse[b]):
+            found.append(_most_probable(rows, b, paths[b], width))
+            continue
         open_paths = [
             _Path(rows, b, r, streams[r], path.time, path.phi) for r, path in enumerate(paths[b])
         ]
@@ -165,3 +171,20 @@ def arrivals(
                 heapreplace(waiting, after)
         found.append(taken)
     return found
+
+
+def _most_probable(rows: Rows, b: int, paths: Sequence[Arrival], width: int) -> list[Arrival]:
+    """A step of an ordinary beam search under the unfiltered laws at temperature 1."""
+    taken = []
+    for r, path in enumerate(paths):
+        z = rows.source(b, r)
+        top = float(z.max())
+        if not math.isfinite(top):
+            continue
+        unit = path.phi - top - math.log(float(np.exp(z - top).sum()))
+        few = min(width, z.size)
+        for token in np.argpartition(z, z.size - few)[z.size - few :].tolist():
+            phi = unit + float(z[token])
+            if phi > -math.inf:
+                taken.append(Arrival(-phi, r, token, phi))
+    return sorted(taken)[:width]

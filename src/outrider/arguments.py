@@ -1,0 +1,111 @@
+"""What users give as arguments: read once, as plain Python values, or refused by name.
+
+Scalars of NumPy and torch are numbers here. Booleans are not: `top_k=True` is a slip. A number that
+must be whole is given as one: 3, not 3.0.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Set
+from numbers import Integral, Real
+from typing import Any, NoReturn
+
+from outrider.errors import ConfigurationError
+
+LONGEST = 80  #: characters of a value in a message
+
+
+def refuse(name: str, what: str, given: Any, do: str) -> NoReturn:
+    """Raise ConfigurationError: `name` must be `what`, this was given, do that."""
+    raise ConfigurationError(f"{name} must be {what}; got {shown(given)}; {do}")
+
+
+def shown(given: Any) -> str:
+    """A value for a message: its type where the representation fills the screen.
+
+    >>> shown("0.6"), shown(list(range(99)))
+    ("'0.6'", 'a list of 99')
+    """
+    if callable(getattr(given, "parameters", None)):
+        return f"a {type(given).__name__}"
+    text = repr(given)
+    if len(text) <= LONGEST and "\n" not in text:
+        return text
+    count = f" of {len(given)}" if hasattr(given, "__len__") else ""
+    return f"a {type(given).__name__}{count}"
+
+
+def plain(given: Any) -> Any:
+    """A scalar of NumPy or torch as Python's; anything else as it is."""
+    if getattr(given, "shape", None) == () and hasattr(given, "item"):
+        return given.item()
+    return given
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def whole(name: str, given: Any, do: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+    """A whole number of at least `least`; `do` says what to do about another value.
+
+    >>> whole("top_k", 5, "use 0 to switch it off", least=0)
+    5
+    """
+    value = plain(given)
+    if not is_whole(value) or (least is not None and value < least):
+        refuse(name, "a whole number" + at_least(least), given, do)
+    if not -(2**63) <= value <= most:
+        refuse(name, "a whole number of 64 bits", given, do)
+    return operator.index(value)
+
+
+def at_least(least: int | None) -> str:
+    """The end of a sentence about a whole number."""
+    return "" if least is None else f" of at least {least}"
+
+
+def number(name: str, given: Any, what: str, do: str) -> float:
+    """A number. Its range is the caller's to check; `what` and `do` tell the user.
+
+    >>> number("top_p", 1, "a number in (0, 1]", "use 1 to switch it off")
+    1
+    """
+    value = plain(given)
+    if not is_number(value):
+        refuse(name, what, given, do)
+    try:
+        wide = float(value)
+    except OverflowError:
+        refuse(name, what, given, do)
+    return value if type(value) in (int, float) else wide
+
+
+def several(
+    name: str,
+    given: Any,
+    what: str,
+    do: str,
+    fits: Callable[[Any], bool],
+    *,
+    ordered: bool = True,
+) -> tuple[Any, ...]:
+    """The items of a list, tuple or array, each of which fits; sets only where order is nothing.
+
+    >>> several("branching", [3, 2], "whole numbers", "write (3, 2)", is_whole)
+    (3, 2)
+    """
+    if isinstance(given, (str, bytes, Mapping)) or (ordered and isinstance(given, Set)):
+        refuse(name, what, given, do)
+    try:
+        values = tuple(plain(one) for one in given)
+    except TypeError:  # no list at all
+        refuse(name, what, given, do)
+    if not all(fits(value) for value in values):
+        refuse(name, what, values if hasattr(given, "__next__") else given, do)
+    return values

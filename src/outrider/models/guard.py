@@ -1,0 +1,79 @@
+"""What concurrent calls of one model object share: evaluation mode, and room for a patch.
+
+Threads may drive one model at once, each with a cache of its own. What a call has to change on the
+model itself is changed here: for its time alone, once however many calls overlap, and put back by
+the last of them whatever happened in between.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, RLock, get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+#: Held by whoever narrows a configuration for a check, and by whoever reads one meanwhile. One for
+#: all models: several may share a configuration object.
+CONFIGURATION = RLock()
+
+
+class _Guard:
+    """The locks of one model, and the parts of it that evaluation mode has switched."""
+
+    def __init__(self) -> None:
+        self.patch = RLock()
+        self.mode = Lock()
+        self.inside = 0
+        self.switched: list[torch.nn.Module] = []
+
+
+_GUARDS: WeakKeyDictionary[Any, _Guard] = WeakKeyDictionary()
+_LOCK = Lock()
+
+
+def _guard(model: Any) -> _Guard:
+    with _LOCK:
+        found = _GUARDS.get(model)
+        if found is None:
+            found = _GUARDS[model] = _Guard()
+        return found
+
+
+def alone(model: Any) -> RLock:
+    """A lock for one call at a time: for families whose module is patched while it runs."""
+    return _guard(model).patch
+
+
+@contextmanager
+def evaluating(model: Any, parts: Sequence[torch.nn.Module] | None = None) -> Iterator[None]:
+    """Without dropout for the time of a block; every module's own mode comes back behind it.
+
+    `parts` are the model's modules, if they are at hand: to find them takes longer than to ask.
+    """
+    guard = _guard(model)
+    with guard.mode:
+        guard.inside += 1
+        for module in model.modules() if parts is None else parts:
+            if module.training:  # also inside another call: somebody may have switched it since
+                guard.switched.append(module)
+                module.__dict__["training"] = False  # torch's own way takes microseconds a module
+    try:
+        yield
+    finally:
+        with guard.mode:
+            guard.inside -= 1
+            if not guard.inside:
+                for module in guard.switched:
+                    module.__dict__["training"] = True
+                guard.switched.clear()
+
+
+def mine(value: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is `value` in this thread and `others` in every other."""
+    me = get_ident()
+
+    def either(*args: Any, **keywords: Any) -> Any:
+        return (value if get_ident() == me else others)(*args, **keywords)
+
+    return either

@@ -1,0 +1,140 @@
+"""Nonsense for any option of any command ends in one line that says what to do, and code 2."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from outrider.certify import Power, matrix
+from outrider.errors import ConfigurationError, PromptError
+from outrider.load import shipped
+from outrider.prompts import read_prompts, read_rows
+from outrider.sampling import Sampling
+
+FAST = ["--dtype", "float32", "--threads", "1"]
+RANGE = "Invalid value for"  # the option parser names the bound in words of its version
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A folder, a file that is no results file, and files of bad prompts."""
+    (tmp_path / "text").write_text("not a result\n")
+    (tmp_path / "nothing").write_text("\n")
+    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    (tmp_path / "field").write_text(json.dumps({"text": "x"}))
+    (tmp_path / "short").write_text("a long enough line of text\nx\n")
+    shutil.copytree(
+        shipped("target"), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("demo --repeats 0", RANGE),
+        ("demo -n 0", RANGE),
+        ("demo -k 0", RANGE),
+        ("generate x --threads 0", RANGE),
+        ("generate x --threads 100000", RANGE),
+        ("generate x -k 1000000000000000", RANGE),
+        ("generate x --width 1000000 --drafter beam", RANGE),
+        ("generate x --branching 1000,1000", "at most 4096 nodes"),
+        ("generate x --device mps", "device"),
+        ("compare --threads 0", RANGE),
+        ("compare --assisted -1", RANGE),
+        ("compare -k 4 -k 0", RANGE),
+        ("compare --target {1}/target --branching 3,2 --count 1", "give --draft"),
+        ("compare --branching 1000,1000", "at most 4096 nodes"),
+        ("compare --device gpu", "'cpu', 'cuda'"),
+        ("certify --matrix {0}", "results go to a file"),
+        ("certify --matrix {0}/text", "line 1 of"),
+        ("certify --prompts {0}", "cannot read prompts"),
+        ("certify --prompts {0}/latin", "UTF-8"),
+        ("certify --prompts {0}/field", "prompt field"),
+        ("certify --prompts {0}/nothing", "empty file"),
+        ("certify --prompts {0}/short", "at least 3 tokens"),
+        ("bench wagner --device gpu", "'cpu', 'cuda'"),
+        ("bench wagner --bound 0", "--bound must be positive"),
+        ("bench wagner --out {0}", "another --out"),
+        ("bench wagner --target t", "both --target and --draft"),
+        (
+            "bench wagner --target {0} --draft {0} --prompts {0}/short",
+            "cannot load the target model",
+        ),
+        ("bench wagner --target {1}/target --draft {0} --prompts {0}/short", "the draft model"),
+        ("bench wagner --target {0}/bare --draft {0}/bare --prompts {0}/short", "weights"),
+        ("bench wagner --prompts {0}/none", "cannot read prompts"),
+        ("bench toy --out {0}/text", "another --out"),
+        pytest.param(
+            "bench k-sweep --no-pictures --out /proc",
+            "another --out",
+            marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="no such folder"),
+        ),
+        ("bench alpha --threads 0", RANGE),
+        ("bench k-sweep -t -1", RANGE),
+        ("bench k-sweep --draft t", "both --target and --draft"),
+        ("bench k-sweep --no-pictures --out {0}/o --prompts {0}/field", "prompt field"),
+        ("bench k-sweep --no-pictures --out {0}/o --prompts {0}/nothing", "empty file"),
+        ("bench k-sweep --no-pictures --out {0}/text", "another --out"),
+        ("bench budget --samples -1", RANGE),
+    ],
+)
+def test_one_line_and_code_2(outrider, places, words, part):
+    given = words.format(places, shipped("target").parent).split()
+    if given[0] in ("generate", "certify") and "--threads" not in given:
+        given += FAST
+    elif "--prompts" in given and given[1] == "k-sweep":
+        given += FAST
+    code, _, err = outrider(*given)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert part in err
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_without_a_command_there_is_help(outrider, words):
+    code, out, err = outrider(*words)
+    assert code == 2
+    assert "Usage: " in out
+    assert "error" not in out + err
+
+
+def test_no_memory_is_one_line(outrider, monkeypatch):
+    def empty(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("outrider.cli.options.load", empty)
+    code, _, err = outrider("generate", "x")
+    assert code == 2
+    assert err.startswith("error: out of memory")
+
+
+def test_results_of_a_matrix_are_read_back(tmp_path):
+    path = tmp_path / "new" / "results.jsonl"
+    assert matrix.done(path, Sampling(), Power()) == {}
+    path.write_text('{"key": "a", "settings": "other"}\n\n')
+    assert matrix.read_results(path) == [{"key": "a", "settings": "other"}]
+    path.write_text('{"key": "a", "sett')
+    with pytest.raises(ConfigurationError, match=r"line 1 of .* remove the line"):
+        matrix.read_results(path)
+
+
+def test_rows_keep_what_their_lines_say(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text('{"prompt": "one ", "reference": "two"}\n\nplain text\n{"prompt": ""}\n')
+    with pytest.raises(PromptError, match=r"line 4 .* no text in prompt"):
+        read_rows(path)
+    path.write_text('{"prompt": "one ", "reference": "two"}\n\nplain text\n')
+    assert read_rows(path) == [{"prompt": "one ", "reference": "two"}, {"prompt": "plain text"}]
+    assert read_prompts(path) == ["one", "plain text"]
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path):
+    path = tmp_path / "rows"
+    inside = "a\u2028b\x85c\x0cd"
+    text = json.dumps({"prompt": inside}, ensure_ascii=False) + "\r\n" + inside + "\n"
+    path.write_bytes(text.encode("utf-8-sig"))  # with a byte order mark
+    assert read_prompts(path) == [inside, inside]
