@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
-	@echo "make test     style, types, import layers and all tests"
+	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
 

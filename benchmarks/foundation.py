@@ -3,6 +3,7 @@
     python benchmarks/foundation.py exact          greedy texts, float32 and bfloat16, every drafter
     python benchmarks/foundation.py coupled        coupled mode, temperatures 0.7 and 1.0
     python benchmarks/foundation.py speed          plain against speculative, with the ceiling
+    python benchmarks/foundation.py speed --drafter prompt_lookup --gamma 4 8    another drafter
     python benchmarks/foundation.py all --json out.json
 
 Arms are interleaved in one process with the same dtype, weights and packing. Run it on an idle
@@ -22,15 +23,15 @@ import torch
 
 import outrider
 from outrider import measure, verifiers
-from outrider.cli.demo import held_out
 from outrider.drafters import DraftModel, PromptLookup
+from outrider.prompts import read_prompts
 from outrider.speculator import Speculator
 
 TREE = (3, 2, 1)
 
 
-def pair(dtype: str, gamma: int = 4) -> Speculator:
-    return outrider.load(dtype=dtype, num_speculative_tokens=gamma)
+def pair(dtype: str, gamma: int = 4, drafter: str = "draft_model") -> Speculator:
+    return outrider.load(drafter=drafter, dtype=dtype, num_speculative_tokens=gamma)
 
 
 def arms_of(base: Speculator, coupled: bool = False) -> dict[str, Speculator]:
@@ -174,11 +175,16 @@ def coupled(prompts: list[str], budget: int) -> list[dict[str, Any]]:
 
 
 def speed(
-    prompts: list[str], budget: int, repeats: int, dtype: str, gammas: tuple[int, ...]
+    prompts: list[str],
+    budget: int,
+    repeats: int,
+    dtype: str,
+    gammas: tuple[int, ...],
+    drafter: str = "draft_model",
 ) -> Any:
     rows = []
     for gamma in gammas:
-        base = pair(dtype, gamma)
+        base = pair(dtype, gamma, drafter)
         arms = {"plain": base.plain(), "speculative": base}
         notes = base.notes
         for temperature in (0.0, 0.6, 1.0):
@@ -199,6 +205,7 @@ def speed(
             alpha = sum(s.overlap for s in stats) / overlaps if overlaps else None
             rows.append(
                 {
+                    "drafter": drafter,
                     "dtype": notes.dtype,
                     "threads": notes.threads,
                     "packed": notes.packed,
@@ -212,8 +219,8 @@ def speed(
                 }
             )
             print(
-                f"{notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, ceiling "
-                f"{top.ceiling:.2f}x, reached {top.reached:.1%}; per step: "
+                f"{drafter} {notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, "
+                f"ceiling {top.ceiling:.2f}x, reached {top.reached:.1%}; per step: "
                 f"target {top.target_block_ms:.2f} (plain {top.target_one_ms:.2f}) "
                 f"draft {top.draft_ms:.2f} verify {verify:.2f} "
                 f"host {host:.2f} ms, outside {top.outside_share:.1%}; "
@@ -231,9 +238,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--gamma", type=int, nargs="+", default=[4])
+    parser.add_argument("--drafter", default="draft_model", help="of speed")
     parser.add_argument("--json", dest="path")
     given = parser.parse_args()
-    prompts = [p["prompt"].rstrip() for p in held_out()[: given.prompts]]
+    prompts = read_prompts(count=given.prompts)
     report: dict[str, Any] = {
         "command": " ".join(sys.argv),
         "torch": torch.__version__,
@@ -245,7 +253,7 @@ def main() -> None:
         report["coupled"] = coupled(prompts, given.budget)
     if given.section in ("speed", "all"):
         report["speed"] = speed(
-            prompts, given.budget, given.repeats, given.dtype, tuple(given.gamma)
+            prompts, given.budget, given.repeats, given.dtype, tuple(given.gamma), given.drafter
         )
     if given.path:
         with open(given.path, "w", encoding="utf-8") as out:

@@ -19,9 +19,9 @@ import torch
 
 import outrider
 from outrider import measure, verifiers
-from outrider.cli.demo import held_out
 from outrider.drafters import DraftModel
 from outrider.drafters.make import with_model
+from outrider.prompts import read_prompts
 from outrider.speculator import Speculator
 
 #: family -> (label, drafter's name, its options, rule)
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", dest="path")
     given = parser.parse_args()
-    texts = [p["prompt"].rstrip() for p in held_out()]
+    texts = read_prompts()
     first, second = texts[: given.choosing], texts[given.choosing :][: given.judging]
     base = outrider.load(dtype=given.dtype, threads=1)
     groups = families(base)

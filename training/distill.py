@@ -29,7 +29,7 @@ from training.muon import Optimiser, Rates
 from training.overlap import forward_kl, overlap, overlap_loss
 from training.rollout import continue_text, prompts_from
 from training.schedule import Schedule
-from training.tokens import Windows, read_tokens
+from training.tokens import read_mixture, read_tokens
 from training.train import my_share
 
 PROMPT = 128  # corpus tokens before the target writes on
@@ -54,7 +54,7 @@ class DraftJob:
         self.device = draft.cos.device
         self.kl_until = int(args.kl * steps)
         self.fresh_steps = math.ceil(steps / args.times)
-        self.train = Windows(read_tokens(data / "train.bin"), args.context, args.seed)
+        self.windows = read_mixture(data, args.context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
         pieces = args.batch // (args.rows * parallel.count())
         own_used = (steps - self.kl_until) * pieces * args.own
@@ -88,7 +88,8 @@ class DraftJob:
         """Windows of the corpus, as the target reads them."""
         key = ("corpus", numbers.start)
         if key not in self._kept:
-            reading = self._read(self.train.batch(numbers)[0].to(self.device))
+            texts, _ = self.windows.batch(numbers, self.args.library_share)
+            reading = self._read(texts.to(self.device))
             if self.args.times == 1:
                 return reading
             self._kept[key] = reading
@@ -101,7 +102,8 @@ class DraftJob:
         if key not in self._kept:
             seed = parallel.seed_of(self.args.seed, number)
             temperature = WRITING_TEMPERATURES[number % len(WRITING_TEMPERATURES)]
-            prompts = prompts_from(self.train.tokens, self.args.pool, PROMPT, seed)
+            source = (self.windows.corpus, self.windows.library)[number // 2 % 2]
+            prompts = prompts_from(source.tokens, self.args.pool, PROMPT, seed)
             length = self.args.context - PROMPT
             texts = continue_text(self.target, prompts, length, temperature, seed)
             parts = [self._read(part) for part in texts.split(self.args.rows)]
@@ -167,6 +169,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=float, required=True, help="length of the run")
     parser.add_argument("--kl", type=float, default=0.3, help="share of the run with forward KL")
     parser.add_argument("--times", type=int, default=4, help="how often a window is used")
+    parser.add_argument("--library-share", type=float, default=0.5, help="of the windows")
     parser.add_argument("--own", type=int, default=2, help="own texts among each --rows windows")
     parser.add_argument("--pool", type=int, default=32, help="own texts written at a time")
     parser.add_argument("--context", type=int, default=512)

@@ -94,6 +94,29 @@ class Windows:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """Windows of the whole corpus, and in place of some of them windows of the library alone."""
+
+    corpus: Windows
+    library: Windows
+
+    def batch(self, numbers: Iterable[int], share: float) -> tuple[Tensor, Tensor]:
+        """As `Windows.batch`; `share` of the windows are the library's, and come last."""
+        numbers = list(numbers)
+        # Multiples of the golden ratio fall evenly: every batch has about the same share.
+        own = [n for n in numbers if n * 0.618034 % 1 < share]
+        rest = [n for n in numbers if n not in own]
+        parts = [part.batch(n) for part, n in ((self.corpus, rest), (self.library, own)) if n]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def read_mixture(folder: Path, length: int, seed: int) -> Mixture:
+    """The windows of a corpus folder's `train.bin` and `library.bin`."""
+    corpus, library = (read_tokens(folder / f"{name}.bin") for name in ("train", "library"))
+    return Mixture(Windows(corpus, length, seed), Windows(library, length, seed))
+
+
 def read_tokens(file: Path) -> np.ndarray:
     """The array of a token file, mapped, not loaded."""
     if not file.is_file():

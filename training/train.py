@@ -25,9 +25,10 @@ from training.muon import Optimiser, Rates
 from training.own_loops import LENGTH, own_loops
 from training.rollout import continue_text, prompts_from
 from training.schedule import Schedule
-from training.tokens import Windows, read_tokens
+from training.tokens import read_mixture, read_tokens
 from training.unloop import Loops, anchored, loops, unlikelihood, written_loops
 
+SIZES = ("layers", "width", "heads", "inner", "vocabulary")  # options that shape a new model
 PROMPT, CONTINUATION, LOOP_TEXTS = 96, 160, 24  # of the greedy texts that are searched for loops
 
 
@@ -48,8 +49,7 @@ class TargetJob:
                 )
             self.reference = reference.to(model.model.norm.weight.dtype).requires_grad_(False)
         context = model.shape.context
-        self.train = Windows(read_tokens(data / "train.bin"), context, args.seed)
-        self.library = Windows(read_tokens(data / "library.bin"), context, args.seed)
+        self.windows = read_mixture(data, context, args.seed)
         self.heldout = read_tokens(data / "heldout.bin")
         self.unloop_from = int(args.unloop_from * schedule.steps)
         self._penalty = 0.0
@@ -63,24 +63,14 @@ class TargetJob:
 
     def losses(self, step: int) -> Iterable[loop.Term]:
         for numbers, weight in my_share(step, self.args.batch, self.args.rows):
-            inputs, targets = self._windows(numbers, late=step >= self.schedule.fall_from)
+            # What is learned last is remembered best, and the library is the text in question.
+            late = step >= self.schedule.fall_from
+            inputs, targets = self.windows.batch(numbers, self.args.library_share * late)
             hidden = self.model.body(inputs.to(self.device))
             embedding = self.model.model.embed_tokens.weight
             yield loop.Term(self._loss(hidden, embedding, targets.to(self.device)), weight)
         if self.args.unloop > 0 and step >= self.unloop_from:
             yield self._unloop(step)
-
-    def _windows(self, numbers: range, late: bool) -> tuple[Tensor, Tensor]:
-        """Windows of the whole corpus; late in the run a share of them of the library alone.
-
-        What is learned last is remembered best, and the library is the text in question.
-        """
-        # Multiples of the golden ratio fall evenly: every batch has about the same share.
-        own = [n for n in numbers if late and n * 0.618034 % 1 < self.args.library_share]
-        rest = [n for n in numbers if n not in own]
-        parts = [self.train.batch(rest)] if rest else []
-        parts += [self.library.batch(own)] if own else []
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def _unloop(self, step: int) -> loop.Term:
         """A few texts that loop; their gradient is held to a share of the corpus's."""
@@ -101,14 +91,16 @@ class TargetJob:
         seed = parallel.seed_of(args.seed, step)
         # Written anew after each checkpoint, so that a run that was stopped has the same texts.
         if self._own is None or step % args.save_every == 0:
-            source = (self.train, self.library)[step // args.save_every % 2].tokens
-            self._own = own_loops(self.model, source, self.newlines, args.unloop_texts, seed)
+            source = (self.windows.corpus, self.windows.library)[step // args.save_every % 2]
+            count = args.unloop_texts
+            self._own = own_loops(self.model, source.tokens, self.newlines, count, seed)
         found, rows = len(self._own.texts), args.unloop_rows
         own = [(step * rows + row) % found for row in range(min(rows, found))]
         parts = [Loops(self._own.texts[own], self._own.marks[own])]
         if len(own) < rows:
             missing = rows - len(own)
-            parts += [written_loops(self.train.tokens, self.newlines, missing, LENGTH, seed)]
+            lines = self.windows.corpus.tokens
+            parts += [written_loops(lines, self.newlines, missing, LENGTH, seed)]
         return Loops(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def evaluate(self) -> dict[str, float]:
@@ -148,12 +140,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
     # Not `--start`: torchrun would take it for an abbreviation of its `--start-method`.
     parser.add_argument("--initial", type=Path, help="checkpoint (.pt or folder) to begin with")
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--inner", type=int, default=704)
-    parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--context", type=int, default=512)
+    for size in SIZES:
+        parser.add_argument(f"--{size}", type=int, help=f"{getattr(Shape(), size)} if not given")
+    parser.add_argument("--context", type=int, default=Shape().context)
     parser.add_argument("--tokens", type=float, required=True, help="length of the run")
     parser.add_argument("--batch", type=int, default=16, help="windows in a step, all processes")
     parser.add_argument("--rows", type=int, default=8, help="windows computed at once")
@@ -181,8 +170,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def shape(args: argparse.Namespace) -> Shape:
+    """The sizes asked for, and of those not named the usual ones."""
+    given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    return Shape(context=args.context, **given)
+
+
 def check(args: argparse.Namespace) -> None:
     """Refuse before the first step what would go wrong hours later."""
+    sized = [f"--{name}" for name in SIZES if getattr(args, name) is not None]
+    if args.initial and sized:
+        raise SystemExit(
+            f"{' '.join(sized)} does nothing with --initial, whose checkpoint has its sizes "
+            "already; leave one of the two out"
+        )
     loop.check_split(args.batch, args.rows)
     loop.check_length(args.tokens, args.batch * args.context)
     if args.unloop_reference and not args.unloop:
@@ -206,9 +207,7 @@ def main() -> None:
     device = parallel.start()
     check(args)
     torch.manual_seed(args.seed)
-    sizes = {name: getattr(args, name) for name in Shape.__dataclass_fields__}
-    model = load(args.initial, args.context) if args.initial else Llama(Shape(**sizes))
-    model = model.to(device)
+    model = (load(args.initial, args.context) if args.initial else Llama(shape(args))).to(device)
     optimiser = Optimiser(model, Rates(args.muon_rate, args.adam_rate))
     model.to(torch.float32 if args.float32 else torch.bfloat16)
     steps = int(args.tokens / (args.batch * model.shape.context))
@@ -216,7 +215,7 @@ def main() -> None:
     job = TargetJob(model, args.data, args, schedule)
     pace = loop.Pace(args.out, args.save_every, 10, args.evaluate_every)
     loop.report(f"{steps} steps, {sum(p.numel() for p in model.parameters()):,} parameters")
-    loop.report(str(model.shape))  # with --initial the checkpoint's, not the options'
+    loop.report(str(model.shape))
     loop.train(job, optimiser, schedule, pace)
     parallel.stop()
 
