@@ -246,6 +246,12 @@ def test_certify():
         certify(speculator, PROMPTS)
     with refused("sampling must be a Sampling", "got 0.8"):
         certify(engine, PROMPTS, 0.8)
+    with refused("generator must be a function", "Speculator"):
+        foreign(speculator, target, PROMPTS)
+    with refused("sampling must be a Sampling", "got 0.8"):
+        foreign(lambda _: [], target, PROMPTS, 0.8)
+    with refused("power must be a Power", "got 500"):
+        foreign(lambda _: [], target, PROMPTS, power=500)
     for test in (lambda p: certify(engine, p), lambda p: foreign(lambda _: [], target, p)):
         with refused("prompt 0 must be token ids", "'text'", kind=outrider.PromptError):
             test(["text"])

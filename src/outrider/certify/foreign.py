@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider import ops
+from outrider import arguments, ops
 from outrider.certify import marginal, margins
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, flatter, score
 from outrider.certify.report import Report, Test
-from outrider.certify.run import Ids, Power, Progress, add, support
+from outrider.certify.run import Ids, Power, Progress, add, settings, support
 from outrider.errors import ConfigurationError, PromptError
 from outrider.models import adapt
 from outrider.request import token_ids
@@ -63,8 +63,14 @@ def foreign(
     At temperature 0 the greedy certificate is the only test. Penalties, biases, bans and processors
     of `sampling` act on the law that is tested; `min_new_tokens` is refused, as the stop tokens of
     the generator are not known here.
+
+    Raises ConfigurationError for arguments of another kind and for a generator that returns too few
+    lists, PromptError for prompts that are no token ids.
     """
-    sampling, power = sampling or Sampling(), power or Power()
+    if not callable(generator):
+        do = "give what maps a list of prompts to the new tokens of each"
+        arguments.refuse("generator", "a function", generator, do)
+    sampling, power = settings(sampling, power)
     if sampling.min_new_tokens:
         raise ConfigurationError(
             "a generator's stop tokens are not known here; got "

@@ -80,6 +80,15 @@ class Power:
         return self.level / (len(SETS) + len(ORDERS) + 2 + more)  # marginal and support
 
 
+def settings(sampling: Sampling | None, power: Power | None) -> tuple[Sampling, Power]:
+    """What was asked for or the defaults; another kind of object is refused by name."""
+    for name, given, kind in (("sampling", sampling, Sampling), ("power", power, Power)):
+        if given is not None and not isinstance(given, kind):
+            do = f"write {kind.__name__}(...)"
+            arguments.refuse(name, f"a {kind.__name__}", given, do)
+    return sampling or Sampling(), power or Power()
+
+
 def certify(
     engine: Engine,
     prompts: Sequence[Ids],
@@ -105,11 +114,7 @@ def certify(
     if not isinstance(engine, Engine):
         do = "give the engine of a speculator, speculator.engine"
         arguments.refuse("engine", "an Engine", engine, do)
-    sampling, power = sampling or Sampling(), power or Power()
-    for name, given, kind in (("sampling", sampling, Sampling), ("power", power, Power)):
-        if not isinstance(given, kind):
-            do = f"write {kind.__name__}(...)"
-            arguments.refuse(name, f"a {kind.__name__}", given, do)
+    sampling, power = settings(sampling, power)
     every = [tuple(token_ids(p, number)) for number, p in enumerate(prompts)]
     if not every:
         raise PromptError("no prompt to certify with; got none; give at least one")
