@@ -76,13 +76,15 @@ class Optimiser:
     def _step_matrices(self, gradients: dict[str, Tensor], rate: float) -> None:
         # A short momentum at the start: the first gradients of a run say little about later ones.
         momentum = min(self.rates.momentum, 0.85 + 0.1 * self.steps / 300)
-        for number, names in enumerate(self._stacks()):
+        for names in self._stacks():
             moved = [self._nesterov(name, gradients[name], momentum) for name in names]
             stack = torch.stack(moved).bfloat16()
-            mine = number % parallel.count() == parallel.rank()
-            stack = orthogonal(stack) if mine else torch.zeros_like(stack)
-            stack = parallel.add_up(stack.float())
-            for name, update in zip(names, stack, strict=True):
+            # The others leave zeros where this process works, so the sum loses nothing to bf16.
+            mine = slice(parallel.rank(), None, parallel.count())
+            share = torch.zeros_like(stack)
+            if len(stack[mine]):
+                share[mine] = orthogonal(stack[mine])
+            for name, update in zip(names, parallel.add_up(share).float(), strict=True):
                 weight = self.weights[name]
                 tall = weight.shape[0] > weight.shape[1]
                 gain = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
