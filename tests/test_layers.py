@@ -26,6 +26,7 @@ LAYERS = [
     {"step"},
     {"models", "drafters", "verifiers", "calibrate", "check", "planner", "control"},
     {"prefill"},
+    {"nodes"},
     {"sampling", "stats"},
     {"shaping"},
     {"replay"},
