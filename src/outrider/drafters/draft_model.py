@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters import asked, on_host
+from outrider.drafters import asked
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest, width
 from outrider.sampling import warp
 from outrider.shaping import shape
-from outrider.tree import branching, children, numbers, parents_of, visible
+from outrider.tree import branching, children, numbers, visible
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
 
 
@@ -94,8 +94,6 @@ class DraftModel:
 
     def propose(self, memory: Any, context: Context) -> Draft:
         """Draw the tree, one draft-model call per level."""
-        if not self.coupled and on_host.fits(context):
-            return on_host.grow(self.model, memory, context, parents_of(self.counts))
         sampling = context.sampling
         device = context.length_B.device
         greedy = sampling.greedy
@@ -146,31 +144,14 @@ class DraftModel:
                 logits = shape(logits, shaping, context, so_far, tree, start, alive)
             law = warp(logits, sampling)
             laws.append(law)
-            if noisy is not None and noisy.single and count == 1:
-                drawn_tokens, lse = ops.sample(law, noisy.keys[:, start:stop])
-                laws[-1] = law._replace(lse_BR=lse)
-                tokens.append(drawn_tokens)
-                if gaps:
-                    share = law.logits_BRV.gather(-1, drawn_tokens[..., None])
-                    present.append(share > -torch.inf)
-                continue
-            several = None
-            if noisy is not None and noisy.single and count <= vocab:
-                several = ops.several(law, noisy.keys[:, start:stop], count)
-            if several is not None:
-                chosen, there = several
-                if greedy == "some":
-                    top = logits.topk(count, -1)
-                    chosen = torch.where(hot, top.indices, chosen)
-                    there = torch.where(hot, top.values > -torch.inf, there)
+            if noisy is not None and noisy.single:
+                chosen, there, laws[-1] = ops.several(law, noisy.keys[:, start:stop], count)
                 tokens.append(chosen.view(rows, -1))
                 present.append(there)
                 continue
             merit = logits
             if noisy is not None:
-                merit = ops.scaled(law) - noisy.race(start, stop)
-                if greedy == "some":
-                    merit = torch.where(hot, logits.to(merit.dtype), merit)
+                merit = ops.perturbed(law, noisy.race(start, stop))
             if count == 1:
                 best = merit.max(-1, keepdim=True)
                 tokens.append(best.indices.view(rows, -1))
@@ -194,7 +175,7 @@ class DraftModel:
             draws,
             kind,
             row,
-            None if greedy == "all" else _stack(laws),
+            None if greedy == "all" else ops.stack(laws),
             kinds,
         )
 
@@ -232,23 +213,12 @@ class _Noise:
         self.single = not coupled
         self.shared: Tensor | None = None
         if coupled:
-            race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab).log_()
+            race = noise.target_race_at(context.seed_B, first, tree.max_depth, vocab)
             self.shared = race if tree.is_chain else race[:, tree.depth_BN[0, :inner]]
         else:
             self.keys = ops.streams(context.seed_B, first, Purpose.DRAFT, inner)
 
     def race(self, start: int, stop: int) -> Tensor:
-        """Log of the exponential noise of nodes start..stop, [B, n, V]."""
-        if self.shared is not None:
-            return self.shared[:, start:stop]
-        return noise.exponentials(self.keys[:, start:stop], self.vocab).log_()
-
-
-def _stack(laws: list[Laws]) -> Laws:
-    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
-    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
-    return laws[0]._replace(
-        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
-        floor_BR=torch.cat(floors, 1) if floors else None,
-        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
-    )
+        """Exponential noise of nodes start..stop, [B, n, V]."""
+        assert self.shared is not None
+        return self.shared[:, start:stop]

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from outrider.prefill import ingest, width
 from outrider.tree import numbers, visible
-from outrider.types import Context, Draft, LanguageModel, Laws, Scores, Verdict
+from outrider.types import Context, Draft, LanguageModel, Scores, Verdict
 
 
 class Grown:
@@ -81,13 +80,3 @@ def begin(model: LanguageModel, memory: Any, context: Context, nodes: int) -> tu
     logits = model.forward(memory, tokens, tail, tail, seen, last=1)[:, -1:]
     pending = context.tokens_BL.gather(1, first[:, None])
     return Growth(model, memory, first, wide, pending), logits
-
-
-def stack(laws: list[Laws]) -> Laws:
-    """The laws of all inner nodes, level after level, as one table."""
-    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
-    return laws[0]._replace(
-        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
-        floor_BR=torch.cat(floors, 1) if floors else None,
-        lse_BR=None,
-    )

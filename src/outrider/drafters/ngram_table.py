@@ -15,14 +15,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from outrider import arguments, noise, ops
+from outrider import arguments, ops
 from outrider.drafters import asked
 from outrider.drafters.laws import law_at
 from outrider.drafters.root import pending
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.noise import Purpose
 from outrider.tree import chain, children, numbers
-from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
+from outrider.types import Context, Draft, Kind, Scores, Verdict
 
 DISCOUNT = 0.75
 
@@ -183,7 +183,7 @@ class NgramTable:
         back = numbers(max(self.table.order - 1, 1), device).flip(0) + 1
         at = length[:, None] - back
         tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
-        keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
+        keys = ops.streams(context.seed_B, length - 1, Purpose.DRAFT, depth)
         tree, draws = chain(depth, device), children((1,) * depth, device)
         tokens, laws, alive = [pending(context)], [], None
         present = []
@@ -193,8 +193,7 @@ class NgramTable:
             if sampling.greedy == "all":
                 token = law.logits_BRV[:, 0].argmax(-1, keepdim=True)
             else:
-                token, lse = ops.sample(law, keys[:, step : step + 1])
-                law = law._replace(lse_BR=lse)
+                token, law = ops.sample(law, keys[:, step : step + 1])
             laws.append(law)
             tokens.append(token)
             if sampling.shaping is not None:  # a ban may leave nothing to draw
@@ -220,7 +219,7 @@ class NgramTable:
             draws,
             kind,
             row,
-            None if greedy == "all" else _stack(laws),
+            None if greedy == "all" else ops.stack(laws),
             frozenset(kinds),
         )
 
@@ -231,13 +230,3 @@ class NgramTable:
 
     def take(self, memory: None, rows_B: Tensor) -> None:
         """Nothing to select."""
-
-
-def _stack(laws: list[Laws]) -> Laws:
-    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
-    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
-    return laws[0]._replace(
-        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
-        floor_BR=torch.cat(floors, 1) if floors else None,
-        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
-    )

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import arguments, noise, ops
+from outrider import arguments, ops
 from outrider.drafters import asked
 from outrider.drafters.laws import law_at
-from outrider.drafters.levels import Grown, begin, stack
+from outrider.drafters.levels import Grown, begin
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest
@@ -87,8 +87,7 @@ class Paths(Grown):
         blocks = _blocks(count, len(growths))
         first_B, pending_B1 = growths[0].first_B, growths[0].pending_B1
         device, batch, vocab = logits[0].device, logits[0].shape[0], logits[0].shape[-1]
-        keys = noise.stream(context.seed_B, first_B, Purpose.DRAFT)
-        keys = noise.split(keys, nodes)
+        keys = ops.streams(context.seed_B, first_B, Purpose.DRAFT, nodes)
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None]
 
         slot = torch.arange(nodes, device=device)
@@ -116,17 +115,18 @@ class Paths(Grown):
             found = []
             for model, (a, b) in enumerate(blocks):
                 law = law_at(logits[model], context, tokens, tree, start, alive)
-                laws[model].append(law)
                 here = where[:, a:b] - start
                 local = here[..., None].expand(-1, -1, vocab)
                 if greedy != "all":
-                    drawn = _drawn(law, here, keys[:, stop + a : stop + b])
+                    index, some, law = ops.independent(law, here, keys[:, stop + a : stop + b])
+                    drawn = _Best(torch.where(some, 0.0, -torch.inf), index)
                 if greedy != "none":
                     best = _best(law.logits_BRV.gather(1, local))
                     if not depth:
                         best = _side_by_side(law.logits_BRV[:, 0], best)
                     drawn = best if greedy == "all" else _chosen(hot, best, drawn)
                 found.append(drawn)
+                laws[model].append(law)
             token = torch.cat([f.indices for f in found], 1)
             # a path ends where no token is possible
             going = going & (torch.cat([f.values for f in found], 1) > -torch.inf)
@@ -151,7 +151,7 @@ class Paths(Grown):
 
         tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
         draws, rows = (t[:, :spare].view(batch, nodes, count) for t in (draws, rows))
-        given = None if greedy == "all" else stack([stack(levels) for levels in laws])
+        given = None if greedy == "all" else ops.stack([ops.stack(levels) for levels in laws])
         return _declared(torch.cat(tokens, 1), tree, draws, rows, greedy, hot, given)
 
     def commit(
@@ -190,18 +190,6 @@ class _Best(NamedTuple):
 
 def _best(merit_BcV: Tensor) -> _Best:
     return _Best(*merit_BcV.max(-1))
-
-
-def _drawn(law: Laws, here_Bc: Tensor, keys_Bc: Tensor) -> _Best:
-    """A token from law row `here_Bc` for each path, as the CPU code draws it or by a race."""
-    at_once = ops.independent(law, here_Bc, keys_Bc)
-    if at_once is not None:
-        index, some = at_once
-        return _Best(torch.where(some, 0.0, -torch.inf), index)
-    scaled = ops.scaled(law)
-    vocab = scaled.shape[-1]
-    local = here_Bc[..., None].expand(-1, -1, vocab)
-    return _best(scaled.gather(1, local) - noise.exponentials(keys_Bc, vocab).log_())
 
 
 def _side_by_side(logits_BV: Tensor, best: _Best) -> _Best:

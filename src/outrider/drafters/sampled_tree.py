@@ -7,10 +7,9 @@ order. A CPU draws them one by one instead, the same law.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from outrider import noise, ops
+from outrider import ops
 from outrider.drafters.shape_tables import Level
 from outrider.drafters.shaped import Shaped
 from outrider.types import Kind, Laws
@@ -24,11 +23,5 @@ class SampledTree(Shaped):
     drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.WITHOUT})
 
     def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
-        """The largest perturbed log-probabilities, in descending order, or draws one by one."""
-        vocab = law.logits_BRV.shape[-1]
-        drawn = ops.several(law, keys_Bn, min(level.most, vocab))
-        if drawn is not None:
-            return *drawn, law
-        merit = ops.scaled(law) - noise.exponentials(keys_Bn, vocab).log_()
-        top = merit.topk(min(level.most, vocab), -1)
-        return top.indices, top.values > -torch.inf, law
+        """Draws without replacement, in order."""
+        return ops.several(law, keys_Bn, level.most)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters import asked, on_host
+from outrider.drafters import asked
 from outrider.drafters.laws import law_at
-from outrider.drafters.levels import Grown, begin, stack
+from outrider.drafters.levels import Grown, begin
 from outrider.drafters.shape_tables import Level, Shape, shape
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
@@ -63,9 +63,6 @@ class Shaped(Grown):
         """Fill the shape level by level, one draft-model call each."""
         sampling, device = context.sampling, context.length_B.device
         assert self.parents is not None
-        if on_host.fits(context) and self.drawn != {Kind.FIXED}:
-            hub = Kind.FIXED in self.drawn
-            return on_host.grow(self.model, memory, context, self.parents, hub)
         table = shape(self.parents, device)
         tree, greedy = table.tree, sampling.greedy
         growth, logits = begin(self.model, memory, context, tree.nodes)
@@ -119,7 +116,7 @@ class Shaped(Grown):
             draws,
             kind,
             row,
-            None if placed else stack(laws),
+            None if placed else ops.stack(laws),
             frozenset({Kind.FIXED})
             if placed
             else self.drawn | ({Kind.FIXED} if greedy == "some" else set()),

@@ -24,7 +24,7 @@ tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds
 """
 
 from outrider.ops import reference
-from outrider.ops.backend import NAMES, chosen, dispatched, fused, use
+from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
 from outrider.ops.reference import (
     Survivors,
     draw,
@@ -50,6 +50,7 @@ survivors = dispatched(reference.survivors)
 
 __all__ = [
     "NAMES",
+    "Judge",
     "Survivors",
     "assisted",
     "chosen",

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from outrider.errors import BackendUnavailable, UnknownName
-from outrider.types import Draft, Draws, Scores, Verdict
+from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,8 +33,6 @@ class Backend(NamedTuple):
     ops: Mapping[str, Operation]
     unfit: Callable[[torch.device], str | None]  #: why it cannot run on a device
     declines: Callable[..., str | None]  #: why it cannot run an operation (name, *inputs)
-
-
 
 
 _MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
@@ -113,7 +111,7 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     run = backend.ops.get(op)
     if run is None:
         return None
-    reason = backend.unfit(device) or backend.declines(op, *inputs)
+    reason = _unjudged(op, *inputs) or backend.unfit(device) or backend.declines(op, *inputs)
     if reason is None:
         return run
     if insist and explicit() is not None:
@@ -121,6 +119,18 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
             f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
             "OUTRIDER_OPS unset"
         )
+    return None
+
+
+def _unjudged(op: str, *inputs: object) -> str | None:
+    """Why no kernel of that name judges a draft."""
+    draft = inputs[0]
+    if not isinstance(draft, Draft) or not op.startswith("judge:"):
+        return None
+    if op != "judge:match" and Kind.COUPLED in draft.kinds:
+        return "coupled children are judged by a matching rule"
+    if op in ("judge:chain", "judge:block") and not draft.tree.is_chain:
+        return "the draft branches"
     return None
 
 
