@@ -55,9 +55,9 @@ def several(
     above = [np.where(out, t, drawn[0]) for t, out in zip(gone, which, strict=True)]
     tokens = np.stack(drawn + above)
     there = np.stack([mass > 0 for mass in weights + masses])
-    tokens_BRK, there_BRK = (
-        torch.from_numpy(table.T.reshape(*keys_BR.shape, count + most)) for table in (tokens, there)
-    )
+    shape = (*keys_BR.shape, count + most)
+    tokens_BRK = torch.from_numpy(np.ascontiguousarray(tokens.T)).view(shape)
+    there_BRK = torch.from_numpy(np.ascontiguousarray(there.T)).view(shape)
     kept = laws._replace(lse_BR=None)
     if most:
         out_BRk = there_BRK[..., count:] & there_BRK[..., :1]
