@@ -130,7 +130,7 @@ class Run(Iterator[HostBlock]):
         )
         self._stats.prefill_ms = (time.perf_counter() - started) * 1e3
         self._started = self._now = time.perf_counter()
-        self._base = (_seconds(engine.target), engine.drafter.draft_seconds)
+        self._base = _seconds(engine.target)
 
     def __iter__(self) -> "Run":
         return self
@@ -284,10 +284,9 @@ class Run(Iterator[HostBlock]):
         if self._lag and not self.done:
             return  # device events are read once, at the end: reading them waits for the device
         stats, total = self._stats, self._now - self._started
-        target = _seconds(self.engine.target) - self._base[0]
-        draft = self.engine.drafter.draft_seconds - self._base[1]
+        target = _seconds(self.engine.target) - self._base
         stats.seconds = total
-        stats.target_ms, stats.draft_ms = target * 1e3, draft * 1e3
+        stats.target_ms = target * 1e3
         stats.verify_ms = self._verify.seconds * 1e3
         stats.host_ms = total * 1e3 - stats.target_ms - stats.draft_ms - stats.verify_ms
 
@@ -305,6 +304,6 @@ def _apart(target: LanguageModel, drafter: Drafter) -> LanguageModel:
     return view
 
 
-def _seconds(model: LanguageModel | Drafter) -> float:
+def _seconds(model: LanguageModel) -> float:
     meter = getattr(model, "meter", None)
     return float(meter.seconds) if meter is not None else 0.0

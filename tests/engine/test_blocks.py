@@ -15,7 +15,7 @@ STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 def test_few_rows_and_many_agree(name, broken):
     target, small = pair()
     drafter = DRAFTERS[name](small)
-    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
     for seed in range(12):
         state = step.begin(
             target,
