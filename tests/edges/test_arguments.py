@@ -181,9 +181,8 @@ def test_drafters_of_too_many_nodes():
         lambda: PromptLookup(4096),
     ):
         drafter = make()
-        with refused(
-            "at most 4096 nodes", f"got {drafter.shapes[0].max_nodes} by", drafter.name, "lower"
-        ):
+        nodes = drafter.shapes[0].max_nodes
+        with refused("at most 4096 nodes", f"got {nodes} by", drafter.name, "lower"):
             Engine(target, drafter)
     with refused("at most 4096 nodes", "got 5000 by"):
         StaticTree(small, parents=(-1, *range(4999)))

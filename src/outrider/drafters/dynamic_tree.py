@@ -199,9 +199,8 @@ class _Pool:
 
         Nodes stand in the order of the candidates: by depth, parents first. Absent ones stand last.
         """
-        score, token, above, place = (
-            torch.cat(parts, 1) for parts in zip(*self.levels, strict=True)
-        )
+        columns = zip(*self.levels, strict=True)
+        score, token, above, place = (torch.cat(column, 1) for column in columns)
         (batch, many), device = score.shape, score.device
         # a stable order, because a parent may be as probable as its child
         best = score.argsort(dim=-1, descending=True, stable=True)[:, :total]
