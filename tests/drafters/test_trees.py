@@ -26,6 +26,7 @@ from outrider.drafters import (
     shapes,
 )
 from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.ops.reference import truncated
 from outrider.sampling import rows
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
@@ -198,16 +199,16 @@ def test_truncated_scores_equal_the_naive_form_and_survive_where_it_does_not():
     rng = np.random.default_rng(0)
     for _ in range(50):
         perturbed, psi = rng.normal(size=6) - 2, rng.normal() - 2
-        found = beam.truncated(
+        found = truncated(
             torch.tensor([[psi]], dtype=torch.float64), torch.tensor(perturbed)[None, None]
         )
         np.testing.assert_allclose(found[0, 0], naive(psi, perturbed), atol=1e-9)
         assert float(found.max()) == pytest.approx(psi, abs=1e-12)
     far = torch.tensor(rng.normal(size=6) - 900, dtype=torch.float32)
-    found = beam.truncated(torch.tensor([[-905.0]]), far[None, None])[0, 0]
+    found = truncated(torch.tensor([[-905.0]]), far[None, None])[0, 0]
     assert found.isfinite().all()
     assert (found.argsort() == far.argsort()).all()
-    dead = beam.truncated(torch.tensor([[-torch.inf]]), torch.full((1, 1, 3), -torch.inf))
+    dead = truncated(torch.tensor([[-torch.inf]]), torch.full((1, 1, 3), -torch.inf))
     assert (dead == -torch.inf).all()
 
 
