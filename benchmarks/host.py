@@ -67,7 +67,7 @@ def time_step(
         c = clock()
         verdict = step.verify(rule, state, draft, scores)
         d = clock()
-        state, _ = step.commit(drafter, state, draft, scores, verdict)
+        state, _ = step.commit(target, drafter, state, draft, scores, verdict)
         e = clock()
         state = state._replace(
             reason_B=torch.zeros_like(state.reason_B),
@@ -107,7 +107,7 @@ def main() -> None:
             rule = (
                 verifiers.get("match")
                 if temperature == 0
-                else verifiers.default(drafter.kinds, drafter.is_chain)
+                else verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
             )
             rounds = [time_step(drafter, target, rule, temperature, given.steps) for _ in range(5)]
             best = {key: min(r[key] for r in rounds) for key in rounds[0]}

@@ -245,7 +245,7 @@ def load(
             coupled=coupled,
             more=rest,
         )
-        if not all(one.trees for one in drafts) and not made.is_chain:
+        if not all(one.trees for one in drafts) and not made.shapes[0].is_chain:
             raise UnsupportedModel(
                 f"the draft model {sources['draft']} scores chains but not trees; got drafter "
                 f"{drafter!r} with branching={branching}; use drafter='draft_model' without it"

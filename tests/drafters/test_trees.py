@@ -22,7 +22,9 @@ from outrider.drafters import (
     Paths,
     SampledTree,
     StaticTree,
-    beam,
+    dynamic_tree,
+    growing,
+    paths,
     shapes,
 )
 from outrider.drafters.make import WITH_MODEL, with_model
@@ -174,7 +176,7 @@ def test_one_child_at_every_node_is_a_chain():
     _, small = pair(0.4, VOCAB)
     for make in (SampledTree, HubTree, StaticTree):
         drafter = make(small, (1, 1, 1))
-        assert drafter.is_chain
+        assert drafter.shapes[0].is_chain
         assert propose(drafter, [Sampling(1.0, seed=0)]).tree.is_chain
 
 
@@ -259,7 +261,9 @@ def test_shapes_are_checked():
     assert math.isclose(expected((-1, 0, 0, 1), (0.5, 0.2)), 1.95)
 
 
-@pytest.mark.parametrize("module", [shapes, beam], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [shapes, paths, dynamic_tree, growing.shapes], ids=lambda m: m.__name__
+)
 def test_the_examples_in_the_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -277,7 +281,7 @@ def test_more_children_than_tokens_are_refused_at_set_up():
     _, small = pair(0.4, VOCAB)
     with pytest.raises(ConfigurationError, match="vocabulary of 4; use smaller factors"):
         DraftModel(small, (2, VOCAB + 1))
-    assert DraftModel(small, (VOCAB,)).max_nodes == 1 + VOCAB
+    assert DraftModel(small, (VOCAB,)).shapes[0].max_nodes == 1 + VOCAB
 
 
 @pytest.mark.parametrize(
@@ -294,8 +298,8 @@ def test_more_children_than_tokens_are_refused_at_set_up():
         ("static_tree", {}, StaticTree, 34),
         ("static_tree", {"num_speculative_tokens": 2}, StaticTree, 10),
         ("static_tree", {"num_speculative_tokens": 5}, StaticTree, 46),
-        ("sampled_tree", {"branching": (2,)}, SampledTree, 3),
-        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, SampledTree, 8),
+        ("sampled_tree", {"branching": (2,)}, DraftModel, 3),
+        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, DraftModel, 8),
         ("dynamic_tree", {"width": 3}, DynamicTree, 17),
         ("dynamic_tree", {"width": 2, "num_speculative_tokens": 2}, DynamicTree, 7),
         ("dynamic_tree", {"width": 4, "num_speculative_tokens": 18}, DynamicTree, 19),
@@ -307,7 +311,7 @@ def test_drafters_by_name(name, how, kind, nodes):
     made = with_model(name, pair(0.4, VOCAB)[1], **how)
     assert type(made) is kind
     assert made.name == name
-    assert made.max_nodes == nodes
+    assert made.shapes[0].max_nodes == nodes
 
 
 def test_the_depth_of_trees_by_name():

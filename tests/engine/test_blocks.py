@@ -19,7 +19,7 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
     monkeypatch.setattr(settling, "_FEW_ROWS", 5)
     target, small = pair()
     drafter = DRAFTERS[name](small)
-    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
     for seed in range(12):
         state = step.begin(
             target,

@@ -1,56 +1,37 @@
 """The root-only drafter: a tree with nothing below the pending token. Plain decoding."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from outrider.tree import branching, children
-from outrider.types import Context, Draft, Kind, Scores, Verdict
+from outrider.drafters.growing import TreeBuilder, shapes
+from outrider.drafters.memory import Nothing
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
 class Root:
     """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
-    name: str = "root"
-    kinds: frozenset[Kind] = frozenset()
-    is_chain: bool = True
-    max_nodes: int = 1
-    draft_seconds: float = 0.0
+    name: ClassVar[str] = "root"
+    hidden: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset()
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape(0, 1, 0, is_chain=True),)
 
-    def open(self, context: Context, capacity: int) -> None:
+    def open(self, context: Context, capacity: int) -> Nothing:
         """Nothing to remember."""
+        return Nothing()
 
-    def propose(self, memory: None, context: Context) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Node 0 alone."""
+        shapes.declared(self, shape)
         return bare(context)
 
     def commit(
-        self, memory: None, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn."""
-
-    def take(self, memory: None, rows_B: Tensor) -> None:
-        """Nothing to select."""
 
 
 def bare(context: Context) -> Draft:
     """The draft with only the pending token."""
-    device = context.length_B.device
-    table = children((), device)
-    none = torch.full_like(table, -1)
-    return Draft(
-        pending(context),
-        branching((), device),
-        none,
-        torch.zeros_like(none),
-        none,
-        None,
-        frozenset(),
-    )
-
-
-def pending(context: Context) -> Tensor:
-    """The last committed token of each row, [B, 1]."""
-    return context.tokens_BL.gather(1, context.length_B[:, None] - 1)
+    return TreeBuilder(shapes.fixed((-1,), context.length_B.device), context).draft(())

@@ -13,6 +13,8 @@ descending order:
     survivors(law, keys_BR, phi_BR, psi_BR, width)  Survivors (parent, token, phi, psi, each [B, w])
     merit(law, keys_BR)                             perturbed scores [B, R, V], the largest wins
     perturbed(law, race_BRV)                        the same with exponential noise that is given
+    largest(scores_BRV, count)                      the tokens with the best scores, there_BRK
+    greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
     stack(laws)                                     the laws of several levels as one
 
 The law that a draw returns is the one to declare in the draft. It carries what the draw has
@@ -29,6 +31,8 @@ from outrider.ops.reference import (
     Survivors,
     draw,
     follow,
+    greedily,
+    largest,
     log_probs,
     merit,
     perturbed,
@@ -58,7 +62,9 @@ __all__ = [
     "floors",
     "follow",
     "fused",
+    "greedily",
     "independent",
+    "largest",
     "log_probs",
     "merit",
     "perturbed",

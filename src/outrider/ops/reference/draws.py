@@ -69,12 +69,12 @@ def several(
     scores = merit(laws, keys_BR)
     most = max(placed, default=0)
     if laws.greedy == "all" or not most:
-        return *_largest(scores, count + most), laws
+        return *largest(scores, count + most), laws
     above = scaled(laws).topk(min(most, scores.shape[-1]), -1)
     few_R1 = _limits(tuple(placed), scores.device)
     taken = (numbers(above.indices.shape[-1], scores.device) < few_R1) & (above.values > -torch.inf)
     left = scores.gather(-1, above.indices).masked_fill(taken, -torch.inf)
-    tokens, there = _largest(scores.scatter(-1, above.indices, left), count)
+    tokens, there = largest(scores.scatter(-1, above.indices, left), count)
     without = lacking(laws, above.indices, taken & there[..., :1])
     tokens = torch.cat([tokens, widened(above.indices, most)], -1)
     there = torch.cat([there, widened(taken, most)], -1)
@@ -92,14 +92,17 @@ def greedily(laws: Laws, tokens_BRK: Tensor, there_BRK: Tensor) -> tuple[Tensor,
     """The most probable tokens in greedy rows, those that were drawn in others."""
     if laws.greedy == "none":
         return tokens_BRK, there_BRK
-    best, some = _largest(laws.logits_BRV, tokens_BRK.shape[-1])
+    best, some = largest(laws.logits_BRV, tokens_BRK.shape[-1])
     if laws.greedy == "all":
         return best, some
     return torch.where(hot(laws), best, tokens_BRK), torch.where(hot(laws), some, there_BRK)
 
 
-def _largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The indices of the `count` largest scores, and which of them are above -inf: [B, R, count]"""
+    if count == 1:  # a search for one is quicker, and the first of equals
+        best = scores_BRV.max(-1, keepdim=True)
+        return best.indices, best.values > -torch.inf
     top = scores_BRV.topk(min(count, scores_BRV.shape[-1]), -1)
     return widened(top.indices, count), widened(top.values > -torch.inf, count)
 

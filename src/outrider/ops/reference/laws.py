@@ -60,7 +60,7 @@ def scaled(laws: Laws) -> Tensor:
         floor = laws.floor_BR[..., None].to(logits.dtype)
         logits = logits.masked_fill(logits < floor, -torch.inf)
     inverse = laws.inverse_temperature_B
-    if laws.greedy == "some":
+    if laws.greedy != "none":
         inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
     return logits * inverse[:, None, None].to(logits.dtype)
 
