@@ -1,14 +1,14 @@
-"""Trees drawn on a CPU: they declare what they drew from, and lists and weights are right."""
+"""Trees drawn on a CPU: they declare what they drew from, and keep the right weights of it."""
 
 import pytest
 import torch
 
 from outrider import DraftModel, Sampling, ops, step, verifiers
-from outrider.drafters import HubTree, SampledTree, on_host
+from outrider.drafters import HubTree, SampledTree
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
-from outrider.sampling import rows
-from outrider.types import Output
+from outrider.sampling import rows, warp
+from outrider.types import Output, Scores
 from tiny import PROMPTS, pair
 
 SHAPE = (-1, 0, 0, 0, 1, 1, 2, 4)  # uneven: 3 children, then 2, 1, none, ...
@@ -41,29 +41,26 @@ def drafted(name, settings, batch, seed=0):
         stop_ids=[()] * batch,
         capacity=128,
     )
-    assert on_host.fits(state.context)
     return target, drafter, state, step.propose(drafter, state)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
+def test_weights_stand_for_the_tensors(name, settings, batch):
     target, drafter, state, draft = drafted(name, SETTINGS[settings], batch)
     kept = weights_of(draft.laws)
     assert kept is not None
-    law = ops.probs(draft.laws._replace(weights=None))
-    for b, n, k in (draft.row_BNK >= 0).expand(batch, -1, -1).nonzero().tolist():
+    law = ops.probs(draft.laws)
+    drawn = (draft.row_BNK >= 0) & (draft.draws_BNK >= 0)
+    for b, n, k in drawn.expand(batch, -1, -1).nonzero().tolist():
         row = int(draft.row_BNK.expand(batch, -1, -1)[b, n, k])
         ours = torch.from_numpy(kept.values[row][b]) / kept.sums[row][b]
         torch.testing.assert_close(ours, law[b, row], atol=1e-6, rtol=1e-5)
         child = int(draft.draws_BNK.expand(batch, -1, -1)[b, n, k])
         assert law[b, row, draft.tokens_BN[b, child]] > 0
-    if draft.lists is not None:
-        for ours, tensor in zip(draft.lists[:4], draft.lists.of, strict=True):
-            assert ours == tensor.expand(batch, *tensor.shape[1:]).tolist()
     scores = step.score(target, state, draft)
-    bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+    bare = draft._replace(laws=draft.laws._replace(host=None))
     for rule in verifiers.VERIFIERS.values():
         if not verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
             continue
@@ -74,20 +71,18 @@ def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
             torch.testing.assert_close(ours.overlap_BD, theirs.overlap_BD, equal_nan=True)
 
 
-def test_replaced_tables_are_read_anew():
-    """A mistake planted in a tensor is seen: neither lists nor weights hide it."""
-    target, _, state, draft = drafted("chain", SETTINGS["plain"], 1)
-    scores = step.score(target, state, draft)
-    other = draft._replace(tokens_BN=(draft.tokens_BN + 1) % 32)
-    verdict = step.verify(verifiers.get("block"), state, other, scores)
-    bare = other._replace(lists=None)
-    assert (
-        verdict.next_B.tolist()
-        == step.verify(verifiers.get("block"), state, bare, scores)[2].tolist()
-    )
-    flat = draft.laws._replace(logits_BRV=torch.zeros_like(draft.laws.logits_BRV))
-    assert weights_of(flat) is None
-    assert weights_of(draft.laws._replace(floor_BR=torch.zeros(1, 3))) is None
+def test_changed_laws_forget_what_was_kept_of_them():
+    """A mistake planted in a tensor is seen: no weights hide it, whatever way it was planted."""
+    _, _, _, draft = drafted("chain", SETTINGS["plain"], 1)
+    laws = draft.laws
+    assert weights_of(laws) is not None
+    assert weights_of(laws._replace(logits_BRV=torch.zeros_like(laws.logits_BRV))) is None
+    assert weights_of(laws._replace(floor_BR=torch.zeros(1, 3))) is None
+    assert weights_of(laws._replace(inverse_temperature_B=torch.ones(1))) is None
+    assert laws._replace(lse_BR=None).host is None
+    assert ops.stack([laws, laws._replace(host=None)]).host is None
+    twice = weights_of(ops.stack([laws, laws]))
+    assert [len(twice.values), len(twice.sums)] == [6, 6]
 
 
 def test_nan_is_told_and_a_masked_row_draws_nothing():
@@ -114,11 +109,8 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
 
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 @pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
-def test_chains_read_from_tables_are_judged_as_row_by_row(rule, scale):
+def test_chains_are_judged_by_kept_weights_as_from_logits(rule, scale):
     """Also where exp(z) leaves float32, tokens are masked, or nothing of the target is left."""
-    from outrider.ops.cpu.line import read
-    from outrider.types import Draws
-
     paths = set()
     for seed in range(40):
         _, _, state, draft = drafted("chain", SETTINGS["plain"], 1, seed)
@@ -126,11 +118,9 @@ def test_chains_read_from_tables_are_judged_as_row_by_row(rule, scale):
         logits = torch.cat([draft.laws.logits_BRV, draft.laws.logits_BRV[:, -1:]], 1) + noise
         logits = scale * logits
         logits[..., seed % 32] = -torch.inf
-        scores = step.Scores(step.warp(logits, state.context.sampling))
-        draws = Draws(state.context.seed_B, state.context.length_B - 1)
-        assert (read(draft, scores, draws) is None) == (scale > 20)
+        scores = Scores(warp(logits, state.context.sampling))
         ours = step.verify(verifiers.get(rule), state, draft, scores)
-        bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+        bare = draft._replace(laws=draft.laws._replace(host=None))
         theirs = step.verify(verifiers.get(rule), state, bare, scores)
         assert ours.path_BD.tolist() == theirs.path_BD.tolist()
         assert ours.next_B.tolist() == theirs.next_B.tolist()
@@ -236,6 +226,7 @@ def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
     scores = Scores(Laws(p.log().expand(many, 3, 3), torch.ones(many), greedy="none"))
     rule = verifiers.get("traversal")
     law = rule.outcome(draft, scores).stop_BN[0]
-    verdict = rule(draft, scores, Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64)))
+    draws = Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64))
+    verdict = verifiers.judge(rule, draft, scores, draws)
     stops = torch.stack([(verdict.path_BD[:, 0] == n).float().mean() for n in (-1, 1, 2)])
     torch.testing.assert_close(stops, law, atol=0.03, rtol=0)
