@@ -7,7 +7,7 @@ must be whole is given as one: 3, not 3.0.
 import operator
 from collections.abc import Callable, Mapping, Set
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from outrider.errors import ConfigurationError
 
@@ -41,12 +41,12 @@ def plain(given: Any) -> Any:
     return given
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is a whole number."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -11,17 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider import arguments
+from outrider.drafters import DRAFTERS
+from outrider.drafters.recipes import COMMON
 from outrider.errors import ConfigurationError, UnknownName
 
-SHAPE = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance", "coupled")
-OURS = ("draft", "drafter", *SHAPE, "rule", "ngram", "table")
-METHODS = {
-    "draft_model": "draft_model",
-    "ngram": "prompt_lookup",
-    "prompt_lookup": "prompt_lookup",
-    "ngram_table": "ngram_table",
-    "root": "root",
-}
+OURS = ("draft", "drafter", *COMMON, "drafter_options", "table", "rule", "rule_options")
+NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
 #: Names that a generation configuration of transformers carries.
 CONFIGURED = (
@@ -74,9 +69,9 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
             put("num_speculative_tokens", count, name)
     if "method" in asked:
         method = str(asked["method"])
-        if method not in METHODS:
-            raise UnknownName("speculative method", method, METHODS)
-        put("drafter", METHODS[method], "method")
+        if method not in (NGRAM, *DRAFTERS):
+            raise UnknownName("speculative method", method, (NGRAM, *DRAFTERS))
+        put("drafter", "prompt_lookup" if method == NGRAM else method, "method")
     if "prompt_lookup_num_tokens" in asked:
         put("drafter", "prompt_lookup", "prompt_lookup_num_tokens")
     if isinstance(found.get("ngram"), list):

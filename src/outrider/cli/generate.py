@@ -38,6 +38,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         ) from error
 
 
+@options.with_setup
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; without it, standard input.")
@@ -45,17 +46,8 @@ def generate(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    drafter: options.DrafterName = None,
-    num_speculative_tokens: options.Gamma = None,
-    branching: options.Branching = None,
-    width: options.Width = None,
-    total_tokens: options.TotalTokens = None,
-    acceptance: options.Acceptance = None,
-    table: options.Table = None,
-    rule: options.Rule = None,
-    coupled: options.Coupled = False,
+    *,
+    setup: options.Setup,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
     ] = 128,
@@ -83,8 +75,6 @@ def generate(
         list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
     dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    threads: options.Threads = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")
     ] = False,
@@ -125,22 +115,7 @@ def generate(
     text = read_prompt(prompt, file)
     if not text:
         raise PromptError("the prompt is empty; got ''; give at least one character")
-    speculator = options.loaded(
-        target,
-        draft,
-        drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
-        branching=branching,
-        width=width,
-        total_tokens=total_tokens,
-        acceptance=acceptance,
-        table=table,
-        coupled=coupled,
-        rule=rule,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-    )
+    speculator = setup.load(dtype)
     judged = speculator.engine.choose_rule("all" if temperature == 0 else "none")
     how_made = {
         "drafter": speculator.engine.drafter.name,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.root import bare
 from outrider.tree import chain
 from outrider.types import Context, Draft, Kind, Scores, Verdict
@@ -36,7 +36,9 @@ class PromptLookup:
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):
             object.__setattr__(self, name, arguments.plain(getattr(self, name)))
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
         do = "leave it out for 1"
         least = arguments.whole("least_ngram", self.least_ngram, do, least=1)
         arguments.whole("most_ngram", self.most_ngram, "give at least least_ngram", least=least)
@@ -100,3 +102,17 @@ class PromptLookup:
 
     def take(self, memory: None, rows_B: Tensor) -> None:
         """Nothing to select."""
+
+
+def _made(
+    num_speculative_tokens: int = PromptLookup.num_speculative_tokens,
+    ngram: tuple[int, int] = (PromptLookup.least_ngram, PromptLookup.most_ngram),
+) -> PromptLookup:
+    return PromptLookup(num_speculative_tokens, most_ngram=ngram[1], least_ngram=ngram[0])
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    takes=("num_speculative_tokens", "ngram"),
+    depth=PromptLookup.num_speculative_tokens,
+)

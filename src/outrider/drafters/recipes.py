@@ -1,0 +1,202 @@
+"""How a drafter is made by name: what it needs, which options it takes, and what these may be.
+
+    Recipe(Echo)                                             # needs nothing, takes nothing
+    Recipe(beam, ("model",), ("num_speculative_tokens", "width"))
+
+`outrider.drafters` has the registry, and asks the recipes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from outrider import arguments
+from outrider.errors import ConfigurationError
+from outrider.types import Drafter, LanguageModel
+
+if TYPE_CHECKING:
+    from outrider.drafters.ngram_table import Table
+
+PLAIN = "use the drafter 'root' for plain decoding"
+CHAIN = "use the drafter 'draft_model' for a chain"
+
+Need = Literal["model", "models", "table", "vocab_size"]
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What a user asks of a drafter; None (False for `coupled`) where nothing was asked.
+
+    num_speculative_tokens  the depth: tokens of a chain, of a path, or of a tree's longest path
+    branching               children per level
+    width                   paths, or nodes of a level
+    total_tokens            drafted tokens in all
+    acceptance              chance that a node's k-th child is kept, k = 1, 2, ...
+    ngram                   shortest and longest n-gram that is looked up
+    coupled                 draw with the target's noise
+    own                     options that one drafter has for itself, by name
+
+    Raises ConfigurationError for a value that would be nonsense for any drafter.
+
+    >>> DraftOptions(branching=[3, 2]).asked()
+    {'branching': (3, 2)}
+    """
+
+    num_speculative_tokens: int | None = None
+    branching: Sequence[int] | None = None
+    width: int | None = None
+    total_tokens: int | None = None
+    acceptance: Sequence[float] | None = None
+    ngram: Sequence[int] | None = None
+    coupled: bool = False
+    own: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        checks: dict[str, Callable[[object], object]] = {
+            "num_speculative_tokens": lambda n: arguments.whole(
+                "num_speculative_tokens", n, PLAIN, least=1
+            ),
+            "branching": lambda given: counts("branching", given),
+            "width": lambda n: arguments.whole("width", n, CHAIN, least=2),
+            "total_tokens": lambda n: arguments.whole(
+                "total_tokens", n, "give the number of drafted tokens", least=1
+            ),
+            "acceptance": _chances,
+            "ngram": _ngram,
+            "own": _own,
+        }
+        if not isinstance(self.coupled, bool):
+            arguments.refuse("coupled", "True or False", self.coupled, "leave it out for False")
+        for name, check in checks.items():
+            value = vars(self)[name]
+            if value is not None:
+                object.__setattr__(self, name, check(value))
+
+    def asked(self) -> dict[str, object]:
+        """What was asked for, by name."""
+        common = {name: value for name, value in vars(self).items() if name != "own"}
+        return {n: v for n, v in common.items() if v is not None and v is not False} | dict(
+            self.own or {}
+        )
+
+
+#: The options that drafters share; any other one is some drafter's own.
+COMMON = tuple(field.name for field in fields(DraftOptions) if field.name != "own")
+
+
+def counts(name: str, given: object) -> tuple[int, ...]:
+    """Children per level."""
+    what, do = "positive whole numbers, one per level", f"write {name}=(3, 2, 1)"
+    return arguments.several(name, given, what, do, _positive)
+
+
+def one_depth(branching: tuple[int, ...] | None, depth: int | None) -> None:
+    """Refuse a branching vector and a depth that disagree."""
+    if branching is not None and depth is not None and len(branching) != depth:
+        raise ConfigurationError(
+            f"the depth of a tree is the length of its branching; got branching={branching} "
+            f"and num_speculative_tokens={depth}; leave num_speculative_tokens out"
+        )
+
+
+def _positive(value: object) -> bool:
+    return arguments.is_whole(value) and value > 0
+
+
+def _chances(given: object) -> tuple[float, ...]:
+    what, do = "numbers, one per child", "write acceptance=(0.6, 0.15, 0.05)"
+    return arguments.several("acceptance", given, what, do, arguments.is_number)
+
+
+def _ngram(given: object) -> tuple[int, ...]:
+    what = "the shortest and the longest n-gram, two whole numbers of at least 1"
+    sizes: tuple[int, ...] = arguments.several(
+        "ngram", given, what, "write ngram=(1, 4)", _positive
+    )
+    if len(sizes) != 2 or sizes[0] > sizes[1]:
+        arguments.refuse("ngram", what, given, "write ngram=(1, 4)")
+    return sizes
+
+
+def _own(given: object) -> dict[str, object]:
+    what, do = "a mapping of names to values", "write drafter_options={'name': value}"
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        arguments.refuse("drafter_options", what, given, do)
+    for name in COMMON:
+        if name in given:
+            raise ConfigurationError(
+                f"drafter_options are those that one drafter has for itself; got {name}="
+                f"{arguments.shown(given[name])}; give {name} beside them, not in them"
+            )
+    return dict(given)
+
+
+class Parts(NamedTuple):
+    """What is loaded before a drafter is made."""
+
+    models: tuple[LanguageModel, ...] = ()  #: draft models
+    table: "Table | None" = None  #: n-gram counts
+    vocab_size: int = 0  #: of the target
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a drafter is made by name.
+
+    build  a class or function; it gets what the recipe needs, and those of the options it takes
+           that the user asked for, as keywords: what was not asked for is its own default's matter
+    needs  "model" (one draft model), "models" (a tuple of one or more), "table" (n-gram counts),
+           "vocab_size" (the target's)
+    takes  names of options: those of `DraftOptions`, and any other names of its own
+    depth  tokens it drafts in a row if nobody asks
+
+    >>> from outrider.drafters.root import Root
+    >>> Recipe(Root).make(Parts(), DraftOptions()).name
+    'root'
+    """
+
+    build: Callable[..., Drafter]
+    needs: tuple[Need, ...] = ()
+    takes: tuple[str, ...] = ()
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        for name, words in (("needs", get_args(Need)), ("takes", None)):
+            what = "a tuple of names" if words is None else f"a tuple of {', '.join(words)}"
+            given = vars(self)[name]
+            fits = isinstance(given, tuple) and all(isinstance(one, str) for one in given)
+            if not fits or (words is not None and not set(given) <= set(words)):
+                arguments.refuse(name, what, given, f"write {name}=({(words or ('width',))[0]!r},)")
+
+    @property
+    def drafts_with_models(self) -> bool:
+        """Whether it needs a draft model, or several."""
+        return not {"model", "models"}.isdisjoint(self.needs)
+
+    def wants(self, option: str) -> bool:
+        """Whether it has a use for an option, a "draft" model or a "table".
+
+        Coupling a drafter without a model is the rule's matter alone.
+        """
+        if option == "draft":
+            return self.drafts_with_models
+        if option == "coupled" and not self.drafts_with_models:
+            return True
+        return option in self.takes or (option == "table" and "table" in self.needs)
+
+    def has(self, parts: Parts) -> bool:
+        """Whether all that it needs is there."""
+        return bool(parts.models or not self.drafts_with_models) and (
+            parts.table is not None or "table" not in self.needs
+        )
+
+    def make(self, parts: Parts, options: DraftOptions) -> Drafter:
+        """The drafter; what it has no use for must have been refused (`drafters.check`)."""
+        there = {
+            "model": parts.models[0] if parts.models else None,
+            "models": parts.models,
+            "table": parts.table,
+            "vocab_size": parts.vocab_size,
+        }
+        asked = {name: value for name, value in options.asked().items() if name in self.takes}
+        return self.build(**{need: there[need] for need in self.needs}, **asked)
