@@ -163,6 +163,8 @@ def test_an_option_that_one_drafter_has_for_itself_reaches_it(echo, ways):
             ["epsilon must be a finite number"],
         ),
         ({"rule": "typical", "rule_options": {"delta": -1}}, ["epsilon and delta must", "-1"]),
+        ({"rule": "block", "rule_options": {"name": 1}}, ["'block' has no use for name"]),
+        ({"rule": "block", "rule_options": {"kinds": 1}}, ["'block' has no use for kinds"]),
         ({"rule_options": {"lenience": 0.3}}, ["rule=None; name the rule", "lenience: lenience"]),
         ({"drafter": "echo", "coupled": True, "rule": "block"}, ["'block' cannot", "match"]),
     ],
@@ -187,9 +189,9 @@ def test_the_option_of_a_rule_changes_what_it_accepts(ways, outrider):
     assert rates[0] > rates[1]
     typed = ["--rule", "lenience", "--rule-option", "lenience=0.01", "--seed", 1, "-t", 1]
     _, out, _ = outrider("generate", PROMPT, "-n", 48, "--json", *typed, *FAST)
-    assert (
-        json.loads(out)["token_ids"] == loose.generate(PROMPT, how, stop).completions[0].token_ids
-    )
+    document = json.loads(out)
+    assert document["rule_options"] == {"lenience": 0.01}
+    assert document["token_ids"] == loose.generate(PROMPT, how, stop).completions[0].token_ids
 
     model, draft = llama(), perturbed(llama(), 0.4)
     accepted = []
@@ -254,6 +256,8 @@ def test_what_cannot_be_read_on_the_command_line(outrider, typed, part):
     [
         (lambda: load(drafter_options=3), "drafter_options must be a mapping"),
         (lambda: load(drafter_options={1: 2}), "drafter_options must be a mapping"),
+        (lambda: load(drafter_options={"table": 2}), "give table beside them"),
+        (lambda: load(rule="lenience", rule_options={1: 2}), "rule_options must be a mapping"),
         (lambda: load(rule="lenience", rule_options=[("lenience", 1)]), "rule_options must be a"),
         (lambda: load(rule=verifiers.get("block"), rule_options={"x": 1}), "rule by name"),
         (lambda: verifiers.get("lenience", lenience=float("nan")), "a finite number; got nan"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider import verifiers
 from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.errors import ConfigurationError, PromptError
@@ -120,6 +121,7 @@ def generate(
     how_made = {
         "drafter": speculator.engine.drafter.name,
         "rule": judged.name,
+        "rule_options": verifiers.taken(judged),
         "exact": judged.exact,
     }
     if verbose:

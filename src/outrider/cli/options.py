@@ -134,8 +134,11 @@ class Setup:
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
         models = ("target", "draft", "device", "threads")
-        given = [name for name, value in vars(self).items() if value and name not in models]
-        return [f"--{name.replace('_', '-')}" for name in given]
+        return [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(self).items()
+            if value not in (None, []) and value is not False and name not in models
+        ]
 
     def load(self, dtype: str) -> Speculator:
         """`outrider.load` with all of these."""
@@ -176,11 +179,10 @@ def with_setup(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.name != "setup":
             parameters.append(parameter.replace(kind=by_name))
             continue
-        for field in fields(Setup):
-            typed = hints[field.name]
-            parameters.append(
-                inspect.Parameter(field.name, by_name, default=field.default, annotation=typed)
-            )
+        parameters += [
+            inspect.Parameter(f.name, by_name, default=f.default, annotation=hints[f.name])
+            for f in fields(Setup)
+        ]
     vars(run)["__signature__"] = inspect.Signature(parameters)
     return run
 

@@ -8,6 +8,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from outrider import arguments
@@ -52,32 +53,17 @@ class DraftOptions:
     own: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        checks: dict[str, Callable[[object], object]] = {
-            "num_speculative_tokens": lambda n: arguments.whole(
-                "num_speculative_tokens", n, PLAIN, least=1
-            ),
-            "branching": lambda given: counts("branching", given),
-            "width": lambda n: arguments.whole("width", n, CHAIN, least=2),
-            "total_tokens": lambda n: arguments.whole(
-                "total_tokens", n, "give the number of drafted tokens", least=1
-            ),
-            "acceptance": _chances,
-            "ngram": _ngram,
-            "own": _own,
-        }
         if not isinstance(self.coupled, bool):
             arguments.refuse("coupled", "True or False", self.coupled, "leave it out for False")
-        for name, check in checks.items():
-            value = vars(self)[name]
-            if value is not None:
-                object.__setattr__(self, name, check(value))
+        for name, read in _READ.items():
+            if vars(self)[name] is not None:
+                object.__setattr__(self, name, read(vars(self)[name]))
 
     def asked(self) -> dict[str, object]:
         """What was asked for, by name."""
-        common = {name: value for name, value in vars(self).items() if name != "own"}
-        return {n: v for n, v in common.items() if v is not None and v is not False} | dict(
-            self.own or {}
-        )
+        common = {name: vars(self)[name] for name in COMMON}
+        asked = {n: v for n, v in common.items() if v is not None and v is not False}
+        return asked | dict(self.own or {})
 
 
 #: The options that drafters share; any other one is some drafter's own.
@@ -97,6 +83,10 @@ def one_depth(branching: tuple[int, ...] | None, depth: int | None) -> None:
             f"the depth of a tree is the length of its branching; got branching={branching} "
             f"and num_speculative_tokens={depth}; leave num_speculative_tokens out"
         )
+
+
+def _whole(name: str, least: int, do: str) -> Callable[[object], int]:
+    return lambda given: arguments.whole(name, given, do, least=least)
 
 
 def _positive(value: object) -> bool:
@@ -119,16 +109,25 @@ def _ngram(given: object) -> tuple[int, ...]:
 
 
 def _own(given: object) -> dict[str, object]:
-    what, do = "a mapping of names to values", "write drafter_options={'name': value}"
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        arguments.refuse("drafter_options", what, given, do)
-    for name in COMMON:
-        if name in given:
+    options = arguments.by_name("drafter_options", given)
+    for name in (*COMMON, "draft", "table"):
+        if name in options:
             raise ConfigurationError(
                 f"drafter_options are those that one drafter has for itself; got {name}="
-                f"{arguments.shown(given[name])}; give {name} beside them, not in them"
+                f"{arguments.shown(options[name])}; give {name} beside them, not in them"
             )
-    return dict(given)
+    return options
+
+
+_READ: dict[str, Callable[[object], object]] = {
+    "num_speculative_tokens": _whole("num_speculative_tokens", 1, PLAIN),
+    "branching": partial(counts, "branching"),
+    "width": _whole("width", 2, CHAIN),
+    "total_tokens": _whole("total_tokens", 1, "give the number of drafted tokens"),
+    "acceptance": _chances,
+    "ngram": _ngram,
+    "own": _own,
+}
 
 
 class Parts(NamedTuple):
@@ -161,12 +160,12 @@ class Recipe:
     depth: int = 4
 
     def __post_init__(self) -> None:
-        for name, words in (("needs", get_args(Need)), ("takes", None)):
-            what = "a tuple of names" if words is None else f"a tuple of {', '.join(words)}"
-            given = vars(self)[name]
-            fits = isinstance(given, tuple) and all(isinstance(one, str) for one in given)
-            if not fits or (words is not None and not set(given) <= set(words)):
-                arguments.refuse(name, what, given, f"write {name}=({(words or ('width',))[0]!r},)")
+        known = get_args(Need)
+        if not isinstance(self.needs, tuple) or not set(self.needs) <= set(known):
+            what = f"a tuple of {', '.join(known)}"
+            arguments.refuse("needs", what, self.needs, 'write needs=("model",)')
+        if not isinstance(self.takes, tuple):
+            arguments.refuse("takes", "a tuple of names", self.takes, 'write takes=("width",)')
 
     @property
     def drafts_with_models(self) -> bool:
@@ -198,5 +197,7 @@ class Recipe:
             "table": parts.table,
             "vocab_size": parts.vocab_size,
         }
-        asked = {name: value for name, value in options.asked().items() if name in self.takes}
+        asked = options.asked()
+        if "coupled" not in self.takes:
+            asked.pop("coupled", None)  # the rule's matter alone
         return self.build(**{need: there[need] for need in self.needs}, **asked)

@@ -44,7 +44,7 @@ VERIFIERS: dict[str, Verifier] = {
 ABOUT = ("name", "exact", "kinds", "chain_only")
 
 
-def get(name: str, **options: object) -> Verifier:
+def get(name: str, /, **options: object) -> Verifier:
     """The rule of that name, with other values for its options.
 
     >>> get("lenience", lenience=0.3).lenience
@@ -95,27 +95,22 @@ def chosen(
     >>> chosen("lenience", {"lenience": 0.3}, coupled=False).lenience
     0.3
     """
-    if options is not None and not isinstance(options, Mapping):
-        what, do = "a mapping of names to values", "write rule_options={'lenience': 0.3}"
-        arguments.refuse("rule_options", what, options, do)
-    if options and not isinstance(rule, str):
-        takes = "; ".join(
-            f"{name}: {', '.join(taken(other))}"
-            for name, other in VERIFIERS.items()
-            if taken(other)
-        )
+    asked = arguments.by_name("rule_options", options)
+    if asked and not isinstance(rule, str):
+        able = {name: ", ".join(taken(other)) for name, other in VERIFIERS.items()}
+        takes = "; ".join(f"{name}: {names}" for name, names in able.items() if names)
         raise ConfigurationError(
-            f"rule_options belong to a rule by name; got {arguments.shown(dict(options))} and "
+            f"rule_options belong to a rule by name; got {arguments.shown(asked)} and "
             f"rule={arguments.shown(rule)}; name the rule ({takes})"
         )
-    judge = get(rule, **options) if options and isinstance(rule, str) else named(rule)
+    judge = get(rule, **asked) if isinstance(rule, str) else named(rule)
     if not coupled:
         return judge
     if judge is not None and not _shares_noise(judge):
-        able = ", ".join(sorted(n for n, other in VERIFIERS.items() if _shares_noise(other)))
+        sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if _shares_noise(other)))
         raise ConfigurationError(
             f"rule {judge.name!r} cannot judge coupled drafts so that the text depends on the seed "
-            f"alone; got coupled=True; leave the rule out, or use one that can: {able}"
+            f"alone; got coupled=True; leave the rule out, or use one that can: {sharing}"
         )
     return judge or get("match")
 
