@@ -24,6 +24,7 @@ import torch
 import outrider
 from outrider import measure, verifiers
 from outrider.drafters import DraftModel, PromptLookup
+from outrider.nodes import causal
 from outrider.prompts import read_prompts
 from outrider.speculator import Speculator
 
@@ -135,8 +136,8 @@ def tree_noise(base: Speculator, prompts: list[str]) -> float:
         for leaf in range(draft.tree.levels[-2], draft.tree.nodes):
             path = draft.tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
             line = len(ids) - 1 + torch.arange(len(path))[None]
-            seen = torch.arange(512) <= line[..., None]
-            single = model.forward(state.cache, draft.tokens_BN[:, path], line, line, seen)
+            nodes = causal(draft.tokens_BN[:, path], line, 512)
+            single = model.forward(state.cache, nodes).logits_BQV
             gaps.append((whole[path] - single[0].float()).abs().flatten())
     return float(torch.cat(gaps).sort().values[int(-1e-4 * sum(map(len, gaps))) - 1])
 
@@ -149,10 +150,8 @@ def margin(base: Speculator, prompt: str, want: list[int], got: list[int]) -> tu
     model = base.engine.target
     cache = model.open(1, 512)
     line = torch.arange(len(ids))[None]
-    logits = model.forward(
-        cache, torch.tensor([ids]), line, line, torch.arange(512) <= line[..., None]
-    )
-    last = logits[0, -1].float()
+    nodes = causal(torch.tensor([ids]), line, 512)
+    last = model.forward(cache, nodes).logits_BQV[0, -1].float()
     return at, float((last[want[at]] - last[got[at]]).abs())
 
 

@@ -66,7 +66,7 @@ def time_step(
         c = clock()
         verdict = step.verify(rule, state, draft, scores)
         d = clock()
-        state, _ = step.commit(drafter, state, draft, scores, verdict)
+        state, _ = step.commit(target, drafter, state, draft, scores, verdict)
         e = clock()
         state = state._replace(
             reason_B=torch.zeros_like(state.reason_B),

@@ -27,6 +27,7 @@ LAYERS = [
     {"step"},
     {"models", "drafters", "verifiers", "calibrate", "check", "planner", "control"},
     {"prefill"},
+    {"nodes"},
     {"sampling", "stats"},
     {"shaping"},
     {"replay"},

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from outrider.nodes import causal
+
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
@@ -107,18 +109,17 @@ def cost(model: Any, widths: Sequence[int] = WIDTHS, repeats: int = 5) -> dict[i
     """
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128
-    cache = model.open(1, capacity)
+    cache = model.open(1, capacity, model.probe(1))
     device = torch.device(model.device)
-    slots = torch.arange(capacity, device=device)
     times: dict[int, list[float]] = {n: [] for n in widths}
     with torch.inference_mode():
         at = torch.arange(_CONTEXT, device=device)[None]
-        model.forward(cache, at % model.vocab_size, at, at, slots <= at[..., None], last=1)
+        model.forward(cache, causal(at % model.vocab_size, at, capacity), last=1)
         for repeat in range(repeats + 1):
             for n in widths:
                 at = _CONTEXT + torch.arange(n, device=device)[None]
                 started = time.perf_counter()
-                model.forward(cache, at % model.vocab_size, at, at, slots <= at[..., None])
+                model.forward(cache, causal(at % model.vocab_size, at, capacity))
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 if repeat:  # the first round warms up

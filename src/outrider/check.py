@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from outrider.errors import UnsupportedModel, VocabularyMismatch
-from outrider.tree import branching, visible
+from outrider.nodes import causal, of_tree
+from outrider.tree import branching
 from outrider.types import LanguageModel, Tree
 
 
@@ -64,31 +65,27 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
     difference relative to the largest logit.
     """
     device = torch.device(model.device)
-    tree = branching((2, 2))
-    half = getattr(model, "dtype", torch.float32) in (torch.bfloat16, torch.float16)
+    tree = branching((2, 2), device)
+    half = model.dtype in (torch.bfloat16, torch.float16)
     tolerance = tolerance or (0.1 if half else 1e-3)
     vocab, prefix = model.vocab_size, 6
     steps = torch.arange(prefix + tree.nodes, device=device)
     tokens = (steps * 7 + 3)[None] % vocab
     capacity = 128
-    slots = torch.arange(capacity, device=device)
 
     def fill() -> Any:
-        cache = model.open(1, capacity)
-        at = steps[None, :prefix]
-        model.forward(cache, tokens[:, :prefix], at, at, slots <= at[..., None], last=1)
+        cache = model.open(1, capacity, model.probe(1))
+        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], capacity), last=1)
         return cache
 
     first = torch.tensor([prefix], device=device)
     drafted = tokens[:, prefix:]
-    seen = visible(tree.ancestors_BNN.to(device), first, 0, tree.nodes, capacity)
-    at = first[:, None] + tree.depth_BN.to(device)
-    whole = model.forward(fill(), drafted, at, first[:, None] + steps[: tree.nodes], seen)
+    whole = model.forward(fill(), of_tree(drafted, tree, first, capacity)).logits_BQV
     worst = 0.0
     for leaf in range(tree.levels[-2], tree.nodes):
-        path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0].to(device)
+        path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
         line = prefix + torch.arange(len(path), device=device)[None]
-        single = model.forward(fill(), drafted[:, path], line, line, slots <= line[..., None])
+        single = model.forward(fill(), causal(drafted[:, path], line, capacity)).logits_BQV
         gap = (whole[:, path].float() - single.float()).abs().max()
         worst = max(worst, float(gap / single.float().abs().max().clamp(min=1e-6)))
     if not worst <= tolerance:
@@ -142,15 +139,11 @@ def _paths(model: Any, tree: Tree) -> float:
     lengths, capacity = torch.tensor([9, 6], device=device), 128
     steps = torch.arange(int(lengths.max()) + tree.nodes, device=device)
     tokens = torch.stack([steps * 7 + 3, steps * 5 + 1]) % model.vocab_size
-    slots = torch.arange(capacity, device=device)
-    cache = model.open(2, capacity)
+    cache = model.open(2, capacity, model.probe(2))
     at = steps[: int(lengths.max())].expand(2, -1)
-    seen = slots <= at[..., None]
-    model.forward(cache, tokens[:, : at.shape[1]], at, at, seen, last=1)
+    model.forward(cache, causal(tokens[:, : at.shape[1]], at, capacity), last=1)
     drafted = tokens.flip(1)[:, : tree.nodes]
-    seen = visible(tree.ancestors_BNN, lengths, 0, tree.nodes, capacity)
-    where = lengths[:, None] + steps[: tree.nodes]
-    scores = model.forward(cache, drafted, lengths[:, None] + tree.depth_BN, where, seen)
+    scores = model.forward(cache, of_tree(drafted, tree, lengths, capacity)).logits_BQV
     worst = 0.0
     for row, length in enumerate(lengths.tolist()):
         for node in range(tree.levels[-2], tree.nodes):

@@ -41,11 +41,11 @@ class Engine:
         if not hasattr(drafter, "propose") or isinstance(drafter, type):
             do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
             arguments.refuse("drafter", "a Drafter", drafter, do)
-        tree.within(drafter.max_nodes, f"the drafter {drafter.name!r}")
+        tree.within(drafter.shapes[0].max_nodes, f"the drafter {drafter.name!r}")
         self.rule = verifiers.named(rule)
         if self.rule is not None:
-            verifiers.check(self.rule, drafter.kinds, drafter.is_chain, drafter.name)
-        if not drafter.is_chain and not getattr(target, "trees", True):
+            verifiers.check(self.rule, drafter.kinds, drafter.shapes[0].is_chain, drafter.name)
+        if not drafter.shapes[0].is_chain and not target.trees:
             raise ConfigurationError(
                 f"the target scores chains but not trees; got drafter {drafter.name!r}, which "
                 "branches; use a chain (leave branching out)"
@@ -58,7 +58,7 @@ class Engine:
             return self.rule
         if greedy == "all":
             return verifiers.get("match")
-        return verifiers.default(self.drafter.kinds, self.drafter.is_chain)
+        return verifiers.default(self.drafter.kinds, self.drafter.shapes[0].is_chain)
 
     def run(
         self,
@@ -98,7 +98,7 @@ class Run(Iterator[HostBlock]):
         self.engine, self.trace = engine, trace
         self._logprobs, self._observe = logprobs, observe
         limits, reasons, room = plan(
-            engine.target, engine.drafter.max_nodes, prompts, ends, capacity
+            engine.target, engine.drafter.shapes[0].max_nodes, prompts, ends, capacity
         )
         device = torch.device(engine.target.device)
         rows = _sampling.rows(settings, device)
@@ -168,7 +168,9 @@ class Run(Iterator[HostBlock]):
         scores = step.score(engine.target, state, draft)
         with self._verify:
             verdict = step.verify(self.rule, state, draft, scores)
-        self.state, block = step.commit(engine.drafter, state, draft, scores, verdict)
+        self.state, block = step.commit(
+            engine.target, engine.drafter, state, draft, scores, verdict
+        )
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
         if self._observe is not None:
             with torch.inference_mode(False):  # an observer may differentiate copies
@@ -180,7 +182,7 @@ class Run(Iterator[HostBlock]):
             self._unread.append(pending)
         while len(self._unread) > self._lag or (self._unread and self._idle()):
             self._read(self._unread.popleft())
-        size = engine.drafter.max_nodes
+        size = engine.drafter.shapes[0].max_nodes
         ahead = len(self._unread) * size
         bound = max(self._lengths[r] for r in self._rows) + ahead
         capacity = self.state.context.tokens_BL.shape[1]
@@ -255,11 +257,10 @@ class Run(Iterator[HostBlock]):
                 context._replace(
                     tokens_BL=context.tokens_BL[index],
                     length_B=context.length_B[index],
-                    seed_B=context.seed_B[index],
                     sampling=context.sampling.take(index),
                 ),
                 state.cache.take(index),
-                self.engine.drafter.take(state.memory, index),
+                state.memory.take(index),
                 state.limit_B[index],
                 state.limit_reason_B[index],
                 state.stop_BS[index],

@@ -232,7 +232,7 @@ def _check_shape(
 ) -> None:
     """Refuse trees of draft models that score chains only."""
     for source, model in zip(sources[1:], models[1:], strict=True):
-        if not drafter.is_chain and not model.trees:
+        if not drafter.shapes[0].is_chain and not model.trees:
             raise UnsupportedModel(
                 f"the draft model {source} scores chains but not trees; got drafter "
                 f"{drafter.name!r} with branching={options.branching}; use drafter='draft_model' "

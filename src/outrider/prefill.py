@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.nodes import causal
 from outrider.types import LanguageModel
 
 #: Visible widths are multiples of this, so that bf16 sums run in one order (docs/log.md).
@@ -29,5 +30,5 @@ def ingest(model: LanguageModel, cache: Any, tokens_BL: Tensor, count: int) -> N
     for start in range(0, count, CHUNK):
         stop = min(start + CHUNK, count)
         at = torch.arange(start, stop, device=device)[None].expand(rows, -1)
-        slots = torch.arange(width(stop, 0, cache.capacity), device=device)
-        model.forward(cache, tokens_BL[:, start:stop], at, at, slots <= at[..., None], last=1)
+        wide = width(stop, 0, cache.capacity)
+        model.forward(cache, causal(tokens_BL[:, start:stop], at, wide), last=1)

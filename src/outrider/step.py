@@ -3,7 +3,7 @@
     draft   = propose(drafter, state)                # a tree of guesses below the pending token
     scores  = score(target, state, draft)            # one call, one law per node
     verdict = verify(rule, state, draft, scores)     # the longest path kept, and one more token
-    state, block = commit(drafter, state, draft, scores, verdict)
+    state, block = commit(target, drafter, state, draft, scores, verdict)
 
 Nothing here reads a device value: every verb runs on the meta device. `length_B` counts committed
 tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
@@ -19,13 +19,24 @@ import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.nodes import of_tree
 from outrider.ops.cpu import lists
 from outrider.ops.cpu.rows import weights_of
 from outrider.prefill import ingest, width
 from outrider.sampling import SamplingRows, warp
 from outrider.shaping import shape
-from outrider.tree import numbers, offered, visible
-from outrider.types import Context, Draft, Drafter, Draws, LanguageModel, Scores, Verdict, Verifier
+from outrider.tree import numbers, offered, shallower
+from outrider.types import (
+    Context,
+    Draft,
+    Drafter,
+    Draws,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,9 +119,7 @@ def begin(
     most = max((len(ids) for ids in stop_ids), default=0)
     stops = [list(ids) + [-1] * (most - len(ids)) for ids in stop_ids]
     length_B = torch.tensor(lengths)
-    context = Context(
-        tokens_BL.to(device), length_B.to(device), max(lengths), sampling.seed_B, sampling
-    )
+    context = Context(tokens_BL.to(device), length_B.to(device), max(lengths), sampling)
     cache = target.open(len(prompts), capacity)
     ingest(target, cache, context.tokens_BL, max(lengths) - 1)
     return State(
@@ -125,33 +134,26 @@ def begin(
 
 
 @inference
-def propose(drafter: Drafter, state: State) -> Draft:
-    """A tree of guesses below each row's pending token."""
-    return drafter.propose(state.memory, state.context)
+def propose(drafter: Drafter, state: State, shape: Shape | None = None) -> Draft:
+    """A tree of guesses below each row's pending token, in one of the drafter's shapes.
+
+    None takes the usual one. Rows that want less (`shape.most_B`) lose what lies deeper.
+    """
+    wanted = drafter.shapes[0] if shape is None else shape
+    draft = drafter.propose(state.memory, state.context, wanted)
+    return draft if wanted.most_B is None else shallower(draft, wanted.most_B)
 
 
 @inference
 def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     """The target's laws at every node, from one call. Siblings share a position, never a slot."""
     tree, context = draft.tree, state.context
-    nodes = tree.nodes
-    wide = width(context.bound, nodes, state.cache.capacity)
-    if tree.is_chain and _on_host(state):
-        slots, seen = lists.chain_places(context.length_B, draft, wide)
-        positions = slots
-    else:
-        first = context.length_B - 1
-        slots = first[:, None] + numbers(nodes, first.device)
-        if tree.is_chain:  # depth is the node's number, and a node sees all that stands before it
-            positions, seen = slots, numbers(wide, first.device) <= slots[..., None]
-        else:
-            positions = first[:, None] + tree.depth_BN
-            see = lists.visible if _on_host(state) else visible
-            seen = see(tree.ancestors_BNN, first, 0, nodes, wide)
-    logits = target.forward(state.cache, draft.tokens_BN, positions, slots, seen)
+    wide = width(context.bound, tree.nodes, state.cache.capacity)
+    nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
+    logits, hidden = target.forward(state.cache, nodes)
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(warp(logits, context.sampling))
+        return Scores(warp(logits, context.sampling), hidden)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -160,7 +162,7 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    return Scores(warp(shaped, context.sampling), raw_BNV=logits, dead_BN=dead)
+    return Scores(warp(shaped, context.sampling), hidden, raw_BNV=logits, dead_BN=dead)
 
 
 @inference
@@ -179,7 +181,12 @@ def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdic
 
 @inference
 def commit(
-    drafter: Drafter, state: State, draft: Draft, scores: Scores, verdict: Verdict
+    target: LanguageModel,
+    drafter: Drafter,
+    state: State,
+    draft: Draft,
+    scores: Scores,
+    verdict: Verdict,
 ) -> tuple[State, Block]:
     """Keep the accepted path, append its tokens and the next one, and see which rows end.
 
@@ -201,7 +208,7 @@ def commit(
         place = length[:, None] + numbers(size, device)
         context.tokens_BL.scatter_(1, place, block.tokens_BT)
     if not draft.tree.is_chain:
-        state.cache.keep(length - 1, verdict.path_BD)
+        target.keep(state.cache, length - 1, verdict.path_BD)
     drafter.commit(state.memory, context, draft, verdict, scores)
 
     context = context._replace(

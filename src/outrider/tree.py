@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.types import Tree
+from outrider.types import Draft, Tree
 
 MOST_NODES = 4096  #: a target would read more for minutes, and tables of nodes by nodes are built
 
@@ -127,6 +127,17 @@ def offered(draws_BNK: Tensor) -> Tensor:
     found.scatter_(1, torch.where(draws_BNK < 0, nodes, draws_BNK).flatten(1), True)
     found[:, 0] = True
     return found[:, :nodes]
+
+
+def shallower(draft: Draft, most_B: Tensor) -> Draft:
+    """The same draft without the draws that lie deeper than `most_B` below the pending token.
+
+    How deep a row drafts must be decided before its tokens are drawn (docs/rules.md).
+    """
+    deep = draft.tree.depth_BN[..., None] >= most_B[:, None, None]
+    draws = draft.draws_BNK.masked_fill(deep, -1)
+    rows = draft.row_BNK.masked_fill(deep, -1)
+    return draft._replace(draws_BNK=draws, row_BNK=rows, lists=None)
 
 
 @lru_cache(maxsize=512)

@@ -11,9 +11,11 @@ A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1:
 rows share it and it broadcasts.
 """
 
+from collections.abc import Hashable
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 
@@ -105,6 +107,9 @@ class Draft(NamedTuple):
     laws: Laws | None
     kinds: frozenset[Kind]  #: host constant: every kind that occurs
     lists: DraftLists | None = None  #: the tables as lists, if the drafter has them at hand
+    #: where the drafter's own cache holds each node, counted from the root's slot (-1: it does
+    #: not), if not at the node's number
+    places_BN: Tensor | None = None
 
 
 class Scores(NamedTuple):
@@ -201,17 +206,50 @@ class Verifier(Protocol):
         ...
 
 
-class TreeCache(Protocol):
-    """Per-row key/value slots of one model."""
+class Nodes(NamedTuple):
+    """One model call: Q tokens of every row. Made by `outrider.nodes`."""
 
-    capacity: int
+    tokens_BQ: Tensor
+    positions_BQ: Tensor
+    slots_BQ: Tensor  #: cache slot that each node is written to
+    visible_BQW: Tensor  #: cache slots that each node sees, its own included
 
-    def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the entries of an accepted path next to the root at slot `first_B`."""
+
+class Output(NamedTuple):
+    """What a model says of the nodes that it was asked for."""
+
+    logits_BQV: Tensor
+    hidden_BQE: Tensor | None = None  #: states that the logits were computed from, if asked for
+
+
+class Inputs(NamedTuple):
+    """What rows read besides their own text. Models of text alone have none."""
+
+    ids_BS: Tensor | None  #: source text, right-padded
+    features_BSF: Tensor | None  #: audio frames
+    mask_BS: Tensor  #: bool: what of the source is there
+
+    def take(self, rows_B: Tensor) -> "Inputs":
+        """These rows, in this order."""
+        return Inputs(*(None if t is None else t[rows_B] for t in self))  # type: ignore[arg-type]
+
+
+class RowStore(Protocol):
+    """Anything that is kept per row: caches, drafters' memories, sampling rows, batches."""
+
+    def take(self, rows_B: Tensor) -> Self:
+        """A copy of these rows, in this order."""
         ...
 
-    def take(self, rows_B: Tensor) -> "TreeCache":
-        """A cache with only these rows."""
+    def put(self, seats_b: Tensor, other: Self) -> Self:
+        """Write the rows of `other` into these seats; seats at the end are added.
+
+        Large buffers are written in place, each row's used slots alone: use the result, not `self`.
+        """
+        ...
+
+    def narrow(self, rows: int) -> Self:
+        """The first `rows` seats, without a copy."""
         ...
 
 
@@ -229,25 +267,39 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where its inputs must lie."""
         ...
 
-    def open(self, rows: int, capacity: int) -> Any:
-        """An empty cache."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        ...
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        ...
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+        """An empty cache, which owns what the model has read of the inputs."""
         ...
 
     def forward(
-        self,
-        cache: Any,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        visible_BQW: Tensor,
-        *,
-        last: int | None = None,
-    ) -> Tensor:
-        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+    ) -> Output:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
+
+        With `hidden` the states [B, Q, E] that these were computed from come along.
+        """
+        ...
+
+    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
+        ...
+
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs, for checks, calibration and certification; None for models of text alone."""
         ...
 
 
@@ -257,8 +309,25 @@ class Context(NamedTuple):
     tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
     length_B: Tensor  #: committed tokens, pending one included
     bound: int  #: host constant: no row is longer than this
-    seed_B: Tensor
     sampling: Any  #: SamplingRows
+    inputs: Inputs | None = None  #: what the rows read besides their text
+    hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
+
+    @property
+    def seed_B(self) -> Tensor:
+        """Each row's seed."""
+        seeds: Tensor = self.sampling.seed_B
+        return seeds
+
+
+class Shape(NamedTuple):
+    """What to draft in one step: one of the drafter's declared shapes. Host constants."""
+
+    key: Hashable  #: the drafter's own name for it
+    max_nodes: int  #: pending token included
+    max_depth: int
+    is_chain: bool
+    most_B: Tensor | None = None  #: rows that want less: no draw below this depth
 
 
 class Drafter(Protocol):
@@ -275,13 +344,8 @@ class Drafter(Protocol):
         ...
 
     @property
-    def is_chain(self) -> bool:
-        """Whether its trees never branch."""
-        ...
-
-    @property
-    def max_nodes(self) -> int:
-        """Most nodes of a draft, pending token included."""
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every shape it can be asked for; the first is the largest and the usual one."""
         ...
 
     @property
@@ -290,19 +354,18 @@ class Drafter(Protocol):
         ...
 
     def open(self, context: Context, capacity: int) -> Any:
-        """Memory for these rows, with every committed token but the pending one ingested."""
+        """Memory for these rows, a `RowStore`, with all but the pending token ingested.
+
+        It does not depend on a shape: another one may be asked for in every step.
+        """
         ...
 
-    def propose(self, memory: Any, context: Context) -> Draft:
-        """A tree below each row's pending token."""
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        """A tree of this shape below each row's pending token."""
         ...
 
     def commit(
         self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Learn what was kept. `context` is the one the draft was proposed in."""
-        ...
-
-    def take(self, memory: Any, rows_B: Tensor) -> Any:
-        """Memory of only these rows."""
         ...

@@ -10,7 +10,7 @@ from outrider import ConfigurationError, Engine, Limits, Sampling, step, verifie
 from outrider import drafters as registry
 from outrider.errors import UnknownName
 from outrider.sampling import rows
-from outrider.types import Kind
+from outrider.types import Kind, Output
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 SETTINGS = {
@@ -42,17 +42,23 @@ class MetaModel:
     """A LanguageModel on the meta device, where reading any value is an error."""
 
     vocab_size, context, device = 32, 256, torch.device("meta")
-    dtype = torch.float32
+    dtype, trees = torch.float32, True
 
-    def open(self, rows: int, capacity: int) -> MetaCache:
+    def open(self, rows, capacity, inputs=None) -> MetaCache:
         return MetaCache(capacity)
 
-    def forward(self, cache, tokens_BQ, positions_BQ, slots_BQ, visible_BQW, *, last=None):
-        queries = tokens_BQ.shape[1]
-        assert positions_BQ.shape == slots_BQ.shape == tokens_BQ.shape
-        assert visible_BQW.shape[1] == queries
-        kept = queries if last is None else min(last, queries)
-        return torch.empty(tokens_BQ.shape[0], kept, self.vocab_size, device="meta")
+    def forward(self, cache, nodes, *, last=None, hidden=False) -> Output:
+        rows, queries = nodes.tokens_BQ.shape
+        assert nodes.positions_BQ.shape == nodes.slots_BQ.shape == nodes.tokens_BQ.shape
+        assert nodes.visible_BQW.shape[1] == queries
+        count = queries if last is None else min(last, queries)
+        return Output(torch.empty(rows, count, self.vocab_size, device="meta"))
+
+    def keep(self, cache, first_B, path_BD) -> None:
+        cache.keep(first_B, path_BD)
+
+    def probe(self, rows) -> None:
+        """It reads text alone."""
 
 
 def legal():
@@ -156,7 +162,7 @@ def test_the_verbs_read_no_device_value(name, rule, settings):
         draft = step.propose(drafter, state)
         scores = step.score(model, state, draft)
         verdict = step.verify(rule, state, draft, scores)
-        state, block = step.commit(drafter, state, draft, scores, verdict)
+        state, block = step.commit(model, drafter, state, draft, scores, verdict)
         assert block.tokens_BT.is_meta
     assert state.context.length_B.is_meta
 

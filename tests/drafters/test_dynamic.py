@@ -142,7 +142,7 @@ def test_a_draft_depends_on_the_text_and_not_on_how_it_was_reached(coupled):
         scores = step.score(target, state, draft)
         verdict = step.verify(verifiers.get("match"), state, draft, scores)
         accepted += int(verdict.count_B.sum())
-        state, _ = step.commit(drafter, state, draft, scores, verdict)
+        state, _ = step.commit(target, drafter, state, draft, scores, verdict)
     assert accepted > 8
 
 

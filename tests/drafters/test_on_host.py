@@ -5,8 +5,10 @@ import torch
 
 from outrider import DraftModel, Sampling, ops, step, verifiers
 from outrider.drafters import HubTree, SampledTree, on_host
+from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
 from outrider.sampling import rows
+from outrider.types import Output
 from tiny import PROMPTS, pair
 
 SHAPE = (-1, 0, 0, 0, 1, 1, 2, 4)  # uneven: 3 children, then 2, 1, none, ...
@@ -161,16 +163,18 @@ class Fixed:
 
     def __init__(self, row, dtype=torch.float32):
         self.row, self.vocab_size, self.context = torch.tensor(row, dtype=dtype), len(row), 64
-        self.device = torch.device("cpu")
+        self.device, self.dtype, self.trees = torch.device("cpu"), dtype, True
 
-    def open(self, rows, capacity):
-        from outrider.models.cache import SlotCache
-
+    def open(self, rows, capacity, inputs=None):
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache, tokens, at, slots, seen, *, last=None):
-        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
-        return self.row.expand(tokens.shape[0], count, -1).clone()
+    def forward(self, cache, nodes, *, last=None, hidden=False):
+        rows, queries = nodes.tokens_BQ.shape
+        count = queries if last is None else min(last, queries)
+        return Output(self.row.expand(rows, count, -1).clone())
+
+    def keep(self, cache, first_B, path_BD):
+        """There is nothing in the cache."""
 
 
 PEAKED = [0.0, 95.0, 94.0, 2.0, 0.0, -1.0]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from outrider import Sampling, ops, shaping, step
+from outrider.nodes import causal
 from outrider.sampling import rows, warp
 from outrider.shaping import shape
 from outrider.tree import branching
-from outrider.types import Context, Kind
+from outrider.types import Context, Kind, Output
 from tiny import DRAFTERS, PROMPTS, pair
 
 ROWS = PROMPTS[:3]
@@ -34,24 +35,23 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, cache, tokens_BQ, *where, last=None):
-        logits = self.model.forward(cache, tokens_BQ, *where, last=last)
-        token = tokens_BQ[:, -logits.shape[1] :, None]
+    def forward(self, cache, nodes, *, last=None, hidden=False):
+        logits = self.model.forward(cache, nodes, last=last).logits_BQV
+        token = nodes.tokens_BQ[:, -logits.shape[1] :, None]
         vocab = logits.shape[2]
         possible = torch.zeros_like(logits, dtype=torch.bool)
         possible.scatter_(2, torch.cat([token * 7 + 3, token * 5 + 1], 2) % vocab, True)
-        return logits.masked_fill(~possible | (token == self.silent), -torch.inf)
+        return Output(logits.masked_fill(~possible | (token == self.silent), -torch.inf))
 
 
 def law_after(model, text, how, prompt):
     """[V]: what a text on its own gives, under a row's sampling parameters."""
     tokens = torch.tensor([text])
     at = torch.arange(len(text))[None]
-    sees = torch.arange(128) <= at[..., None]
-    logits = model.forward(model.open(1, 128), tokens, at, at, sees, last=1)
+    logits = model.forward(model.open(1, 128), causal(tokens, at, 128), last=1).logits_BQV
     built = shaping.build([how], [prompt], [()], model.vocab_size, "cpu")
     settings = rows([how])._replace(shaping=built)
-    context = Context(tokens, torch.tensor([len(text)]), len(text), settings.seed_B, settings)
+    context = Context(tokens, torch.tensor([len(text)]), len(text), settings)
     if built is not None:
         logits = shape(logits, built, context, tokens[:, -1:], branching(()))
     return ops.probs(warp(logits, settings))[0, 0], logits[0, 0]

@@ -217,8 +217,9 @@ class Broken:
 
     def forward(self, *args, **kwargs):
         self.left -= 1
-        logits = self.model.forward(*args, **kwargs)
-        return logits if self.left > 0 else torch.full_like(logits, self.value)
+        output = self.model.forward(*args, **kwargs)
+        broken = torch.full_like(output.logits_BQV, self.value)
+        return output if self.left > 0 else output._replace(logits_BQV=broken)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=1)], ids=["greedy", "drawn"])

@@ -74,8 +74,8 @@ class Mislabelled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
-    def propose(self, memory, context):
-        draft = self.drafter.propose(memory, context)
+    def propose(self, memory, context, shape):
+        draft = self.drafter.propose(memory, context, shape)
         declared = draft.laws.inverse_temperature_B * 0.25
         return draft._replace(laws=draft.laws._replace(inverse_temperature_B=declared))
 

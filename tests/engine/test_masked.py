@@ -8,6 +8,7 @@ from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.models import CausalModel
 from outrider.ops import probs, use
+from outrider.types import Output
 from tiny import DRAFTERS, decode, pair
 
 
@@ -133,9 +134,9 @@ def test_a_chain_ends_where_bans_leave_the_draft_nothing():
     narrow = CausalModel(draft.runner, draft.vocab_size)
 
     def forward(*args, **kwargs):
-        logits = draft.forward(*args, **kwargs).clone()
+        logits = draft.forward(*args, **kwargs).logits_BQV.clone()
         logits[..., 8:] = -torch.inf
-        return logits
+        return Output(logits)
 
     narrow.forward = forward
     bans = dict.fromkeys(range(8), -torch.inf)

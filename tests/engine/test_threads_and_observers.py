@@ -66,8 +66,9 @@ def test_the_faulty_step_is_observed():
 
         def forward(self, *args, **kwargs):
             self.left -= 1
-            logits = target.forward(*args, **kwargs)
-            return logits if self.left > 0 else torch.full_like(logits, torch.nan)
+            output = target.forward(*args, **kwargs)
+            broken = torch.full_like(output.logits_BQV, torch.nan)
+            return output if self.left > 0 else output._replace(logits_BQV=broken)
 
     wild = []
     engine = Engine(Broken(), DraftModel(small, (1, 1)))

@@ -119,8 +119,8 @@ class Lie:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
-    def propose(self, memory, context):
-        return self.change(self.drafter.propose(memory, context))
+    def propose(self, memory, context, shape):
+        return self.change(self.drafter.propose(memory, context, shape))
 
 
 def _with_placed_tokens(draft):

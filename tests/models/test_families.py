@@ -16,10 +16,11 @@ from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.load import load
 from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, runner_of
+from outrider.nodes import of_tree
 from outrider.prefill import ingest
 from outrider.request import Limits
 from outrider.sampling import Sampling
-from outrider.tree import from_parents, visible
+from outrider.tree import from_parents
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
 PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]
@@ -54,9 +55,7 @@ def test_ragged_trees_score_as_their_paths(name, attention):
     worst = 0.0
     for path in ([[1, 3, 6], [2, 5, -1], [-1, -1, -1], [1, 4, -1]], [[-1] * 3] * 4):
         drafted = torch.randint(3, 97, (4, tree.nodes), generator=random)
-        slots = length[:, None] + torch.arange(tree.nodes)
-        seen = visible(tree.ancestors_BNN, length, 0, tree.nodes, CAPACITY)
-        scores = target.forward(cache, drafted, length[:, None] + tree.depth_BN, slots, seen)
+        scores = target.forward(cache, of_tree(drafted, tree, length, CAPACITY)).logits_BQV
         for row in range(4):
             for leaf in (4, 6, 7):
                 nodes = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]

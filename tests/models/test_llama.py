@@ -6,8 +6,10 @@ import torch
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner, adapt
 from outrider.models.linear import can_pack
 from outrider.models.llama import fits
+from outrider.nodes import causal as line
+from outrider.nodes import of_tree
 from outrider.prefill import ingest, width
-from outrider.tree import branching, from_parents, visible
+from outrider.tree import branching, from_parents
 from tiny import RUNNERS, llama
 
 SHAPES = {
@@ -54,9 +56,7 @@ def test_lean_runner_equals_transformers(shape, packed):
     causal = CausalModel(LlamaRunner(model, packed))
     at = torch.arange(60)[None]
     with torch.inference_mode():
-        slots = torch.arange(128)
-        seen = slots <= at[..., None]
-        logits = causal.forward(causal.open(1, 128), torch.tensor([ids]), at, at, seen)
+        logits = causal.forward(causal.open(1, 128), line(torch.tensor([ids]), at, 128)).logits_BQV
     torch.testing.assert_close(logits[0], own_logits(model, ids), rtol=1e-4, atol=1e-4)
 
 
@@ -79,13 +79,7 @@ def score(causal, cache, prompts, tree, drafted):
         first = lengths - 1
         nodes = torch.cat([tokens.gather(1, first[:, None]), drafted], 1)
         wide = width(int(lengths.max()), tree.nodes, cache.capacity)
-        return causal.forward(
-            cache,
-            nodes,
-            first[:, None] + tree.depth_BN,
-            first[:, None] + torch.arange(tree.nodes),
-            visible(tree.ancestors_BNN, first, 0, tree.nodes, wide),
-        )
+        return causal.forward(cache, of_tree(nodes, tree, first, wide)).logits_BQV
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -129,8 +123,7 @@ def test_an_accepted_path_scores_as_if_it_had_always_been_there(rows, runner):
             prompts, paths = [prompts[2], prompts[0]], [paths[2], paths[0]]
             drafted = drafted[order]
         at = first[:, None] + 1 + torch.tensor([len(p) for p in paths])[:, None]
-        seen = torch.arange(128) <= at[..., None]
-        logits = causal.forward(cache, following, at, at, seen)
+        logits = causal.forward(cache, line(following, at, 128)).logits_BQV
     for row, (prompt, path) in enumerate(zip(prompts, paths, strict=True)):
         kept = [int(drafted[row, n - 1]) for n in path]
         expected = own_logits(model, prompt + kept + following[row].tolist())[-1]
@@ -140,15 +133,13 @@ def test_an_accepted_path_scores_as_if_it_had_always_been_there(rows, runner):
 def test_padded_output_layers_are_cut_to_the_tokenizer():
     causal = CausalModel(LlamaRunner(llama(), False), vocab_size=30)
     at = torch.zeros(1, 1, dtype=torch.int64)
-    seen = torch.arange(128) <= at[..., None]
-    assert causal.forward(causal.open(1, 128), at, at, at, seen).shape == (1, 1, 30)
+    assert causal.forward(causal.open(1, 128), line(at, at, 128)).logits_BQV.shape == (1, 1, 30)
 
 
 def test_the_last_nodes_alone_are_scored_alike():
     causal = CausalModel(LlamaRunner(llama(), False))
     at = torch.arange(6)[None]
-    seen = torch.arange(128) <= at[..., None]
     with torch.inference_mode():
-        whole = causal.forward(causal.open(1, 128), at + 2, at, at, seen)
-        end = causal.forward(causal.open(1, 128), at + 2, at, at, seen, last=2)
+        whole = causal.forward(causal.open(1, 128), line(at + 2, at, 128)).logits_BQV
+        end = causal.forward(causal.open(1, 128), line(at + 2, at, 128), last=2).logits_BQV
     torch.testing.assert_close(end, whole[:, -2:], rtol=1e-5, atol=1e-5)

@@ -25,7 +25,19 @@ from outrider.drafters import DraftModel
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.sampling import Sampling
-from outrider.types import Context, Draft, Drafter, Draws, Kind, Scores, Verdict, Verifier
+from outrider.types import (
+    Context,
+    Draft,
+    Drafter,
+    Draws,
+    Kind,
+    Nodes,
+    Output,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,8 @@ class _Wrapped:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def sound(self, memory: Any, context: Context) -> Draft:
-        draft: Draft = self.inner.propose(memory, context)
+    def sound(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        draft: Draft = self.inner.propose(memory, context, shape)
         return draft
 
 
@@ -74,26 +86,26 @@ def _drawn_law(draft: Draft) -> Tensor:
 
 
 class _Filtered(_Wrapped):
-    def propose(self, memory: Any, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
-            return self.sound(memory, context)
+            return self.sound(memory, context, shape)
         few = given._replace(
             top_k_B=torch.full_like(given.top_k_B, 8), most_top_k=8, all_top_k=True
         )
-        draft: Draft = self.inner.propose(memory, context._replace(sampling=few))
+        draft: Draft = self.inner.propose(memory, context._replace(sampling=few), shape)
         assert draft.laws is not None
         return draft._replace(laws=draft.laws._replace(floor_BR=None, lse_BR=None))
 
 
 class _Argmax(_Wrapped):
-    def propose(self, memory: Any, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
-            return self.sound(memory, context)
+            return self.sound(memory, context, shape)
         hot = torch.full_like(given.inverse_temperature_B, torch.inf)
         greedy = given._replace(inverse_temperature_B=hot, greedy="some")
-        draft: Draft = self.inner.propose(memory, context._replace(sampling=greedy))
+        draft: Draft = self.inner.propose(memory, context._replace(sampling=greedy), shape)
         assert draft.laws is not None
         node = torch.arange(draft.tree.nodes, device=draft.draws_BNK.device)[None, :, None]
         laws = draft.laws._replace(
@@ -128,8 +140,8 @@ class _PositionRace(_Wrapped):
 
     kinds = frozenset({Kind.FIXED, Kind.WITHOUT})
 
-    def propose(self, memory: Any, context: Context) -> Draft:
-        draft = self.sound(memory, context)
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        draft = self.sound(memory, context, shape)
         drawn = draft.kind_BNK.masked_fill(draft.kind_BNK == Kind.COUPLED, int(Kind.WITHOUT))
         kinds = frozenset(Kind.WITHOUT if k is Kind.COUPLED else k for k in draft.kinds)
         return draft._replace(kind_BNK=drawn, kinds=kinds)
@@ -148,8 +160,8 @@ class _SameRace(_Wrapped):
 
 
 class _Dropped(_Wrapped):
-    def propose(self, memory: Any, context: Context) -> Draft:
-        draft: Draft = self.inner.propose(memory, context)
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        draft: Draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft
         chance = _drawn_law(draft)[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
@@ -158,8 +170,8 @@ class _Dropped(_Wrapped):
 
 
 class _Reordered(_Wrapped):
-    def propose(self, memory: Any, context: Context) -> Draft:
-        draft: Draft = self.inner.propose(memory, context)
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        draft: Draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft
         batch = draft.tokens_BN.shape[0]
@@ -174,14 +186,8 @@ class _Reordered(_Wrapped):
 class _Forgetful(_Wrapped):
     """A target whose cache leaves accepted entries where the tree had put them."""
 
-    def open(self, rows: int, capacity: int) -> Any:
-        return self._spoil(self.inner.open(rows, capacity))
-
-    def _spoil(self, cache: Any) -> Any:
-        take = cache.take
-        cache.keep = lambda first_B, path_BD: None
-        cache.take = lambda rows_B: self._spoil(take(rows_B))
-        return cache
+    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+        """Nothing is moved."""
 
 
 class _BySlot(_Wrapped):
@@ -190,17 +196,14 @@ class _BySlot(_Wrapped):
     def forward(
         self,
         cache: Any,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        visible_BQW: Tensor,
+        nodes: Nodes,
         *,
         last: int | None = None,
-    ) -> Tensor:
-        logits: Tensor = self.inner.forward(
-            cache, tokens_BQ, slots_BQ, slots_BQ, visible_BQW, last=last
-        )
-        return logits
+        hidden: bool = False,
+    ) -> Output:
+        by_slot = nodes._replace(positions_BQ=nodes.slots_BQ)
+        output: Output = self.inner.forward(cache, by_slot, last=last, hidden=hidden)
+        return output
 
 
 def _drafter(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:

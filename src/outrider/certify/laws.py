@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops, shaping
+from outrider.nodes import causal
 from outrider.prefill import ROUND
 from outrider.sampling import Sampling, SamplingRows, rows, warp
 from outrider.tree import chain
@@ -77,15 +78,9 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     least = min(len(text.prompt) for text in texts)
     at = torch.arange(length - 1, device=device)[None].expand(batch, -1)
     capacity = -(-(length + 4) // ROUND) * ROUND
-    slots = torch.arange(capacity, device=device)
-    logits = model.forward(
-        model.open(batch, capacity),
-        tokens[:, :-1],
-        at,
-        at,
-        slots <= at[..., None],
-        last=length - least,
-    )
+    cache = model.open(batch, capacity, model.probe(batch))
+    nodes = causal(tokens[:, :-1], at, capacity)
+    logits = model.forward(cache, nodes, last=length - least).logits_BQV
     step = torch.arange(int(new.max()), device=device)
     where = (prompt[:, None] + step).clamp(max=length - 1)
     row = where - least
@@ -96,11 +91,11 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     token_BT = tokens.gather(1, where)
     shaped = padded.sampling.shaping
     if shaped is not None:  # the last token of the prompt and what follows: a chain, its root first
-        context = Context(tokens, prompt, int(prompt.max()), padded.sampling.seed_B, None)
-        nodes = torch.cat([tokens.gather(1, prompt[:, None] - 1), token_BT[:, :-1]], 1)
+        context = Context(tokens, prompt, int(prompt.max()), padded.sampling)
+        chained = torch.cat([tokens.gather(1, prompt[:, None] - 1), token_BT[:, :-1]], 1)
         seen = step < new[:, None]  # processors are not asked about what lies behind a text's end
         tree = chain(len(step) - 1, device)
-        logits = shaping.shape(logits, shaped, context, nodes, tree, alive_BR=seen)
+        logits = shaping.shape(logits, shaped, context, chained, tree, alive_BR=seen)
     return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
 
 
@@ -137,7 +132,7 @@ class Guesses:
     def _proposed(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         device = torch.device("cpu")
         padded = pad(texts, sampling, device, self.vocab_size)
-        capacity = padded.tokens_BL.shape[1] + self.drafter.max_nodes + 2
+        capacity = padded.tokens_BL.shape[1] + self.drafter.shapes[0].max_nodes + 2
         capacity = -(-capacity // ROUND) * ROUND
         tokens = torch.nn.functional.pad(
             padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
@@ -145,14 +140,14 @@ class Guesses:
         found = []
         for step in range(int(padded.new_B.max())):
             length = (padded.prompt_B + step).clamp(max=padded.tokens_BL.shape[1])
-            context = Context(
-                tokens, length, int(length.max()), padded.sampling.seed_B, padded.sampling
-            )
+            context = Context(tokens, length, int(length.max()), padded.sampling)
             found.append(self._first(context, capacity))
         return torch.stack(found, 1)
 
     def _first(self, context: Context, capacity: int) -> Tensor:
-        draft = self.drafter.propose(self.drafter.open(context, capacity), context)
+        draft = self.drafter.propose(
+            self.drafter.open(context, capacity), context, self.drafter.shapes[0]
+        )
         batch = draft.tokens_BN.shape[0]
         guess = torch.zeros(batch, self.vocab_size)
         if draft.draws_BNK.shape[2] == 0 or draft.tree.max_depth == 0:

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.certify.laws import Scored, Text, pad
 from outrider.certify.report import Test
+from outrider.nodes import causal
 from outrider.prefill import ROUND
 from outrider.sampling import Sampling
 from outrider.types import LanguageModel
@@ -30,16 +31,13 @@ def tolerance(model: LanguageModel, texts: Sequence[Text], nodes: int, steps: in
     steps = min(steps, tokens.shape[1] - 1)
     start = tokens.shape[1] - steps
     capacity = -(-(tokens.shape[1] + nodes + 4) // ROUND) * ROUND
-    slots = torch.arange(capacity, device=device)
 
     def feed(sizes: list[int]) -> Tensor:
-        cache, at, found = model.open(len(texts), capacity), 0, []
+        cache, at, found = model.open(len(texts), capacity, model.probe(len(texts))), 0, []
         for size in sizes:
             where = torch.arange(at, at + size, device=device)[None].expand(len(texts), -1)
-            out = model.forward(
-                cache, tokens[:, at : at + size], where, where, slots <= where[..., None]
-            )
-            found.append(out.float())
+            nodes = causal(tokens[:, at : at + size], where, capacity)
+            found.append(model.forward(cache, nodes).logits_BQV.float())
             at += size
         return torch.cat(found[1:], 1)
 

@@ -78,7 +78,9 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
     found = []
     for label, drafter in made.items():
         for rule in verifiers.VERIFIERS.values():
-            if not rule.exact or not verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+            if not rule.exact or not verifiers.judges(
+                rule, drafter.kinds, drafter.shapes[0].is_chain
+            ):
                 continue
             if not drafter.kinds and rule.name not in ("match", "rejection"):
                 continue

@@ -173,7 +173,7 @@ class _Run:
                 f"prompts must have at least 3 tokens; got at most {longest}; give longer ones"
             )
         alike = [t for t in sample if len(t.prompt) == longest]
-        nodes = engine.drafter.max_nodes
+        nodes = engine.drafter.shapes[0].max_nodes
         if nodes not in known.tolerance:
             known.tolerance[nodes] = margins.tolerance(engine.target, alike, nodes)
         self.tolerance = known.tolerance[nodes] * margins.stretch(sampling)

@@ -31,7 +31,7 @@ from outrider.drafters.levels import Grown, begin, stack
 from outrider.noise import Purpose
 from outrider.ops.cpu.sample import Arrival, arrivals
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, LanguageModel, Tree
+from outrider.types import Context, Draft, Kind, LanguageModel, Shape, Tree
 
 
 def truncated(parent_Bn: Tensor, perturbed_BnV: Tensor) -> Tensor:
@@ -70,6 +70,11 @@ class Beam(Grown):
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "max_nodes", 1 + self.width * self.depth)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, self.depth, self.is_chain),)
 
     def _by_arrival(self, memory: Any, context: Context) -> Draft:
         """The same law on a CPU: children in the order in which exponential clocks ring."""
@@ -123,7 +128,7 @@ class Beam(Grown):
             kind, row = torch.where(hot, int(Kind.FIXED), kind), torch.where(hot, -1, row)
         return Draft(token, tree, draws, kind, row, stack(laws), frozenset(kinds))
 
-    def propose(self, memory: Any, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
         sampling, width = context.sampling, self.width
         greedy, nodes = sampling.greedy, self.max_nodes

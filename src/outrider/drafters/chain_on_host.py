@@ -15,7 +15,17 @@ from outrider.noise import Purpose
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import LEAST, MOST, edges, find, running, upto
 from outrider.prefill import width
-from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Places, Weights
+from outrider.types import (
+    Context,
+    Draft,
+    DraftLists,
+    Kind,
+    LanguageModel,
+    Laws,
+    Nodes,
+    Places,
+    Weights,
+)
 
 _NATIVE = (torch.float32, torch.float64)
 _DRAWN = frozenset({Kind.WITHOUT})
@@ -40,8 +50,8 @@ def grow(model: LanguageModel, memory: Any, context: Context, plan: Plan) -> Dra
     place = torch.from_numpy(tail)
     last = committed[:, length - 2 : length] if length > 1 else committed[:, :1].expand(1, 2)
     logits = model.forward(
-        memory, last, place, place, torch.from_numpy(slots <= tail[..., None]), last=1
-    )[:, -1:]
+        memory, Nodes(last, place, place, torch.from_numpy(slots <= tail[..., None])), last=1
+    ).logits_BQV[:, -1:]
     places = Places(
         context.length_B, torch.from_numpy(own), torch.from_numpy(slots <= own[..., None])
     )
@@ -60,7 +70,8 @@ def grow(model: LanguageModel, memory: Any, context: Context, plan: Plan) -> Dra
     with np.errstate(over="ignore", invalid="ignore"):  # sums tell
         for d in range(depth):
             if d:
-                logits = model.forward(memory, feeds[d], steps[d], steps[d], visible[d])
+                nodes = Nodes(feeds[d], steps[d], steps[d], visible[d])
+                logits = model.forward(memory, nodes).logits_BQV
             laws.append(logits)
             native = logits if logits.dtype in _NATIVE else logits.float()
             z: Array = native.detach().numpy()[0, 0]

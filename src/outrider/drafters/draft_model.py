@@ -17,12 +17,24 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters import on_host, recipes
 from outrider.errors import ConfigurationError
+from outrider.nodes import causal, of_tree
 from outrider.noise import Purpose
 from outrider.prefill import ingest, width
 from outrider.sampling import warp
-from outrider.shaping import shape
-from outrider.tree import branching, children, numbers, parents_of, visible
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
+from outrider.shaping import shape as shaped
+from outrider.tree import branching, children, numbers, parents_of
+from outrider.types import (
+    Context,
+    Draft,
+    Kind,
+    LanguageModel,
+    Laws,
+    Nodes,
+    Scores,
+    Shape,
+    Tree,
+    Verdict,
+)
 
 
 class _Tables(NamedTuple):
@@ -82,6 +94,11 @@ class DraftModel:
         meter: Any = getattr(self.model, "meter", None)
         return float(meter.seconds) if meter is not None else 0.0
 
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, len(self.counts), self.is_chain),)
+
     def open(self, context: Context, capacity: int) -> Any:
         """The draft model's cache, with all but the last two committed tokens ingested.
 
@@ -92,7 +109,7 @@ class DraftModel:
         ingest(self.model, cache, context.tokens_BL, context.bound - 1)
         return cache
 
-    def propose(self, memory: Any, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         """Draw the tree, one draft-model call per level."""
         if not self.coupled and on_host.fits(context):
             return on_host.grow(self.model, memory, context, parents_of(self.counts))
@@ -107,16 +124,9 @@ class DraftModel:
         wide = width(context.bound, tree.nodes, memory.capacity)
 
         tail = (first[:, None] + (numbers(2, device) - 1)).clamp(min=0)
-        slots = numbers(wide, device)
-        logits = self.model.forward(
-            memory, context.tokens_BL.gather(1, tail), tail, tail, slots <= tail[..., None], last=1
-        )[:, -1:]
-        where_BN = first[:, None] + numbers(tree.nodes, device)
-        if tree.is_chain:
-            at_BN, seen_BNW = where_BN, slots <= where_BN[..., None]
-        else:
-            at_BN = first[:, None] + tree.depth_BN
-            seen_BNW = visible(tree.ancestors_BNN, first, 0, tree.nodes, wide)
+        ends = causal(context.tokens_BL.gather(1, tail), tail, wide)
+        logits = self.model.forward(memory, ends, last=1).logits_BQV[:, -1:]
+        _, at_BN, where_BN, seen_BNW = of_tree(tail, tree, first, wide)
 
         levels = tree.levels
         inner = levels[-2]  # nodes that have children are the first ones
@@ -137,13 +147,14 @@ class DraftModel:
             start, stop = levels[depth], levels[depth + 1]
             if depth:
                 at, where = at_BN[:, start:stop], where_BN[:, start:stop]
-                logits = self.model.forward(memory, tokens[-1], at, where, seen_BNW[:, start:stop])
+                nodes = Nodes(tokens[-1], at, where, seen_BNW[:, start:stop])
+                logits = self.model.forward(memory, nodes).logits_BQV
             if shaping is not None:  # each node's own prefix, as the target's side has it
                 if depth and alive is not None:
                     alive = alive.repeat_interleave(self.counts[depth - 1], 1)
                     alive = alive & present[-1].view(rows, -1)
                 so_far = torch.cat(tokens, 1)
-                logits = shape(logits, shaping, context, so_far, tree, start, alive)
+                logits = shaped(logits, shaping, context, so_far, tree, start, alive)
             law = warp(logits, sampling)
             laws.append(law)
             if noisy is not None and noisy.single and count == 1:
@@ -216,11 +227,7 @@ class DraftModel:
     ) -> None:
         """Keep the accepted path's entries; a chain's lie where they belong."""
         if not draft.tree.is_chain:
-            memory.keep(context.length_B - 1, verdict.path_BD)
-
-    def take(self, memory: Any, rows_B: Tensor) -> Any:
-        """The cache of only these rows."""
-        return memory.take(rows_B)
+            self.model.keep(memory, context.length_B - 1, verdict.path_BD)
 
 
 class _Noise:

@@ -34,23 +34,9 @@ from outrider.drafters.levels import Grown, Growth, begin
 from outrider.errors import ConfigurationError
 from outrider.prefill import ROUND
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Tree, Verdict
 
 SURENESS = 1.5  #: under shared noise target and draft agree more often than softmax tells
-
-
-class Memory(NamedTuple):
-    """The draft model's cache, and where it put the nodes of the last draft."""
-
-    cache: Any
-    slot_BN: (
-        Tensor  #: slot of each node above the root's, -1 where it was not run; written in place
-    )
-
-    @property
-    def capacity(self) -> int:
-        """Slots of a row."""
-        return int(self.cache.capacity)
 
 
 class _Pool(NamedTuple):
@@ -122,25 +108,27 @@ class DynamicTree(Grown):
         object.__setattr__(self, "max_nodes", 1 + self.total_tokens)
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, self.depth, self.is_chain),)
+
+    @property
     def _run(self) -> int:
         """Nodes that the draft model runs, the root included: the last level is not expanded."""
         return 1 + (self.depth - 1) * self.top_k
 
-    def open(self, context: Context, capacity: int) -> Memory:
+    def open(self, context: Context, capacity: int) -> Any:
         """The draft model's cache: it may run more nodes than it proposes."""
         more = -(-max(self._run - self.max_nodes, 0) // ROUND) * ROUND
-        rows = context.tokens_BL.shape[0]
-        slot_BN = torch.full((rows, self.max_nodes), -1, device=context.length_B.device)
-        return Memory(super().open(context, capacity + more), slot_BN)
+        return super().open(context, capacity + more)
 
-    def propose(self, memory: Memory, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         sampling = context.sampling
-        growth, logits = begin(self.model, memory.cache, context, max(self._run, self.max_nodes))
+        growth, logits = begin(self.model, memory, context, max(self._run, self.max_nodes))
         judge = _Judge(context, self.depth, logits.shape[-1], self.coupled)
         pool = self._candidates(growth, context, judge, logits)
         tokens, parent, depth, slot = self._best(pool)
-        memory.slot_BN.copy_(slot)
         tokens = torch.cat([growth.pending_B1, tokens], 1)
         device, batch = tokens.device, tokens.shape[0]
         nodes, few = self.max_nodes, self.top_k
@@ -175,6 +163,7 @@ class DynamicTree(Grown):
             none,
             None,
             kinds,
+            places_BN=slot,
         )
 
     def _candidates(
@@ -251,16 +240,13 @@ class DynamicTree(Grown):
         )
 
     def commit(
-        self, memory: Memory, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
         path = verdict.path_BD
-        slot = memory.slot_BN.gather(1, path.clamp(min=0))
-        memory.cache.keep(context.length_B - 1, torch.where(path >= 0, slot, -1))
-
-    def take(self, memory: Memory, rows_B: Tensor) -> Memory:
-        """The cache of only these rows."""
-        return Memory(memory.cache.take(rows_B), memory.slot_BN[rows_B])
+        assert draft.places_BN is not None
+        slot = draft.places_BN.gather(1, path.clamp(min=0))
+        self.model.keep(memory, context.length_B - 1, torch.where(path >= 0, slot, -1))
 
 
 class _Judge:

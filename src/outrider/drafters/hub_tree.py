@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters.shape_tables import Level, Shape
+from outrider.drafters.shape_tables import Level, Tables
 from outrider.drafters.shaped import Shaped
 from outrider.types import Kind, Laws
 
@@ -24,7 +24,7 @@ class HubTree(Shaped):
     name: ClassVar[str] = "hub_tree"
     drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
-    def kind_of(self, table: Shape) -> Tensor:
+    def kind_of(self, table: Tables) -> Tensor:
         """The first child of every node is drawn."""
         kind = torch.full_like(table.draws_BNK, int(Kind.FIXED))
         kind[..., 0] = int(Kind.WITHOUT)

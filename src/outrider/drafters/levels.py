@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.nodes import causal
 from outrider.prefill import ingest, width
 from outrider.tree import numbers, visible
-from outrider.types import Context, Draft, LanguageModel, Laws, Scores, Verdict
+from outrider.types import Context, Draft, LanguageModel, Laws, Nodes, Scores, Verdict
 
 
 class Grown:
@@ -36,11 +37,7 @@ class Grown:
     ) -> None:
         """Keep the accepted path's entries; a chain's lie where they belong."""
         if not draft.tree.is_chain:
-            memory.keep(context.length_B - 1, verdict.path_BD)
-
-    def take(self, memory: Any, rows_B: Tensor) -> Any:
-        """The cache of only these rows."""
-        return memory.take(rows_B)
+            self.model.keep(memory, context.length_B - 1, verdict.path_BD)
 
 
 class Growth(NamedTuple):
@@ -68,7 +65,7 @@ class Growth(NamedTuple):
         stop = start + tokens_Bn.shape[1]
         slot = self.first_B[:, None] + numbers(stop, tokens_Bn.device)[start:]
         at = (self.first_B[:, None] + depth).expand_as(slot)
-        return self.model.forward(self.memory, tokens_Bn, at, slot, seen_BnW)
+        return self.model.forward(self.memory, Nodes(tokens_Bn, at, slot, seen_BnW)).logits_BQV
 
 
 def begin(model: LanguageModel, memory: Any, context: Context, nodes: int) -> tuple[Growth, Tensor]:
@@ -77,8 +74,8 @@ def begin(model: LanguageModel, memory: Any, context: Context, nodes: int) -> tu
     first = context.length_B - 1
     wide = width(context.bound, nodes, memory.capacity)
     tail = (first[:, None] + (numbers(2, device) - 1)).clamp(min=0)
-    tokens, seen = context.tokens_BL.gather(1, tail), numbers(wide, device) <= tail[..., None]
-    logits = model.forward(memory, tokens, tail, tail, seen, last=1)[:, -1:]
+    ends = causal(context.tokens_BL.gather(1, tail), tail, wide)
+    logits = model.forward(memory, ends, last=1).logits_BQV[:, -1:]
     pending = context.tokens_BL.gather(1, first[:, None])
     return Growth(model, memory, first, wide, pending), logits
 

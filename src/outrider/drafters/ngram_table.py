@@ -18,11 +18,12 @@ from torch import Tensor
 from outrider import arguments, noise, ops
 from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
+from outrider.drafters.memory import Nothing
 from outrider.drafters.root import pending
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.noise import Purpose
 from outrider.tree import chain, children, numbers
-from outrider.types import Context, Draft, Kind, Laws, Scores, Verdict
+from outrider.types import Context, Draft, Kind, Laws, Scores, Shape, Verdict
 
 DISCOUNT = 0.75
 
@@ -175,10 +176,16 @@ class NgramTable:
         """The pending token and the chain."""
         return self.num_speculative_tokens + 1
 
-    def open(self, context: Context, capacity: int) -> None:
-        """The engine's own tokens are all the memory it needs."""
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, self.num_speculative_tokens, self.is_chain),)
 
-    def propose(self, memory: None, context: Context) -> Draft:
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """The engine's own tokens are all the memory it needs."""
+        return Nothing()
+
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
         length, sampling, device = context.length_B, context.sampling, context.length_B.device
         depth = self.num_speculative_tokens
@@ -227,12 +234,9 @@ class NgramTable:
         )
 
     def commit(
-        self, memory: None, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn: the table is fixed."""
-
-    def take(self, memory: None, rows_B: Tensor) -> None:
-        """Nothing to select."""
 
 
 def _stack(laws: list[Laws]) -> Laws:

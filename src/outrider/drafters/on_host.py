@@ -24,7 +24,7 @@ from outrider.ops.cpu.rows import upto
 from outrider.ops.cpu.urns import Urns
 from outrider.prefill import width
 from outrider.sampling import warp
-from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Weights
+from outrider.types import Context, Draft, DraftLists, Kind, LanguageModel, Laws, Nodes, Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,11 +53,13 @@ def grow(
     tail, slots, rows = np.maximum(first + _TAIL, 0), upto(wide), upto(batch)[:, None]
     logits = model.forward(
         memory,
-        torch.from_numpy(committed[rows, tail]),
-        *_twice(tail),
-        torch.from_numpy(slots <= tail[..., None]),
+        Nodes(
+            torch.from_numpy(committed[rows, tail]),
+            *_twice(tail),
+            torch.from_numpy(slots <= tail[..., None]),
+        ),
         last=1,
-    )[:, -1:]
+    ).logits_BQV[:, -1:]
     own = first + upto(nodes)
     slot = torch.from_numpy(own)
     if tree.is_chain:
@@ -81,11 +83,13 @@ def grow(
         if depth:
             logits = model.forward(
                 memory,
-                tokens_BN[:, start:stop],
-                at[:, start:stop],
-                slot[:, start:stop],
-                seen[:, start:stop],
-            )
+                Nodes(
+                    tokens_BN[:, start:stop],
+                    at[:, start:stop],
+                    slot[:, start:stop],
+                    seen[:, start:stop],
+                ),
+            ).logits_BQV
         law = warp(logits, sampling)
         laws.append(law)
         urns = Urns(law)

@@ -18,10 +18,11 @@ from outrider import arguments, noise, ops
 from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
+from outrider.drafters.memory import Several
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.prefill import ingest
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Tree, Verdict
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Tree, Verdict
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Paths(Grown):
         object.__setattr__(self, "max_nodes", 1 + self.count * self.depth)
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, self.depth, self.is_chain),)
+
+    @property
     def models(self) -> tuple[LanguageModel, ...]:
         """All draft models."""
         return (self.model, *self.more)
@@ -66,22 +72,22 @@ class Paths(Grown):
         meters: list[Any] = [getattr(model, "meter", None) for model in distinct]
         return float(sum(meter.seconds for meter in meters if meter is not None))
 
-    def open(self, context: Context, capacity: int) -> tuple[Any, ...]:
+    def open(self, context: Context, capacity: int) -> Several:
         """A cache for every model."""
         caches = []
         for model in self.models:
             cache = model.open(context.tokens_BL.shape[0], capacity)
             ingest(model, cache, context.tokens_BL, context.bound - 1)
             caches.append(cache)
-        return tuple(caches)
+        return Several(tuple(caches))
 
-    def propose(self, memory: tuple[Any, ...], context: Context) -> Draft:
+    def propose(self, memory: Several, context: Context, shape: Shape) -> Draft:
         """Draw all paths level by level, one call of each draft model per level."""
         sampling, count = context.sampling, self.count
         greedy, nodes = sampling.greedy, self.max_nodes
         begun = [
             begin(model, cache, context, nodes)
-            for model, cache in zip(self.models, memory, strict=True)
+            for model, cache in zip(self.models, memory.stores, strict=True)
         ]
         growths, logits = [g for g, _ in begun], [z for _, z in begun]
         blocks = _blocks(count, len(growths))
@@ -156,19 +162,15 @@ class Paths(Grown):
 
     def commit(
         self,
-        memory: tuple[Any, ...],
+        memory: Several,
         context: Context,
         draft: Draft,
         verdict: Verdict,
         scores: Scores,
     ) -> None:
         """Keep the accepted path's entries in every cache."""
-        for cache in memory:
-            cache.keep(context.length_B - 1, verdict.path_BD)
-
-    def take(self, memory: tuple[Any, ...], rows_B: Tensor) -> tuple[Any, ...]:
-        """Caches of only these rows."""
-        return tuple(cache.take(rows_B) for cache in memory)
+        for model, cache in zip(self.models, memory.stores, strict=True):
+            model.keep(cache, context.length_B - 1, verdict.path_BD)
 
 
 def _blocks(count: int, models: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.drafters.shape_tables import Level, Shape, shape
+from outrider.drafters.shape_tables import Level, Tables, tables
 from outrider.types import Kind
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Plan(NamedTuple):
     """Constant tables of one shape, as tensors and as lists."""
 
-    table: Shape
+    table: Tables
     depth_N: Array
     levels: tuple[tuple[Level, Array, Array, Array], ...]  #: with parent, rank and fan
     kind_BNK: Tensor
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=64)
 def plan(parents: tuple[int, ...], hub: bool) -> Plan:
     """The tables of a shape, by the parent of each node; with `hub` later children are placed."""
-    table = shape(parents)
+    table = tables(parents)
     draws = table.draws_BNK
     kind = torch.full_like(draws, int(Kind.WITHOUT))
     if hub:

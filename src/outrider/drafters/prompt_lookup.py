@@ -8,13 +8,13 @@ tokens: a point mass, so no draft law exists and none is needed.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from outrider import arguments
 from outrider.drafters import recipes
+from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
 from outrider.tree import chain
-from outrider.types import Context, Draft, Kind, Scores, Verdict
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,16 @@ class PromptLookup:
         """The pending token and the longest copy."""
         return self.num_speculative_tokens + 1
 
-    def open(self, context: Context, capacity: int) -> None:
-        """The engine's own tokens are all the memory it needs."""
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, self.num_speculative_tokens, self.is_chain),)
 
-    def propose(self, memory: None, context: Context) -> Draft:
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """The engine's own tokens are all the memory it needs."""
+        return Nothing()
+
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
         device = context.length_B.device
         length = context.length_B
@@ -96,12 +102,9 @@ class PromptLookup:
         )
 
     def commit(
-        self, memory: None, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn: the committed tokens are the memory."""
-
-    def take(self, memory: None, rows_B: Tensor) -> None:
-        """Nothing to select."""
 
 
 def _made(

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.drafters.memory import Nothing
 from outrider.tree import branching, children
-from outrider.types import Context, Draft, Kind, Scores, Verdict
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
@@ -19,20 +20,23 @@ class Root:
     max_nodes: int = 1
     draft_seconds: float = 0.0
 
-    def open(self, context: Context, capacity: int) -> None:
-        """Nothing to remember."""
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (Shape(self.max_nodes, self.max_nodes, 0, self.is_chain),)
 
-    def propose(self, memory: None, context: Context) -> Draft:
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """Nothing to remember."""
+        return Nothing()
+
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Node 0 alone."""
         return bare(context)
 
     def commit(
-        self, memory: None, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn."""
-
-    def take(self, memory: None, rows_B: Tensor) -> None:
-        """Nothing to select."""
 
 
 def bare(context: Context) -> Draft:

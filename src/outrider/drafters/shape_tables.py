@@ -27,7 +27,7 @@ class Level(NamedTuple):
         return table_BnK.flatten(1) if self.even else table_BnK[:, self.parent_m, self.rank_m]
 
 
-class Shape(NamedTuple):
+class Tables(NamedTuple):
     """Constant tables of one shape on one device."""
 
     tree: Tree
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def shape(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Shape:
+def tables(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tables:
     """Tables of a shape from the parent of each node."""
     tree = from_parents(parents, device)
     kids = [[k for k, parent in enumerate(parents) if parent == n] for n in range(len(parents))]
@@ -60,4 +60,4 @@ def shape(parents: tuple[int, ...], device: torch.device | str = "cpu") -> Shape
                 torch.tensor([kids[parents[k]].index(k) for k in after], device=device),
             )
         )
-    return Shape(tree, draws.to(device), tuple(levels))
+    return Tables(tree, draws.to(device), tuple(levels))

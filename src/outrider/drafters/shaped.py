@@ -14,11 +14,11 @@ from outrider import ops
 from outrider.drafters import on_host, recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
-from outrider.drafters.shape_tables import Level, Shape, shape
+from outrider.drafters.shape_tables import Level, Tables, tables
 from outrider.errors import ConfigurationError
 from outrider.noise import Purpose
 from outrider.tree import branching, from_parents
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Shape
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,34 @@ class Shaped(Grown):
         object.__setattr__(self, "is_chain", tree.is_chain)
         object.__setattr__(self, "max_nodes", tree.nodes)
 
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The one shape that it was made for."""
+        return (
+            Shape(
+                self.max_nodes,
+                self.max_nodes,
+                from_parents(self.parents or (-1,)).max_depth,
+                self.is_chain,
+            ),
+        )
+
     def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
         """Tokens and presence [B, n, most] of the children, and the law declared for drawn ones."""
         raise NotImplementedError
 
-    def kind_of(self, table: Shape) -> Tensor:
+    def kind_of(self, table: Tables) -> Tensor:
         """Kind of each draw [1, N, K] at a temperature above 0."""
         return torch.full_like(table.draws_BNK, int(next(iter(self.drawn))))
 
-    def propose(self, memory: Any, context: Context) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         """Fill the shape level by level, one draft-model call each."""
         sampling, device = context.sampling, context.length_B.device
         assert self.parents is not None
         if on_host.fits(context) and self.drawn != {Kind.FIXED}:
             hub = Kind.FIXED in self.drawn
             return on_host.grow(self.model, memory, context, self.parents, hub)
-        table = shape(self.parents, device)
+        table = tables(self.parents, device)
         tree, greedy = table.tree, sampling.greedy
         growth, logits = begin(self.model, memory, context, tree.nodes)
         keys = ops.streams(context.seed_B, growth.first_B, Purpose.DRAFT, tree.levels[-2])

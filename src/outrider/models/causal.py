@@ -6,9 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
 from outrider.stats import Meter
 from outrider.tree import numbers
+from outrider.types import Inputs, Nodes, Output
 
 
 class Runner(Protocol):
@@ -67,8 +69,13 @@ class CausalModel:
         """Dtype of the weights."""
         return self.runner.dtype
 
-    def open(self, rows: int, capacity: int) -> SlotCache:
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
         """An empty cache for `rows` rows."""
+        if inputs is not None:
+            raise ConfigurationError(
+                "this model reads text alone; got inputs of another kind; leave inputs out, or "
+                "load an encoder-decoder"
+            )
         own = getattr(self.runner, "open", None)
         if own is not None:
             cache: SlotCache = own(rows, capacity)
@@ -76,28 +83,21 @@ class CausalModel:
         return SlotCache(self.runner.layers, rows, capacity)
 
     def forward(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        visible_BQW: Tensor,
-        *,
-        last: int | None = None,
-    ) -> Tensor:
+        self, cache: SlotCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+    ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
         with self.meter:
-            return self._forward(cache, tokens_BQ, positions_BQ, slots_BQ, visible_BQW, last)
+            return Output(self._forward(cache, nodes, last))
 
-    def _forward(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        visible_BQW: Tensor,
-        last: int | None,
-    ) -> Tensor:
+    def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the accepted paths' entries next to their roots."""
+        cache.keep(first_B, path_BD)
+
+    def probe(self, rows: int) -> None:
+        """A model of text alone reads nothing else."""
+
+    def _forward(self, cache: SlotCache, nodes: Nodes, last: int | None) -> Tensor:
+        tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
         if self._known < self.vocab_size:  # an id it has never seen reads as its last one

@@ -1,0 +1,42 @@
+"""Drafters' memories: what they keep per row, as the engine's rows come, move and go."""
+
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+from outrider.types import RowStore
+
+
+class Nothing(NamedTuple):
+    """The memory of a drafter that keeps none: the committed tokens are all it needs."""
+
+    def take(self, rows_B: Tensor) -> Self:
+        """Nothing of these rows."""
+        return self
+
+    def put(self, seats_b: Tensor, other: Self) -> Self:
+        """Nothing more."""
+        return self
+
+    def narrow(self, rows: int) -> Self:
+        """Nothing less."""
+        return self
+
+
+class Several(NamedTuple):
+    """Several memories side by side, such as the caches of several draft models."""
+
+    stores: tuple[RowStore, ...]
+
+    def take(self, rows_B: Tensor) -> "Several":
+        """These rows of each."""
+        return Several(tuple(store.take(rows_B) for store in self.stores))
+
+    def put(self, seats_b: Tensor, other: "Several") -> "Several":
+        """The other's rows into each."""
+        pairs = zip(self.stores, other.stores, strict=True)
+        return Several(tuple(mine.put(seats_b, theirs) for mine, theirs in pairs))
+
+    def narrow(self, rows: int) -> "Several":
+        """The first seats of each."""
+        return Several(tuple(store.narrow(rows) for store in self.stores))
