@@ -5,7 +5,7 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeGuard
 
@@ -14,12 +14,12 @@ from outrider.errors import ConfigurationError
 LONGEST = 80  #: characters of a value in a message
 
 
-def refuse(name: str, what: str, given: Any, do: str) -> NoReturn:
+def refuse(name: str, what: str, given: object, do: str) -> NoReturn:
     """Raise ConfigurationError: `name` must be `what`, this was given, do that."""
     raise ConfigurationError(f"{name} must be {what}; got {shown(given)}; {do}")
 
 
-def shown(given: Any) -> str:
+def shown(given: object) -> str:
     """A value for a message: its type where the representation fills the screen.
 
     >>> shown("0.6"), shown(list(range(99)))
@@ -30,7 +30,7 @@ def shown(given: Any) -> str:
     text = repr(given)
     if len(text) <= LONGEST and "\n" not in text:
         return text
-    count = f" of {len(given)}" if hasattr(given, "__len__") else ""
+    count = f" of {len(given)}" if isinstance(given, Sized) else ""
     return f"a {type(given).__name__}{count}"
 
 
@@ -51,7 +51,9 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def whole(name: str, given: Any, do: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+def whole(
+    name: str, given: object, do: str, least: int | None = None, most: int = 2**63 - 1
+) -> int:
     """A whole number of at least `least`; `do` says what to do about another value.
 
     >>> whole("top_k", 5, "use 0 to switch it off", least=0)
@@ -70,7 +72,7 @@ def at_least(least: int | None) -> str:
     return "" if least is None else f" of at least {least}"
 
 
-def number(name: str, given: Any, what: str, do: str) -> float:
+def number(name: str, given: object, what: str, do: str) -> float:
     """A number. Its range is the caller's to check; `what` and `do` tell the user.
 
     >>> number("top_p", 1, "a number in (0, 1]", "use 1 to switch it off")
@@ -104,7 +106,7 @@ def several(
     given: Any,
     what: str,
     do: str,
-    fits: Callable[[Any], bool],
+    fits: Callable[[object], bool],
     *,
     ordered: bool = True,
 ) -> tuple[Any, ...]:
@@ -120,5 +122,5 @@ def several(
     except TypeError:  # no list at all
         refuse(name, what, given, do)
     if not all(fits(value) for value in values):
-        refuse(name, what, values if hasattr(given, "__next__") else given, do)
+        refuse(name, what, values if isinstance(given, Iterator) else given, do)
     return values

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -22,6 +22,11 @@ from outrider.settle import Wish, settle
 from outrider.sources import Source, read_tokenizer, usable
 from outrider.speculator import Speculator
 from outrider.types import Drafter, Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Model: TypeAlias = str | Path | PreTrainedModel
 
 
 def shipped(part: str) -> Path:
@@ -55,8 +60,8 @@ class Notes:
 
 
 def load(
-    target: str | Path | Any | None = None,
-    draft: str | Path | Any | None = None,
+    target: "Model | None" = None,
+    draft: "Model | Sequence[Model] | None" = None,
     *,
     drafter: str | None = None,
     num_speculative_tokens: int | None = None,
@@ -74,7 +79,7 @@ def load(
     device: str | torch.device | None = None,
     threads: int | str = "auto",
     packed: bool | str = "auto",
-    tokenizer: Any = None,
+    tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -137,7 +142,9 @@ def load(
     return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
 
 
-def _shipped_parts(recipe: Recipe, draft: Any, table: Any) -> tuple[Path, Any, Any]:
+def _shipped_parts(
+    recipe: Recipe, draft: "Model | Sequence[Model] | None", table: str | Path | Table | None
+) -> tuple[Path, "Model | Sequence[Model] | None", str | Path | Table | None]:
     """The shipped target, and what its drafter needs besides: shipped unless it is given."""
     if draft is None and recipe.wants("draft"):
         draft = shipped("draft")
@@ -160,7 +167,7 @@ def _place(sources: Sequence[Source], device: str | torch.device | None) -> torc
     return place
 
 
-def _vocabulary(sources: Sequence[Source], tokenizer: Any) -> int:
+def _vocabulary(sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase | None") -> int:
     """How many tokens the models share."""
     sizes = [source.config.get_text_config(decoder=True).vocab_size for source in sources]
     vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})

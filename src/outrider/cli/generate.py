@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -151,11 +151,11 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
             sys.stdout.flush()
 
 
-def _finish(result: Generation, about: dict[str, Any] | None, printed: bool) -> None:
+def _finish(result: Generation, about: dict[str, object] | None, printed: bool) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
     done = result.completions[0]
     if about is not None:
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "text": done.text,
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
@@ -170,7 +170,7 @@ def _finish(result: Generation, about: dict[str, Any] | None, printed: bool) -> 
     sys.stdout.flush()
 
 
-def _describe(speculator: Speculator, how_made: dict[str, Any]) -> None:
+def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     notes = speculator.notes
     err.print(
         f"target {notes.target}\ndraft {notes.draft}\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from transformers import PreTrainedModel
 from transformers import generation as hf
 
 from outrider import check, drafters, verifiers
@@ -19,21 +20,21 @@ from outrider.models.guard import CONFIGURATION
 #: Outputs of one family are padded to multiples of at most this.
 _PADDING = 1024
 #: What a model was when it passed its check. Nothing here keeps a model alive.
-_CHECKED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[object, ...]] = WeakKeyDictionary()
 
 
-def named(config: Any) -> dict[str, Any]:
+def named(config: hf.GenerationConfig) -> dict[str, object]:
     """Speculative keywords of a generation configuration.
 
     transformers fills in its defaults before we are called, so a value equal to the default is
     taken as not given.
     """
-    defaults: dict[str, Any] = hf.GenerationConfig._get_default_generation_params()
+    defaults: dict[str, object] = hf.GenerationConfig._get_default_generation_params()
     named = {name: getattr(config, name, None) for name in CONFIGURED}
     return {name: value for name, value in named.items() if value != defaults.get(name)}
 
 
-def driven(model: Any, role: str) -> CausalModel:
+def driven(model: PreTrainedModel, role: str) -> CausalModel:
     """The model behind a runner of its own that reads its live weights.
 
     Checked when it is first seen, and again after any change of its configuration.
@@ -46,8 +47,7 @@ def driven(model: Any, role: str) -> CausalModel:
         )
     refusals.check_loaded(model, name, "one loaded model")
     with CONFIGURATION:
-        config: Any = model.config
-        text = config.get_text_config(decoder=True)
+        text = model.config.get_text_config(decoder=True)
         state = (model.device, model.dtype, text._attn_implementation, text.to_dict())
         if _CHECKED.get(model) != state:
             refusals.check(model)
@@ -56,7 +56,7 @@ def driven(model: Any, role: str) -> CausalModel:
         return CausalModel(runner_of(model)(model))
 
 
-def engine_for(model: Any, settings: Mapping[str, Any]) -> Engine:
+def engine_for(model: PreTrainedModel, settings: Mapping[str, Any]) -> Engine:
     """Target, drafter and rule for merged settings (`load`'s names); unused ones are refused."""
     target = driven(model, "target")
     draft, table = settings.get("draft"), settings.get("table")
@@ -69,7 +69,7 @@ def engine_for(model: Any, settings: Mapping[str, Any]) -> Engine:
     return Engine(target, recipe.make(parts, options), rule)
 
 
-def _beside(target: CausalModel, model: Any) -> CausalModel:
+def _beside(target: CausalModel, model: PreTrainedModel) -> CausalModel:
     """A draft model with as many outputs as the target.
 
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
