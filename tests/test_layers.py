@@ -20,6 +20,7 @@ LAYERS = [
     {"measure", "prompts"},
     {"integrations"},
     {"load"},
+    {"settle"},
     {"keywords", "sources"},
     {"certify", "speculator"},
     {"text", "theory"},

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.errors import ConfigurationError
 from outrider.tree import from_parents, parents_of
 from outrider.types import Context, Drafter, Shape, Tree
@@ -134,7 +134,7 @@ def parents_for(
     if parents:
         counts, parents = (), tuple(parents)
     else:
-        counts = asked.counts("counts", counts)
+        counts = recipes.counts("counts", counts)
         parents = parents_of(counts)
     if from_parents(parents).max_depth == 0:
         raise ConfigurationError(
