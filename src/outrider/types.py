@@ -13,10 +13,12 @@ rows share it and it broadcasts.
 
 from collections.abc import Hashable
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from outrider.rows import Greedy, SamplingRows
 
 
 class Kind(IntEnum):
@@ -28,7 +30,8 @@ class Kind(IntEnum):
     COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
 
 
-Greedy = Literal["none", "some", "all"]
+RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
+REASONS = ("running", "stop", "length", "context", "fault")
 
 
 class Weights(NamedTuple):
@@ -309,15 +312,14 @@ class Context(NamedTuple):
     tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
     length_B: Tensor  #: committed tokens, pending one included
     bound: int  #: host constant: no row is longer than this
-    sampling: Any  #: SamplingRows
+    sampling: SamplingRows
     inputs: Inputs | None = None  #: what the rows read besides their text
     hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
 
     @property
     def seed_B(self) -> Tensor:
         """Each row's seed."""
-        seeds: Tensor = self.sampling.seed_B
-        return seeds
+        return self.sampling.seed_B
 
 
 class Shape(NamedTuple):
@@ -346,11 +348,6 @@ class Drafter(Protocol):
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Every shape it can be asked for; the first is the largest and the usual one."""
-        ...
-
-    @property
-    def draft_seconds(self) -> float:
-        """Time spent inside its model so far; 0 without one."""
         ...
 
     def open(self, context: Context, capacity: int) -> Any:
