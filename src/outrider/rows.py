@@ -75,9 +75,8 @@ class Shaping(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "Shaping":
         """A copy of these rows, in this order."""
-        tensors = (None if t is None else picked(t, rows) for t in self[:8])
         return self._replace(
-            **dict(zip(self._fields, tensors, strict=False)),
+            **{name: picked(t, rows) for name, t in _columns(self)},
             processors=tuple(self.processors[row] for row in rows),
             padding=tuple(self.padding[row] for row in rows),
             ends=tuple(self.ends[row] for row in rows),
@@ -85,19 +84,18 @@ class Shaping(NamedTuple):
 
     def put(self, seats: Sequence[int], other: "Shaping") -> "Shaping":
         """The rows of `other` in these seats; what one side lacks has no effect in its rows."""
-        columns = []
-        for name, mine, theirs in zip(self._fields, self[:8], other[:8], strict=False):
-            some = theirs if mine is None else mine
-            if some is not None:
-                off = _OFF.get(name, 0)
-                if mine is None:
-                    mine = some.new_full((self.prompt_B.shape[0], *some.shape[1:]), off)
-                if theirs is None:
-                    theirs = some.new_full((other.prompt_B.shape[0], *some.shape[1:]), off)
-                some = placed(mine, seats, theirs, off)
-            columns.append(some)
-        return Shaping(
-            *columns,  # type: ignore[arg-type]
+        ours, theirs = dict(_columns(self)), dict(_columns(other))
+        columns = {}
+        for name in ours | theirs:
+            off = 1 if name == "repetition_B" else 0  # what changes nothing
+            like = ours[name] if name in ours else theirs[name]
+            sides = [
+                side[name] if name in side else like.new_full((rows, *like.shape[1:]), off)
+                for side, rows in ((ours, len(self.processors)), (theirs, len(other.processors)))
+            ]
+            columns[name] = placed(sides[0], seats, sides[1], off)
+        return self._replace(
+            **columns,
             ngrams=tuple(sorted({*self.ngrams, *other.ngrams})),
             processors=seated(self.processors, seats, other.processors),
             padding=seated(self.padding, seats, other.padding),
@@ -107,16 +105,12 @@ class Shaping(NamedTuple):
 
     def narrow(self, rows: int) -> "Shaping":
         """The first rows."""
-        tensors = (None if t is None else t[:rows] for t in self[:8])
         return self._replace(
-            **dict(zip(self._fields, tensors, strict=False)),
+            **{name: t[:rows] for name, t in _columns(self)},
             processors=self.processors[:rows],
             padding=self.padding[:rows],
             ends=self.ends[:rows],
         )
-
-
-_OFF = {"repetition_B": 1}  #: what changes nothing, if it is not 0
 
 
 class SamplingRows(NamedTuple):
@@ -136,9 +130,10 @@ class SamplingRows(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "SamplingRows":
         """A copy of these rows. Host constants stay: they are upper bounds."""
-        shaping = None if self.shaping is None else self.shaping.take(rows)
-        tensors = (picked(t, rows) for t in self[:5])
-        return SamplingRows(*tensors, *self[5:10], shaping)  # type: ignore[arg-type]
+        return self._replace(
+            **{name: picked(t, rows) for name, t in _columns(self)},
+            shaping=None if self.shaping is None else self.shaping.take(rows),
+        )
 
     def put(self, seats: Sequence[int], other: "SamplingRows") -> "SamplingRows":
         """The rows of `other` in these seats. Host constants hold for both."""
@@ -150,9 +145,9 @@ class SamplingRows(NamedTuple):
             mine = self.shaping or Shaping.neutral(rows, device)
             theirs = other.shaping or Shaping.neutral(other.seed_B.shape[0], device)
             shaping = mine.put(seats, theirs)
-        tensors = (placed(m, seats, t) for m, t in zip(self[:5], other[:5], strict=True))
-        return SamplingRows(
-            *tensors,  # type: ignore[arg-type]
+        pairs = zip(_columns(self), _columns(other), strict=True)
+        return self._replace(
+            **{name: placed(mine, seats, theirs) for (name, mine), (_, theirs) in pairs},
             greedy=self.greedy if self.greedy == other.greedy else "some",
             most_top_k=max(self.most_top_k, other.most_top_k),
             all_top_k=self.all_top_k and other.all_top_k,
@@ -163,6 +158,13 @@ class SamplingRows(NamedTuple):
 
     def narrow(self, rows: int) -> "SamplingRows":
         """The first rows."""
-        shaping = None if self.shaping is None else self.shaping.narrow(rows)
-        tensors = (t[:rows] for t in self[:5])
-        return SamplingRows(*tensors, *self[5:10], shaping)  # type: ignore[arg-type]
+        return self._replace(
+            **{name: t[:rows] for name, t in _columns(self)},
+            shaping=None if self.shaping is None else self.shaping.narrow(rows),
+        )
+
+
+def _columns(table: Shaping | SamplingRows) -> list[tuple[str, Tensor]]:
+    """The tensors of a table, which have a row for each of its rows."""
+    named = zip(table._fields, table, strict=True)
+    return [(name, value) for name, value in named if isinstance(value, Tensor)]

@@ -378,6 +378,11 @@ class Drafter(Protocol):
         """Every shape it can be asked for; the first is the largest and the usual one."""
         ...
 
+    @property
+    def hidden(self) -> bool:
+        """Whether it reads the target's hidden states, at `open` and at every `commit`."""
+        ...
+
     def open(self, context: Context, capacity: int) -> Any:
         """Memory for these rows, a `RowStore`, with all but the pending token ingested.
 
