@@ -103,7 +103,7 @@ def main() -> None:
             rule = (
                 verifiers.get("match")
                 if temperature == 0
-                else verifiers.default(drafter.kinds, drafter.is_chain)
+                else verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
             )
             rounds = [time_step(drafter, target, rule, temperature, given.steps) for _ in range(5)]
             best = {key: min(r[key] for r in rounds) for key in rounds[0]}

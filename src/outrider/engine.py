@@ -31,8 +31,17 @@ from outrider.request import Limits, Request, check, check_fit, spread, token_id
 from outrider.sampling import Sampling, fresh_seed
 from outrider.seats import Seats
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.step import Block, BlockLists
-from outrider.types import Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
+from outrider.types import (
+    Block,
+    BlockLists,
+    Draft,
+    Drafter,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
 Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]

@@ -141,7 +141,7 @@ def test_several_draft_models_are_for_paths():
     both = load(target, small, drafter="paths", width=4, num_speculative_tokens=3, **PLAIN)
     drafter = both.engine.drafter
     assert len(drafter.models) == 2
-    assert drafter.max_nodes == 13
+    assert drafter.shapes[0].max_nodes == 13
     greedy = both.generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     plain = both.plain().generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     assert greedy.token_ids == plain.token_ids

@@ -88,7 +88,7 @@ def legal():
         for rule in verifiers.VERIFIERS.values():
             if name not in ONLY.get(rule.name, TREES):
                 continue
-            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 
@@ -105,7 +105,7 @@ def test_the_law_is_the_targets_under_filters(name):
     """A support of three tokens: most trees want more children than there are tokens."""
     _, small = pair(0.4, VOCAB)
     drafter = TREES[name](small)
-    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
     assert chance(drafter, rule, "filtered")[0] > 1e-4
 
 

@@ -34,7 +34,7 @@ def _cuda(case):
 def _judge(op, *inputs):
     from outrider.ops.triton import BACKEND
 
-    return BACKEND.judges[op](*inputs)
+    return BACKEND.ops[f"judge:{op}"](*inputs)
 
 
 def _counts(op):

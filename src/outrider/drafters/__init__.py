@@ -1,5 +1,7 @@
 """Registry of drafters: one file and one line each."""
 
+from collections.abc import Callable
+
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
@@ -10,8 +12,9 @@ from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.types import Drafter
 
-DRAFTERS = {
+DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "root": Root,
     "draft_model": DraftModel,
     "sampled_tree": SampledTree,

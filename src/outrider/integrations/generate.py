@@ -38,8 +38,7 @@ from outrider.models.guard import evaluating
 from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
-from outrider.step import Block
-from outrider.types import Draft, Scores, Verdict
+from outrider.types import Block, Draft, Scores, Verdict
 
 
 class Speculative:
