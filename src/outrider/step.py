@@ -1,37 +1,27 @@
 """One step, driven by hand or by the engine: begin, then propose, score, verify, commit.
 
-    draft   = propose(drafter, state)                # a tree of guesses below the pending token
+    draft   = propose(drafter, batch)                # a tree of guesses below the pending token
     scores  = score(target, state, draft)            # one call, one law per node
-    verdict = verify(rule, state, draft, scores)     # the longest path kept, and one more token
-    state, block = commit(target, drafter, state, draft, scores, verdict)
+    verdict = verify(rule, batch, draft, scores)     # the longest path kept, and one more token
+    batch, block = commit(target, drafter, batch, draft, scores, verdict)
 
 Nothing here reads a device value: every verb runs on the meta device. `length_B` counts committed
 tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
-
 import torch
 from torch import Tensor
 
 from outrider import ops, verifiers
+from outrider.batch import Batch, begin
 from outrider.nodes import of_tree
-from outrider.prefill import ingest, width
-from outrider.sampling import SamplingRows, warp
+from outrider.prefill import inference, width
+from outrider.sampling import warp
 from outrider.shaping import shape
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
-    CONTEXT,
-    FAULT,
-    LENGTH,
-    REASONS,
     RUNNING,
-    STOP,
     Block,
-    BlockLists,
-    Context,
     Draft,
     Drafter,
     Draws,
@@ -43,110 +33,35 @@ from outrider.types import (
     Verifier,
 )
 
-__all__ = [
-    "CONTEXT",
-    "FAULT",
-    "LENGTH",
-    "REASONS",
-    "RUNNING",
-    "STOP",
-    "Block",
-    "BlockLists",
-    "State",
-    "begin",
-    "commit",
-    "log_probabilities",
-    "propose",
-    "score",
-    "verify",
-]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def inference(verb: Callable[P, R]) -> Callable[P, R]:
-    """Run in inference mode; the engine is in it already, and entering it anew for every verb
-    takes longer than some verbs' work."""
-
-    @wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.is_inference_mode_enabled():
-            return verb(*args, **kwargs)
-        with torch.inference_mode():
-            return verb(*args, **kwargs)
-
-    return run
-
-
-class State(NamedTuple):
-    """What the next step needs."""
-
-    context: Context
-    cache: Any
-    memory: Any
-    limit_B: Tensor  #: committed length at which a row ends
-    limit_reason_B: Tensor
-    stop_BS: Tensor  #: stop token ids, -1 padded
-    reason_B: Tensor  #: RUNNING, or why the row has ended
+__all__ = ["begin", "commit", "log_probabilities", "propose", "score", "verify"]
 
 
 @inference
-def begin(
-    target: LanguageModel,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingRows,
-    *,
-    limits: Sequence[int],
-    limit_reasons: Sequence[int],
-    stop_ids: Sequence[Sequence[int]],
-    capacity: int,
-) -> State:
-    """Caches full but for each row's pending token."""
-    device = target.device
-    lengths = [len(prompt) for prompt in prompts]
-    tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
-    most = max((len(ids) for ids in stop_ids), default=0)
-    stops = [list(ids) + [-1] * (most - len(ids)) for ids in stop_ids]
-    length_B = torch.tensor(lengths)
-    context = Context(tokens_BL.to(device), length_B.to(device), max(lengths), sampling)
-    cache = target.open(len(prompts), capacity)
-    ingest(target, cache, context.tokens_BL, max(lengths) - 1)
-    return State(
-        context,
-        cache,
-        drafter.open(context, capacity),
-        torch.tensor(limits, device=device),
-        torch.tensor(limit_reasons, device=device),
-        torch.tensor(stops, dtype=torch.int64, device=device).view(len(prompts), most),
-        torch.zeros(len(prompts), dtype=torch.int64, device=device),
-    )
-
-
-@inference
-def propose(drafter: Drafter, state: State, shape: Shape | None = None) -> Draft:
+def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft:
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one. Rows that want less (`shape.most_B`) lose what lies deeper.
     """
     wanted = drafter.shapes[0] if shape is None else shape
-    draft = drafter.propose(state.memory, state.context, wanted)
-    return draft if wanted.most_B is None else shallower(draft, wanted.most_B)
+    draft = drafter.propose(batch.memory, batch.context, wanted)
+    if wanted.most_B is None:
+        return draft
+    return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))
 
 
 @inference
-def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
-    """The target's laws at every node, from one call. Siblings share a position, never a slot."""
-    tree, context = draft.tree, state.context
-    wide = width(context.bound, tree.nodes, state.cache.capacity)
+def score(target: LanguageModel, batch: Batch, draft: Draft, hidden: bool = False) -> Scores:
+    """The target's laws at every node, from one call. Siblings share a position, never a slot.
+
+    With `hidden` the states that they were computed from come along, for a drafter that asks.
+    """
+    tree, context = draft.tree, batch.context
+    wide = width(context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    logits, hidden = target.forward(state.cache, nodes)
+    logits, states = target.forward(batch.cache, nodes, hidden=hidden)
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(warp(logits, context.sampling), hidden)
+        return Scores(warp(logits, context.sampling), states)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -155,16 +70,16 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    return Scores(warp(shaped, context.sampling), hidden, raw_BNV=logits, dead_BN=dead)
+    return Scores(warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
 
 
 @inference
-def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdict:
+def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
-    context = state.context
+    context = batch.context
     draws = Draws(context.seed_B, context.length_B - 1)
     verdict = verifiers.judge(rule, draft, scores, draws)
-    running = state.reason_B == RUNNING
+    running = batch.reason_B == RUNNING
     return verdict._replace(
         path_BD=torch.where(running[:, None], verdict.path_BD, -1),
         count_B=torch.where(running, verdict.count_B, 0),
@@ -175,32 +90,32 @@ def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdic
 def commit(
     target: LanguageModel,
     drafter: Drafter,
-    state: State,
+    batch: Batch,
     draft: Draft,
     scores: Scores,
     verdict: Verdict,
-) -> tuple[State, Block]:
+) -> tuple[Batch, Block]:
     """Keep the accepted path, append its tokens and the next one, and see which rows end.
 
     The first stop token, the row's limit or a fault cuts the block on the device.
     """
-    context = state.context
+    context = batch.context
     length = context.length_B
     device = length.device
     size = verdict.path_BD.shape[1] + 1
-    ends = Ends(length, state.limit_B, state.limit_reason_B, state.stop_BS, state.reason_B)
+    ends = Ends(length, batch.limit_B, batch.limit_reason_B, batch.stop_BS, batch.reason_B)
     block = ops.settle(draft, scores, verdict, ends)
     place = length[:, None] + numbers(size, device)
     context.tokens_BL.scatter_(1, place, block.tokens_BT)  # what lies past it is rewritten later
     if not draft.tree.is_chain:
-        target.keep(state.cache, length - 1, verdict.path_BD)
-    drafter.commit(state.memory, context, draft, verdict, scores)
+        target.keep(batch.cache, length - 1, verdict.path_BD)
+    drafter.commit(batch.memory, context, draft, verdict, scores)
 
     context = context._replace(
         length_B=length + block.emitted_B,
         bound=min(context.bound + size, context.tokens_BL.shape[1]),
     )
-    return state._replace(context=context, reason_B=block.reason_B), block
+    return batch._replace(context=context, reason_B=block.reason_B), block
 
 
 @inference

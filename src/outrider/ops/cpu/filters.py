@@ -7,7 +7,7 @@ laws of language models that is a few hundred tokens of the vocabulary. Ties at 
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +15,14 @@ from torch import Tensor
 
 from outrider.ops.reference import floors as reference_floors
 from outrider.ops.reference import least, partial, unscaled
-
-if TYPE_CHECKING:
-    from outrider.sampling import SamplingRows
+from outrider.rows import SamplingRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12
 
 
-def floors(logits_BRV: Tensor, sampling: "SamplingRows") -> Tensor:
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     """Floors [B, R], float32; the reference's where a few of the largest logits tell them."""
     batch, rows, vocab = logits_BRV.shape
     if not sampling.any_top_p or partial(sampling, vocab):

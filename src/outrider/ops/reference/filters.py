@@ -1,15 +1,12 @@
 """Top-k, top-p and min-p as one threshold a row, by sorting."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from outrider.sampling import SamplingRows
+from outrider.rows import SamplingRows
 
 
-def floors(logits_BRV: Tensor, sampling: "SamplingRows") -> Tensor:
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     """Top-k, top-p and min-p as the smallest logit that stays in, float32 [B, R]; ties stay in.
 
     Some filter must be in use.
@@ -21,7 +18,7 @@ def floors(logits_BRV: Tensor, sampling: "SamplingRows") -> Tensor:
     return least(logits, floor, sampling)
 
 
-def least(logits_BRV: Tensor, floor_BR: Tensor, sampling: "SamplingRows") -> Tensor:
+def least(logits_BRV: Tensor, floor_BR: Tensor, sampling: SamplingRows) -> Tensor:
     """The floors raised to min-p's where that is in use."""
     if not sampling.any_min_p:
         return floor_BR
@@ -29,19 +26,19 @@ def least(logits_BRV: Tensor, floor_BR: Tensor, sampling: "SamplingRows") -> Ten
     return torch.maximum(floor_BR, logits_BRV.amax(-1) + low[:, None])
 
 
-def unscaled(sampling: "SamplingRows") -> Tensor:
+def unscaled(sampling: SamplingRows) -> Tensor:
     """Inverse temperatures [B], 1 in greedy rows."""
     inverse = sampling.inverse_temperature_B
     return inverse if sampling.greedy == "none" else torch.where(torch.isinf(inverse), 1.0, inverse)
 
 
-def partial(sampling: "SamplingRows", vocab: int) -> bool:
+def partial(sampling: SamplingRows, vocab: int) -> bool:
     """Whether a few of the largest logits tell every floor, so that no row is sorted whole."""
     limited = sampling.all_top_k or not sampling.any_top_p
     return 0 < sampling.most_top_k < vocab and limited
 
 
-def _nucleus(logits: Tensor, sampling: "SamplingRows") -> Tensor:
+def _nucleus(logits: Tensor, sampling: SamplingRows) -> Tensor:
     """Floors of top-k and top-p."""
     vocab = logits.shape[-1]
     few = partial(sampling, vocab)

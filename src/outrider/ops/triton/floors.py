@@ -14,7 +14,7 @@ Ties at a floor stay in. Launches: one for the largest logit (top-p and min-p), 
 4 for top-p with 16-bit logits, 4 and 8 with float32.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,10 +23,8 @@ from torch import Tensor
 
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import row_done, side_of, slices_of
+from outrider.rows import SamplingRows
 from outrider.types import Laws
-
-if TYPE_CHECKING:
-    from outrider.sampling import SamplingRows
 
 COUNT_BITS, MASS_BITS = 8, 4
 COUNT_BINS = tl.constexpr(1 << COUNT_BITS)
@@ -224,7 +222,7 @@ def floor_mass(
             tl.store(search.out + row, floor)
 
 
-def floors(logits_BRV: Tensor, sampling: "SamplingRows") -> Tensor:
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
     """Floors [B, R], float32: the reference's thresholds. At least one filter must be in use."""
     top_k_B = sampling.top_k_B if sampling.most_top_k else None
     top_p_B = sampling.top_p_B if sampling.any_top_p else None
