@@ -270,9 +270,10 @@ def test_the_matrix_holds_every_legal_pair_of_the_registries():
 @pytest.mark.parametrize("label", list(matrix_drafters()))
 def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
     target, drafter = pair()[0], matrix_drafters()[label]
-    if not drafter.shapes[0].is_chain and rule.chain_only:
+    is_chain = drafter.shapes[0].is_chain
+    if not is_chain and rule.chain_only:
         legal = False
-    elif drafter.shapes[0].is_chain and rule.kinds & {
+    elif is_chain and rule.kinds & {
         Kind.WITH,
         Kind.WITHOUT,
     }:  # one draw: the same

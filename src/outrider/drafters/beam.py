@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import asked, growing
+from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.types import (
     Context,
@@ -45,8 +45,8 @@ class Beam:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        width = arguments.whole("width", self.width, asked.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        width = arguments.whole("width", self.width, recipes.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "depth", depth)
 
@@ -88,3 +88,12 @@ class _Paths:
             law, names, self.phi_Bw, self.psi_Bw, self.width
         )
         return Children(token, self.psi_Bw > -torch.inf, law, parent)
+
+
+def _made(
+    model: LanguageModel, width: int = Beam.width, num_speculative_tokens: int = Beam.depth
+) -> Beam:
+    return Beam(model, width, num_speculative_tokens)
+
+
+RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "width"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outrider import ops
-from outrider.drafters import growing
+from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (
@@ -88,3 +88,17 @@ class DraftModel:
     ) -> None:
         """Keep the accepted path's entries."""
         growing.keep_path(self.model, memory, context, draft, verdict)
+
+
+def _made(
+    model: LanguageModel,
+    num_speculative_tokens: int | None = None,
+    branching: tuple[int, ...] | None = None,
+    coupled: bool = False,
+) -> DraftModel:
+    recipes.one_depth(branching, num_speculative_tokens)
+    counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
+    return DraftModel(model, counts, coupled)
+
+
+RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "branching", "coupled"))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import asked, growing
+from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.errors import ConfigurationError
 from outrider.prefill import ROUND
@@ -62,9 +62,9 @@ def fits(
     """Refuse sizes that no dynamic tree has; `names` are the caller's for depth and width."""
     deep, wide = names
     given = f"total_tokens={total}, {deep}={depth}, {wide}={few}"
-    arguments.whole("total_tokens", total, asked.PLAIN, least=1)
-    arguments.whole(deep, depth, asked.PLAIN, least=1)
-    arguments.whole(wide, few, asked.CHAIN, least=2)
+    arguments.whole("total_tokens", total, recipes.PLAIN, least=1)
+    arguments.whole(deep, depth, recipes.PLAIN, least=1)
+    arguments.whole(wide, few, recipes.CHAIN, least=2)
     if few > vocab:
         raise ConfigurationError(
             f"no node has more children than the draft has tokens; got {given} for a "
@@ -199,9 +199,8 @@ class _Pool:
 
         Nodes stand in the order of the candidates: by depth, parents first. Absent ones stand last.
         """
-        score, token, above, place = (
-            torch.cat(parts, 1) for parts in zip(*self.levels, strict=True)
-        )
+        columns = zip(*self.levels, strict=True)
+        score, token, above, place = (torch.cat(column, 1) for column in columns)
         (batch, many), device = score.shape, score.device
         # a stable order, because a parent may be as probable as its child
         best = score.argsort(dim=-1, descending=True, stable=True)[:, :total]
@@ -239,3 +238,23 @@ def _depths(depth: int, few: int, device: torch.device) -> Tensor:
     """Depth of each candidate [M]."""
     each = [1] * few + [d for d in range(2, depth + 1) for _ in range(few**2)]
     return torch.tensor(each, device=device)
+
+
+def _made(
+    model: LanguageModel,
+    num_speculative_tokens: int = DynamicTree.depth,
+    width: int = DynamicTree.top_k,
+    total_tokens: int | None = None,
+    coupled: bool = False,
+) -> DynamicTree:
+    depth = num_speculative_tokens
+    if total_tokens is None:  # the usual number, if a tree of this depth and width can have it
+        total_tokens = max(depth, min(DynamicTree.total_tokens, candidates(depth, width)))
+    names = ("num_speculative_tokens", "width")
+    fits(total_tokens, depth, width, model.vocab_size, names)
+    return DynamicTree(model, total_tokens, depth, width, coupled)
+
+
+RECIPE = recipes.Recipe(
+    _made, ("model",), ("num_speculative_tokens", "width", "total_tokens", "coupled")
+)

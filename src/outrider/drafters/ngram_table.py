@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import asked, growing
+from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Nothing
 from outrider.errors import ConfigurationError, VocabularyMismatch
@@ -156,7 +156,9 @@ class NgramTable:
     def __post_init__(self) -> None:
         count = arguments.plain(self.num_speculative_tokens)
         object.__setattr__(self, "num_speculative_tokens", count)
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
         if self.vocab_size and self.vocab_size < self.table.vocab_size:
             raise VocabularyMismatch(
                 f"the n-gram table knows {self.table.vocab_size} tokens, the target "
@@ -205,3 +207,14 @@ class _Followers(NamedTuple):
         text = torch.cat([tail, tree.tokens_BM[:, 1:]], 1)
         law = self.table.probs(text[:, -size:])
         return torch.nn.functional.pad(law, (0, self.unknown)).log()[:, None]
+
+
+def _made(
+    table: Table,
+    vocab_size: int,
+    num_speculative_tokens: int = NgramTable.num_speculative_tokens,
+) -> NgramTable:
+    return NgramTable(table, num_speculative_tokens, vocab_size)
+
+
+RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import asked, growing
+from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.drafters.memory import Several
 from outrider.errors import ConfigurationError
@@ -41,8 +41,8 @@ class Paths:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
 
     def __post_init__(self) -> None:
-        count = arguments.whole("count", self.count, asked.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        count = arguments.whole("count", self.count, recipes.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "depth", depth)
         if self.count < len(self.models):
@@ -121,8 +121,8 @@ def _blocks(count: int, models: int, device: torch.device) -> tuple[Tensor, Tens
 
     In the table of the reverse, [models, most paths], a shorter block repeats its last path.
 
-    >>> _blocks(5, 2, torch.device("cpu"))
-    (tensor([0, 0, 0, 1, 1]), tensor([0, 1, 2, 0, 1]), tensor([[0, 1, 2], [3, 4, 4]]))
+    >>> [table.tolist() for table in _blocks(5, 2, torch.device("cpu"))]
+    [[0, 0, 0, 1, 1], [0, 1, 2, 0, 1], [[0, 1, 2], [3, 4, 4]]]
     """
     blocks = list(pairwise(-(-count * model // models) for model in range(models + 1)))
     most = max(stop - start for start, stop in blocks)
@@ -133,3 +133,19 @@ def _blocks(count: int, models: int, device: torch.device) -> tuple[Tensor, Tens
     )
     model_c, place_c, path_mp = (torch.tensor(table, device=device) for table in tables)
     return model_c, place_c, path_mp
+
+
+def _made(
+    models: tuple[LanguageModel, ...],
+    width: int = Paths.count,
+    num_speculative_tokens: int = Paths.depth,
+) -> Paths:
+    if width < len(models):
+        raise ConfigurationError(
+            f"every draft model needs a path; got {len(models)} models for {width} paths; give "
+            f"width={len(models)}"
+        )
+    return Paths(models[0], width, num_speculative_tokens, models[1:])
+
+
+RECIPE = recipes.Recipe(_made, ("models",), ("num_speculative_tokens", "width"))

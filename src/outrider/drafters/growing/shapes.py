@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.errors import ConfigurationError
 from outrider.tree import from_parents, parents_of
 from outrider.types import Context, Drafter, Shape, Tree
@@ -26,11 +26,11 @@ class Level(NamedTuple):
     most: int  #: most children of a node here
     fan: tuple[int, ...] = ()  #: of a fixed shape: children of each node
     parent_m: Tensor | None = None  #: and for each child: its parent, counted from `start`
-    rank_m: Tensor | None = None  #: and its place among its siblings
+    rank_m: Tensor | None = None  #: and its place among its siblings; None: all have `most`
 
     def spread(self, table_BnK: Tensor) -> Tensor:
         """[B, m]: of a table by node and rank, the entry of each child of a fixed shape."""
-        if self.parent_m is None or len(set(self.fan)) == 1:
+        if self.rank_m is None:
             return table_BnK.flatten(1)
         return table_BnK[:, self.parent_m, self.rank_m]
 
@@ -71,7 +71,7 @@ def fixed(parents: tuple[int, ...], device: torch.device) -> Layout:
         above = [parents[child] for child in range(stop, end)]
         ranks = [children[parent].index(child) for child, parent in enumerate(above, start=stop)]
         parent_m = torch.tensor(above, device=device) - start
-        rank_m = torch.tensor(ranks, device=device)
+        rank_m = None if len(set(fan)) == 1 else torch.tensor(ranks, device=device)
         levels.append(Level(depth, start, stop, end, max(fan), fan, parent_m, rank_m))
     return Layout(
         tuple(levels),
@@ -134,7 +134,7 @@ def parents_for(
     if parents:
         counts, parents = (), tuple(parents)
     else:
-        counts = asked.counts("counts", counts)
+        counts = recipes.counts("counts", counts)
         parents = parents_of(counts)
     if from_parents(parents).max_depth == 0:
         raise ConfigurationError(

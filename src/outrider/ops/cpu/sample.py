@@ -8,6 +8,7 @@ computes them again.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,22 +48,21 @@ def several(
     if urns.rows == count == 1 and not most:
         token, mass = urns.only(keys.fine_uniform(names[0], 0))
         tokens_BRK, there_BRK = torch.tensor([[[token]]]), torch.tensor([[[mass > 0]]])
-        kept = laws._replace(lse_BR=None, host=_weights(laws, urns))
-        return *reference.greedily(laws, tokens_BRK, there_BRK), kept
-    urns.look()
-    gone, which, masses = _place(urns, np.tile(placed, len(keys_BR)), most)
-    drawn, weights = _without(urns, names, count, gone, which)
-    above = [np.where(out, t, drawn[0]) for t, out in zip(gone, which, strict=True)]
-    tokens = np.stack(drawn + above)
-    there = np.stack([mass > 0 for mass in weights + masses])
-    shape = (*keys_BR.shape, count + most)
-    tokens_BRK = torch.from_numpy(np.ascontiguousarray(tokens.T)).view(shape)
-    there_BRK = torch.from_numpy(np.ascontiguousarray(there.T)).view(shape)
-    kept = laws._replace(lse_BR=None)
+    else:
+        urns.look()
+        above = _place(urns, np.tile(placed, len(keys_BR)), most) if most else _Above([], [], [])
+        tokens, masses = _without(urns, names, count, above)
+        gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
+        shape = (*keys_BR.shape, count + most)
+        tokens_BRK = torch.from_numpy(np.array(tokens + gone).T.copy()).view(shape)
+        there_BRK = torch.from_numpy((np.array(masses + above.masses) > 0).T.copy()).view(shape)
+    left = laws
     if most:
         out_BRk = there_BRK[..., count:] & there_BRK[..., :1]
-        kept = reference.lacking(laws, tokens_BRK[..., count:], out_BRk)
-    kept = kept._replace(host=_weights(laws, urns))
+        left = reference.lacking(laws, tokens_BRK[..., count:], out_BRk)
+    kept = left._replace(lse_BR=None, host=_weights(laws, urns))
+    if laws.greedy == "none":
+        return tokens_BRK, there_BRK, kept
     return *reference.greedily(laws, tokens_BRK, there_BRK), kept
 
 
@@ -87,37 +87,41 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
     return tokens, there, laws._replace(lse_BR=None, host=_weights(laws, urns))
 
 
-def _place(urns: Urns, few: Array, most: int) -> tuple[list[Array], list[Array], list[Array]]:
-    """Take the `few[row]` likeliest tokens out: by rank the tokens, in which rows, their masses."""
-    tokens, which, masses = [], [], []
-    even = most == few.min(initial=most)
+class _Above(NamedTuple):
+    """The likeliest tokens, taken out before a draw: by rank."""
+
+    tokens: list[Array]
+    which: list[Array]  #: from which rows
+    masses: list[Array]  #: 0 in other rows
+
+
+def _place(urns: Urns, few: Array, most: int) -> _Above:
+    """Take the `few[row]` likeliest tokens out of every urn, `most` at most."""
+    above = _Above([], [], [])
+    even = bool((few == most).all())
     for rank in range(most):
         token, mass = urns.best()
         wanted = few > rank
         urns.take(token, None if even else np.flatnonzero(wanted))
-        tokens.append(token)
-        which.append(wanted)
-        masses.append(np.where(wanted, mass, 0))
-    if tokens:
-        urns.renew(tokens, which)
-    return tokens, which, masses
+        above.tokens.append(token)
+        above.which.append(wanted)
+        above.masses.append(np.where(wanted, mass, 0))
+    urns.renew(above.tokens, above.which)
+    return above
 
 
 def _without(
-    urns: Urns, names: list[int], count: int, gone: list[Array], which: list[Array]
+    urns: Urns, names: list[int], count: int, above: _Above
 ) -> tuple[list[Array], list[Array]]:
-    """Tokens without replacement, rank by rank, and their masses. The urns stay as they were.
-
-    `gone` have left them before, in the rows `which`.
-    """
+    """Tokens without replacement, by rank, and their masses. The urns stay as they were."""
     token, mass = urns.draw([keys.fine_uniform(name, 0) for name in names])
-    tokens, masses, every = [token], [mass], np.ones(urns.rows, dtype=bool)
+    tokens, masses = [token], [mass]
     if count == 1:
         return tokens, masses
-    whole = urns.snapshot()
+    whole, every = urns.snapshot(), np.ones(urns.rows, dtype=bool)
     for k in range(1, count):
         urns.take(token)
-        urns.renew(gone + tokens, which + [every] * k)
+        urns.renew(above.tokens + tokens, above.which + [every] * k)
         token, mass = urns.draw([keys.fine_uniform(name, k) for name in names])
         tokens.append(token)
         masses.append(mass)

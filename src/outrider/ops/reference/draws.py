@@ -36,7 +36,9 @@ def perturbed(laws: Laws, race_BRV: Tensor) -> Tensor:
 
 
 def merit(laws: Laws, keys_BR: Tensor) -> Tensor:
-    """`perturbed` with the noise of one stream for each law."""
+    """`perturbed` with the noise of one stream for each law, or [B, 1] for all of a row."""
+    if laws.greedy == "all":
+        return laws.logits_BRV
     return perturbed(laws, noise.exponentials(keys_BR, laws.logits_BRV.shape[-1]))
 
 
