@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.models import cache
-from outrider.models.chain import RowCaches
 from outrider.models.cache import SlotCache
 from outrider.types import Inputs
 
@@ -174,7 +173,10 @@ def texts(inputs):
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
 def test_inputs_of_other_lengths_are_padded_and_follow_their_rows(lengths, data):
-    inputs, other = source(lengths), source(data.draw(st.lists(st.integers(1, 9), min_size=1)), 1000)
+    inputs, other = (
+        source(lengths),
+        source(data.draw(st.lists(st.integers(1, 9), min_size=1)), 1000),
+    )
     rows, more = texts(inputs), texts(other)
     seat = data.draw(st.integers(0, len(rows)))
     seats = [*range(seat, seat + len(more))]
@@ -202,14 +204,18 @@ def test_a_cache_takes_its_rows_inputs_along():
         slab.put([0], held([1]).cache)
 
 
-def test_the_fallbacks_caches_follow_their_rows_too():
-    caches = [held([n]).cache for n in (1, 2, 3)]
-    store = RowCaches(list(caches), CAPACITY)
-    copies = store.take([2, 0])
-    assert [one.width for one in copies.rows] == [3, 1]
-    assert copies.rows[0] is not caches[2]
-    store = store.put([3, 0], copies).narrow(3)
-    assert [one.width for one in store.rows] == [1, 2, 3]
-    store = store.put([1], store.take([2])).narrow(2)
-    assert [one.width for one in store.rows] == [1, 3]
-    assert RowCaches(list(caches), CAPACITY).narrow(0).put([0], store.take([1])).rows[0].width == 3
+def test_one_row_of_a_cache_writes_into_the_whole():
+    pair = held([3, 2, 4])
+    before = pair.cache.stacks[0].clone()
+    one = pair.cache.row(1)
+    one.begin(torch.tensor([[2]]), 3, 2)
+    for layer in one.layers:
+        keys, _ = layer.update(
+            torch.full((1, 2, 1, 1), 7.0).double(), torch.zeros(1, 2, 1, 1).double()
+        )
+        assert keys.shape == (1, 2, 3, 1)
+    after = pair.cache.stacks[0]
+    assert (after[::2, 1, :, 2] == 7).all()
+    assert not after[1::2, 1, :, 2].any()
+    assert torch.equal(after[:, [0, 2]], before[:, [0, 2]])
+    assert torch.equal(after[:, 1, :, :2], before[:, 1, :, :2])
