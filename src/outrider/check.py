@@ -1,6 +1,6 @@
 """Checks at load: one vocabulary, one device, and trees that score as their paths do."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from outrider.types import LanguageModel, RowStore, Tree
 CAPACITY = 128
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What tells which ids are tokens."""
 
