@@ -133,8 +133,11 @@ class TransformersRunner:
                 f"the states before the output layer were asked for; got {self.name}, which names "
                 "no output layer; use a drafter that does not read them"
             )
-        note = mine(lambda _, arguments: states.append(arguments[0]), lambda *_: None)
-        handle = head.register_forward_pre_hook(note)
+
+        def note(_: torch.nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            states.append(arguments[0])
+
+        handle = head.register_forward_pre_hook(mine(note, lambda _, arguments: None))
         try:
             yield states
         finally:
