@@ -18,6 +18,7 @@ LAYERS = [
     {"measure", "prompts"},
     {"integrations"},
     {"load"},
+    {"settle"},
     {"keywords", "sources"},
     {"certify", "speculator"},
     {"text", "theory"},

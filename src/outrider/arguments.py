@@ -5,21 +5,21 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from outrider.errors import ConfigurationError
 
 LONGEST = 80  #: characters of a value in a message
 
 
-def refuse(name: str, what: str, given: Any, do: str) -> NoReturn:
+def refuse(name: str, what: str, given: object, do: str) -> NoReturn:
     """Raise ConfigurationError: `name` must be `what`, this was given, do that."""
     raise ConfigurationError(f"{name} must be {what}; got {shown(given)}; {do}")
 
 
-def shown(given: Any) -> str:
+def shown(given: object) -> str:
     """A value for a message: its type where the representation fills the screen.
 
     >>> shown("0.6"), shown(list(range(99)))
@@ -30,7 +30,7 @@ def shown(given: Any) -> str:
     text = repr(given)
     if len(text) <= LONGEST and "\n" not in text:
         return text
-    count = f" of {len(given)}" if hasattr(given, "__len__") else ""
+    count = f" of {len(given)}" if isinstance(given, Sized) else ""
     return f"a {type(given).__name__}{count}"
 
 
@@ -41,17 +41,19 @@ def plain(given: Any) -> Any:
     return given
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is a whole number."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def whole(name: str, given: Any, do: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+def whole(
+    name: str, given: object, do: str, least: int | None = None, most: int = 2**63 - 1
+) -> int:
     """A whole number of at least `least`; `do` says what to do about another value.
 
     >>> whole("top_k", 5, "use 0 to switch it off", least=0)
@@ -70,7 +72,7 @@ def at_least(least: int | None) -> str:
     return "" if least is None else f" of at least {least}"
 
 
-def number(name: str, given: Any, what: str, do: str) -> float:
+def number(name: str, given: object, what: str, do: str) -> float:
     """A number. Its range is the caller's to check; `what` and `do` tell the user.
 
     >>> number("top_p", 1, "a number in (0, 1]", "use 1 to switch it off")
@@ -86,12 +88,25 @@ def number(name: str, given: Any, what: str, do: str) -> float:
     return value if type(value) in (int, float) else wide
 
 
+def by_name(name: str, given: object) -> dict[str, object]:
+    """Options by name, the empty dictionary for None.
+
+    >>> by_name("rule_options", {"lenience": 0.3})
+    {'lenience': 0.3}
+    """
+    options = {} if given is None else given
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        what = "a mapping of names to values"
+        refuse(name, what, given, f"write {name}={{'name': value}}")
+    return dict(options)
+
+
 def several(
     name: str,
     given: Any,
     what: str,
     do: str,
-    fits: Callable[[Any], bool],
+    fits: Callable[[object], bool],
     *,
     ordered: bool = True,
 ) -> tuple[Any, ...]:
@@ -107,5 +122,5 @@ def several(
     except TypeError:  # no list at all
         refuse(name, what, given, do)
     if not all(fits(value) for value in values):
-        refuse(name, what, values if hasattr(given, "__next__") else given, do)
+        refuse(name, what, values if isinstance(given, Iterator) else given, do)
     return values

@@ -12,7 +12,7 @@ from outrider.calibrate import Setting
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, refusals
 
-Given: TypeAlias = str | Path | PreTrainedModel | None  #: a path, a hub name, a loaded model
+Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,9 +24,7 @@ class Source:
         self.given, self.role = given, role
         self._models: dict[str, PreTrainedModel] = {}
         self._chain_only: bool | None = None  # unknown until the first check
-        self.config: PretrainedConfig = None  # of an empty source
-        if given is None:
-            return
+        self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
@@ -41,9 +39,6 @@ class Source:
                 f"a config.json and no hub name that can be reached ({first_line(error)}); check "
                 "the path or download the model first"
             ) from error
-
-    def __bool__(self) -> bool:
-        return self.given is not None
 
     def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
         """The model behind its runner, checked once against its own forward.
@@ -73,13 +68,13 @@ class Source:
 
     def loaded_dtype(self) -> str | None:
         """The dtype of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return str(self.given.dtype).removeprefix("torch.")
 
     def loaded_device(self) -> torch.device | None:
         """The device of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return torch.device(self.given.device)
 
@@ -91,7 +86,6 @@ class Source:
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model in this dtype."""
         if not isinstance(self.given, (str, Path)):
-            assert self.given is not None
             if str(self.given.dtype).removeprefix("torch.") != dtype:
                 raise ConfigurationError(
                     f"the {self.role} model was passed as an object in {self.given.dtype}; got "
@@ -127,9 +121,9 @@ class Source:
 
             with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
-        elif self.given is not None:  # models that cannot generate by themselves have none
+        else:  # models that cannot generate by themselves have none
             settings = getattr(self.given, "generation_config", None) or self.config
-        ids = None if settings is None else settings.to_dict().get("eos_token_id")
+        ids = settings.to_dict().get("eos_token_id")
         if ids is None:
             return ()
         return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

@@ -130,6 +130,7 @@ def certify(
     about = {
         "drafter": engine.drafter.name,
         "rule": rule.name,
+        "rule_options": verifiers.taken(rule),
         "rule_says_exact": rule.exact,
         "sampling": described(sampling),
         "seed": power.seed,
