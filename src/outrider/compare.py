@@ -24,7 +24,7 @@ from outrider.prompts import read_prompts
 from outrider.sampling import Sampling
 from outrider.sources import DTYPES
 from outrider.speculator import Speculator, Stop
-from outrider.stats import Stats
+from outrider.stats import VERBS, Stats
 from outrider.text import encode
 from outrider.tree import parents_of
 
@@ -175,7 +175,7 @@ class Table:
             found["mean_acceptance_length"] = round(1 + sum(s.accepted for s in known) / steps, 4)
             found["ms_per_step"] = {
                 part: round(sum(getattr(s, f"{part}_ms") for s in known) / steps, 4)
-                for part in ("draft", "target", "verify", "host")
+                for part in (*VERBS, "host")
             }
         return found
 

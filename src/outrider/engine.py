@@ -25,7 +25,7 @@ from outrider.batch import Batch, Prefill, groups, slab
 from outrider.blocks import HostBlock, Pending
 from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
 from outrider.ledger import Ledger, Phase
-from outrider.planner import Costs, Fixed, Planner
+from outrider.planner import Fixed, Planner
 from outrider.prefill import ROUND, inference
 from outrider.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.sampling import Sampling, fresh_seed
@@ -34,6 +34,7 @@ from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     Block,
     BlockLists,
+    Costs,
     Draft,
     Drafter,
     LanguageModel,
@@ -154,6 +155,7 @@ class Run(Iterator[HostBlock]):
         self.seats = Seats(arguments.whole("seats", seats, "give at least one", least=1))
         self.batch: Batch | None = None
         self._ledger = Ledger()
+        self._reads = engine.target.probe(1) is not None
         self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
         self._prefill: tuple[list[int], Prefill] | None = None
         self._closed = False
@@ -176,7 +178,7 @@ class Run(Iterator[HostBlock]):
             )
         target, entries = self.engine.target, self._ledger.entries
         for number, request in enumerate(requests, len(entries)):
-            check(request, number, target)
+            check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
         settings = shaping.admit(
             [request.sampling for request in requests],

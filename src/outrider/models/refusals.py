@@ -3,7 +3,7 @@
 A refusal is a promise kept: the alternative is text that silently follows another law.
 """
 
-from typing import Any
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import UnsupportedModel
@@ -43,7 +43,7 @@ LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
 
 
-def check_loaded(given: Any, name: str, instead: str) -> None:
+def check_loaded(given: object, name: str, instead: str) -> None:
     """Raise ConfigurationError for what is no transformers model; `instead` ends the advice."""
     if hasattr(given, "config") and callable(given):
         return
@@ -53,7 +53,7 @@ def check_loaded(given: Any, name: str, instead: str) -> None:
     arguments.refuse(name, "a language model of transformers", given, do)
 
 
-def check_config(config: Any, name: str | None = None) -> None:
+def check_config(config: PretrainedConfig, name: str | None = None) -> None:
     """Raise UnsupportedModel for an architecture that cannot be driven, before weights are read."""
     kind = getattr(config, "model_type", name or type(config).__name__)
     advice = "use a model whose layers are all attention"
@@ -74,7 +74,7 @@ def check_config(config: Any, name: str | None = None) -> None:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
 
 
-def check(model: Any) -> None:
+def check(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel, naming the model and the reason, or return."""
     name = type(model).__name__
     check_config(model.config, name)
@@ -101,7 +101,7 @@ def check(model: Any) -> None:
     _quantisation(model, name)
 
 
-def _quantisation(model: Any, name: str) -> None:
+def _quantisation(model: PreTrainedModel, name: str) -> None:
     """Weight-only quantisation is exact; rules that look at the whole call's activations are not.
 
     What is let through here still has to pass the tree check at load.
