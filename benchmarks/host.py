@@ -18,6 +18,7 @@ from outrider import sampling, step, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.drafters.make import with_model
 from outrider.models.cache import SlotCache
+from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)
 
@@ -27,18 +28,22 @@ class Instant:
 
     def __init__(self, vocab: int, seed: int) -> None:
         self.vocab_size, self.context, self.device = vocab, 1 << 20, torch.device("cpu")
+        self.dtype, self.trees = torch.float32, True
         draw = torch.Generator().manual_seed(0)
         noise = torch.Generator().manual_seed(seed)
         shape = (1, 64, vocab)
         table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
         self.table = table.bfloat16().float()  # as a CPU model in half precision answers
 
-    def open(self, rows: int, capacity: int) -> SlotCache:
+    def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache: Any, tokens: Any, at: Any, slots: Any, seen: Any, *, last: Any = None):
-        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
-        return self.table[:, :count]
+    def forward(self, cache: Any, nodes: Nodes, *, last: Any = None, hidden: bool = False):
+        queries = nodes.tokens_BQ.shape[1]
+        return Output(self.table[:, : queries if last is None else min(last, queries)])
+
+    def keep(self, cache: Any, first_B: Any, path_BD: Any) -> None:
+        """There is nothing in the cache."""
 
 
 def time_step(
