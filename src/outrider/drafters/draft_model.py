@@ -1,9 +1,10 @@
-"""A draft model that draws a chain, a branching tree, or a tree of any fixed shape.
+"""A draft model that fills a chain, a branching tree, or a tree of any fixed shape.
 
-Children of a node are drawn without replacement, the law of Gumbel-top-k (Vieira 2014; Kool et al.
-2019): a chain is branching (1, ..., 1), other branchings are RSD-C (Jeon et al. 2024), uneven trees
-Sequoia's (Chen et al. 2024). In coupled mode the noise is the target's own, keyed by absolute
-position, and the children are the top tokens under it.
+Because the shape is fixed before a token is drawn, no draw can influence which draws are judged.
+If nothing else is asked for, the children of a node are drawn without replacement, the law of
+Gumbel-top-k (Vieira 2014; Kool et al. 2019): a chain is branching (1, ..., 1), other branchings are
+RSD-C (Jeon et al. 2024), uneven trees Sequoia's (Chen et al. 2024). In coupled mode the noise is
+the target's own, keyed by absolute position, and the children are the top tokens under it.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (
     Cache,
@@ -27,8 +28,36 @@ from outrider.types import (
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Children drawn without replacement."""
+
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """Draws in order."""
+        names = keys.own(level.start, level.stop)
+        tokens, there, law = ops.several(law, names, level.most)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """The best tokens under the target's noise."""
+
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.COUPLED,)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """The target's own token first, if the draft's law is the target's."""
+        tokens, there = ops.largest(ops.merit(law, keys.shared(level.depth)), level.most)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+
+@dataclass(frozen=True)
 class DraftModel:
     """`counts[l]` children below every node of level l, or the tree of `parents` in BFS order.
+
+    `policy` chooses the children; None draws them without replacement, or with the target's noise
+    if `coupled`.
 
     >>> DraftModel(model, (1,) * 5)      # a chain of five tokens           # doctest: +SKIP
     >>> DraftModel(model, (3, 2, 1))     # a tree of 15 drafted tokens      # doctest: +SKIP
@@ -39,11 +68,17 @@ class DraftModel:
     coupled: bool = False
     parents: tuple[int, ...] | None = None
     name: str = "draft_model"
+    policy: Policy | None = None
     hidden: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if self.coupled and self.policy is not None:
+            raise ConfigurationError(
+                f"a policy chooses the children, so coupled says nothing; got coupled=True and "
+                f"{self.policy}; leave one of them out"
+            )
         counts, parents = shapes.parents_for(self.name, self.counts, self.parents)
-        if counts and max(counts) > self.model.vocab_size:
+        if counts and self.policy is None and max(counts) > self.model.vocab_size:
             raise ConfigurationError(
                 f"no node has more children than the draft has tokens; got branching {counts} "
                 f"for a vocabulary of {self.model.vocab_size}; use smaller factors"
@@ -52,14 +87,14 @@ class DraftModel:
         object.__setattr__(self, "parents", parents)
 
     @property
-    def drawn(self) -> tuple[Kind, ...]:
-        """Every child is drawn."""
-        return (Kind.COUPLED if self.coupled else Kind.WITHOUT,)
+    def chosen(self) -> Policy:
+        """The policy in force."""
+        return self.policy or (Coupled() if self.coupled else Drawn())
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """Greedy rows place their children."""
-        return frozenset({Kind.FIXED, *self.drawn})
+        return frozenset({Kind.FIXED, *self.chosen.drawn})
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -71,18 +106,10 @@ class DraftModel:
         return growing.open_cache(self.model, context, capacity)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
-        """Draw the tree, one draft-model call per level."""
-        layout = shapes.cut(self, self.parents, shape, context)
-        return growing.grow([growing.Model(self.model, memory)], context, layout, self)
-
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
-        """Draws in order, or the best tokens under the target's noise."""
-        if self.coupled:
-            scores = ops.merit(law, keys.shared(level.depth))
-            tokens, there = ops.largest(scores, level.most)
-        else:
-            tokens, there, law = ops.several(law, keys.own(level.start, level.stop), level.most)
-        return Children(level.spread(tokens), level.spread(there), law)
+        """Fill the tree level by level, one draft-model call each."""
+        nodes = shapes.declared(self, shape).max_nodes
+        layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
+        return growing.grow([growing.Model(self.model, memory)], context, layout, self.chosen)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores

@@ -9,54 +9,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider import ops
-from outrider.drafters import growing
-from outrider.drafters.growing import Children, Keys, Level, shapes
-from outrider.types import (
-    Cache,
-    Context,
-    Draft,
-    Kind,
-    LanguageModel,
-    Laws,
-    Scores,
-    Shape,
-    Verdict,
-)
+from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.growing import Children, Keys, Level
+from outrider.types import Kind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
-class HubTree:
-    """A node with one child draws it from the whole law.
+class Hub:
+    """A node with one child draws it from the whole law."""
 
-    The shape is `counts[l]` children per node of level l, or `parents` in BFS order.
-    """
-
-    model: LanguageModel
-    counts: tuple[int, ...] = (3, 2, 2, 1)
-    parents: tuple[int, ...] | None = None
-    name: ClassVar[str] = "hub_tree"
-    hidden: ClassVar[bool] = False
     drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT, Kind.FIXED)
-    kinds: ClassVar[frozenset[Kind]] = frozenset(drawn)
-
-    def __post_init__(self) -> None:
-        counts, parents = shapes.parents_for(self.name, self.counts, self.parents)
-        object.__setattr__(self, "counts", counts)
-        object.__setattr__(self, "parents", parents)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """The tree, and cut at each depth."""
-        return shapes.of_tree(self.parents or (-1,))
-
-    def open(self, context: Context, capacity: int) -> Cache:
-        """The draft model's cache."""
-        return growing.open_cache(self.model, context, capacity)
-
-    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
-        """Fill the tree level by level, one draft-model call each."""
-        layout = shapes.cut(self, self.parents, shape, context)
-        return growing.grow([growing.Model(self.model, memory)], context, layout, self)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""
@@ -65,8 +27,11 @@ class HubTree:
         tokens, there, law = ops.several(law, names, 1, placed)
         return Children(level.spread(tokens), level.spread(there), law)
 
-    def commit(
-        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Keep the accepted path's entries."""
-        growing.keep_path(self.model, memory, context, draft, verdict)
+
+def HubTree(
+    model: LanguageModel,
+    counts: tuple[int, ...] = (3, 2, 2, 1),
+    parents: tuple[int, ...] | None = None,
+) -> DraftModel:
+    """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
+    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=Hub())

@@ -52,11 +52,6 @@ class TreeBuilder:
         return torch.cat(self._tokens, 1)
 
     @property
-    def level_tokens_Bn(self) -> Tensor:
-        """The tokens of the deepest level so far."""
-        return self._tokens[-1]
-
-    @property
     def alive_Bn(self) -> Tensor | None:
         """Which nodes of the deepest level can be reached; None: all, it is the root."""
         return self._there[-1] if self._there else None
@@ -97,7 +92,11 @@ class TreeBuilder:
         return Nodes(self._tokens[-1], at, slots, seen)
 
     def add(self, level: Level, children: Children) -> None:
-        """Hang the children of a level below its nodes. A child of an absent node is absent."""
+        """Hang the children of a level below its nodes.
+
+        In a fixed shape a child of an absent node is absent; a policy that names the parents names
+        present ones.
+        """
         if children.law is not None:
             rows = sum(law.logits_BRV.shape[1] for law in self._laws)
             self._laws.append(children.law)

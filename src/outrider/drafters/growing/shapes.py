@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.drafters import recipes
 from outrider.errors import ConfigurationError
 from outrider.tree import from_parents, parents_of
-from outrider.types import Context, Drafter, Shape, Tree
+from outrider.types import Drafter, Shape, Tree
 
 
 class Level(NamedTuple):
@@ -142,14 +142,6 @@ def parents_for(
             "use drafter='root' for plain decoding"
         )
     return counts, parents
-
-
-def cut(
-    drafter: Drafter, parents: tuple[int, ...] | None, shape: Shape, context: Context
-) -> Layout:
-    """A drafter's fixed tree in one of the shapes that it declares."""
-    nodes = declared(drafter, shape).max_nodes
-    return fixed((parents or (-1,))[:nodes], context.length_B.device)
 
 
 def declared(drafter: Drafter, shape: Shape) -> Shape:
