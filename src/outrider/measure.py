@@ -2,27 +2,32 @@
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from outrider.sampling import Sampling
 from outrider.speculator import Generation, Speculator, Stop
 
+Row = dict[str, Any]  #: figures by name, as JSON holds them
+Arm = TypeVar("Arm")
+Result = TypeVar("Result", covariant=True)
+
 
 @dataclass(frozen=True)
-class Trial:
-    """One completion of one prompt by one arm."""
+class Trial(Generic[Result]):
+    """One completion of one prompt by one arm, with whatever the arm returned."""
 
     arm: str
     prompt: int
     repeat: int
     seconds: float
     tokens: int
-    result: Generation
+    result: Result
 
     @property
     def ms_per_token(self) -> float:
-        """Decode time per emitted token, prefill excluded."""
+        """Time per emitted token; what is timed is the arm's to say."""
         return 1e3 * self.seconds / max(self.tokens, 1)
 
 
@@ -38,6 +43,18 @@ class Ratio:
         return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
+def turns(arms: Sequence[Arm], prompts: int, repeats: int = 1) -> Iterator[tuple[int, int, Arm]]:
+    """(repeat, prompt, arm): every arm on every prompt, arms in turn, the starting arm rotating.
+
+    >>> [arm for _, prompt, arm in turns("abc", 2)]
+    ['a', 'b', 'c', 'b', 'c', 'a']
+    """
+    for repeat in range(repeats):
+        for prompt in range(prompts):
+            for place in range(len(arms)):
+                yield repeat, prompt, arms[(repeat + prompt + place) % len(arms)]
+
+
 def interleave(
     arms: dict[str, Speculator],
     prompts: Sequence[str],
@@ -45,28 +62,24 @@ def interleave(
     stop: Stop,
     repeats: int = 1,
     progress: Callable[[], None] | None = None,
-) -> list[Trial]:
-    """Every arm on every prompt, arms in turn, the starting arm rotating, one warm-up each.
+) -> list[Trial[Generation]]:
+    """Every arm on every prompt in `turns`, after one warm-up each; times are without prefill.
 
     `sampling(i)` gives prompt i's settings, the same for all arms.
     """
-    names = list(arms)
-    for name in names:
-        arms[name].generate(prompts[0], sampling(0), Stop(8, token_ids=()))
+    for arm in arms.values():
+        arm.generate(prompts[0], sampling(0), Stop(8, token_ids=()))
     trials = []
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            turn = (repeat + number) % len(names)
-            for name in names[turn:] + names[:turn]:
-                result = arms[name].generate(prompt, sampling(number), stop)
-                stats = result.stats
-                trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
-                if progress is not None:
-                    progress()
+    for repeat, number, name in turns(list(arms), len(prompts), repeats):
+        result = arms[name].generate(prompts[number], sampling(number), stop)
+        stats = result.stats
+        trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
+        if progress is not None:
+            progress()
     return trials
 
 
-def ratio(trials: Sequence[Trial], fast: str, slow: str, resamples: int = 2000) -> Ratio:
+def ratio(trials: Sequence[Trial[object]], fast: str, slow: str, resamples: int = 2000) -> Ratio:
     """Time per token of `slow` over `fast`, paired by prompt and repeat."""
     by_arm = {
         arm: {(t.prompt, t.repeat): t.ms_per_token for t in trials if t.arm == arm}
@@ -104,7 +117,7 @@ class Ceiling:
     outside_share: float  #: outside_ms over the whole step
 
 
-def ceiling(trials: Sequence[Trial], fast: str, slow: str) -> Ceiling:
+def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceiling:
     """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
 
     def total(arm: str, name: str) -> float:

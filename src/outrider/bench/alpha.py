@@ -8,6 +8,7 @@ recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_arg
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from outrider.bench import alpha_drafters, alpha_measure, published, record
@@ -58,8 +59,8 @@ def run(
         progress(f"alpha at T = {temperature:g}", step, 5)
         store.get(
             f"alpha {temperature}",
-            lambda t=temperature: alpha_measure.alphas(  # type: ignore[misc]
-                pair, prompts, sources, t, tokens=tokens, **amount
+            partial(
+                alpha_measure.alphas, pair, prompts, sources, temperature, tokens=tokens, **amount
             ),
         )
     found = {t: store.rows[f"alpha {t}"] for t in (0.0, 1.0)}
@@ -95,8 +96,14 @@ def run(
     two = {
         t: store.get(
             f"two {t}",
-            lambda t=t: alpha_measure.two_drafts(  # type: ignore[misc]
-                pair, prompts, sources[DRAFT].model, t, laws=laws, seed=seed
+            partial(
+                alpha_measure.two_drafts,
+                pair,
+                prompts,
+                record.draft_of(pair),
+                t,
+                laws=laws,
+                seed=seed,
             ),
         )
         for t in (1.0, 0.3)
