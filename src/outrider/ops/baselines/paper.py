@@ -10,6 +10,7 @@ token that both filters removed is refused; both are needed for it to run on fil
 """
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
