@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider import verifiers
+from outrider.certify.judge import Ids, Power, Progress
 from outrider.certify.report import Report
-from outrider.certify.run import Ids, Known, Power, Progress, certify
+from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
 from outrider.engine import Engine
