@@ -15,8 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from outrider import sampling, step, verifiers
-from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.drafters.make import with_model
+from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.models.cache import SlotCache
 
 torch.set_num_threads(1)
@@ -91,11 +90,9 @@ def main() -> None:
         "chain 5 coupled": DraftModel(model, (1,) * 5, coupled=True),
         "tree 3-2-1": DraftModel(model, (3, 2, 1)),
         "tree 3-2-2-1": DraftModel(model, (3, 2, 2, 1)),
-        "RSD-S 3x4": with_model("beam", model, num_speculative_tokens=4, width=3),
-        "hub 3-2-2-1": with_model(
-            "hub_tree", model, num_speculative_tokens=4, branching=(3, 2, 2, 1)
-        ),
-        "paths 3x4": with_model("paths", model, num_speculative_tokens=4, width=3),
+        "RSD-S 3x4": Beam(model, 3, 4),
+        "hub 3-2-2-1": HubTree(model, (3, 2, 2, 1)),
+        "paths 3x4": Paths(model, 3, 4),
         "lookup 8": PromptLookup(8),
     }
     print(

@@ -83,7 +83,9 @@ RUN = ["README.md", "docs/guide.md", "docs/adding-a-drafter.md", "docs/adding-a-
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_examples_of_the_documentation_run(page, unmeasured, tmp_path, monkeypatch, capsys):
+def test_examples_of_the_documentation_run(
+    page, unmeasured, registries, tmp_path, monkeypatch, capsys
+):
     found = blocks(PROJECT / page, "python")
     assert found
     if page == "README.md":

@@ -18,6 +18,7 @@ LAYERS = [
     {"measure", "progress", "prompts"},
     {"integrations"},
     {"load"},
+    {"settle"},
     {"keywords", "sources"},
     {"certify", "speculator"},
     {"text", "theory"},

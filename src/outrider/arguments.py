@@ -93,6 +93,19 @@ def number(name: str, given: object, what: str, do: str) -> float:
     return value if type(value) in (int, float) else wide
 
 
+def by_name(name: str, given: object) -> dict[str, object]:
+    """Options by name, the empty dictionary for None.
+
+    >>> by_name("rule_options", {"lenience": 0.3})
+    {'lenience': 0.3}
+    """
+    options = {} if given is None else given
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        what = "a mapping of names to values"
+        refuse(name, what, given, f"write {name}={{'name': value}}")
+    return dict(options)
+
+
 def several(
     name: str,
     given: object,

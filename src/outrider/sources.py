@@ -21,8 +21,6 @@ class Source:
         self._models: dict[str, Any] = {}
         self._chain_only: bool | None = None  # unknown until the first check
         self.config: Any = None
-        if given is None:
-            return
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
@@ -37,9 +35,6 @@ class Source:
                 f"a config.json and no hub name that can be reached ({first_line(error)}); check "
                 "the path or download the model first"
             ) from error
-
-    def __bool__(self) -> bool:
-        return self.given is not None
 
     def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
         """The model behind its runner, checked once against its own forward.
@@ -69,13 +64,13 @@ class Source:
 
     def loaded_dtype(self) -> str | None:
         """The dtype of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return str(self.given.dtype).removeprefix("torch.")
 
     def loaded_device(self) -> torch.device | None:
         """The device of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return torch.device(self.given.device)
 
@@ -124,7 +119,7 @@ class Source:
                 settings = GenerationConfig.from_pretrained(str(self.given))
             except OSError:
                 settings = self.config
-        elif self.given is not None:
+        else:
             settings = getattr(self.given, "generation_config", None) or self.config
         found = getattr(settings, "eos_token_id", None)
         if found is None:

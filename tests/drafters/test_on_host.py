@@ -186,9 +186,9 @@ MANY = 4000
 def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
     """The draft without its best tokens is 1e-41 of itself, and has a law all the same."""
     from outrider import Engine, Limits
-    from outrider.drafters.make import with_model
+    from outrider.drafters import DraftOptions, Parts, make
 
-    drafter = with_model(name, Fixed(PEAKED), branching=(3,))
+    drafter = make(name, Parts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
     engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
     how = [Sampling(1.0, seed=seed) for seed in range(MANY)]
     first = torch.zeros(6)
@@ -199,9 +199,11 @@ def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
 
 
 def test_half_precision_logits_of_any_model_do():
-    from outrider.drafters.make import with_model
+    from outrider.drafters import DraftOptions, Parts, make
 
-    drafter = with_model("hub_tree", Fixed(PEAKED, torch.bfloat16), branching=(2, 1))
+    drafter = make(
+        "hub_tree", Parts((Fixed(PEAKED, torch.bfloat16),)), DraftOptions(branching=(2, 1))
+    )
     state = step.begin(
         Fixed([0.0] * 6),
         drafter,

@@ -1,6 +1,7 @@
 """What tree drafters draw: laws, topologies, shapes."""
 
 import doctest
+import inspect
 import math
 from collections import Counter
 from functools import lru_cache
@@ -23,9 +24,11 @@ from outrider.drafters import (
     SampledTree,
     StaticTree,
     beam,
+    make,
+    ngram_table,
     shapes,
 )
-from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.sampling import rows
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
@@ -171,8 +174,8 @@ def test_tokens_outside_the_filters_never_enter_a_tree(make):
 
 def test_one_child_at_every_node_is_a_chain():
     _, small = pair(0.4, VOCAB)
-    for make in (SampledTree, HubTree, StaticTree):
-        drafter = make(small, (1, 1, 1))
+    for kind in (SampledTree, HubTree, StaticTree):
+        drafter = kind(small, (1, 1, 1))
         assert drafter.is_chain
         assert propose(drafter, [Sampling(1.0, seed=0)]).tree.is_chain
 
@@ -279,6 +282,10 @@ def test_more_children_than_tokens_are_refused_at_set_up():
     assert DraftModel(small, (VOCAB,)).max_nodes == 1 + VOCAB
 
 
+def with_model(name, model, **how):
+    return make(name, Parts((model,)), DraftOptions(**how))
+
+
 @pytest.mark.parametrize(
     ("name", "how", "kind", "nodes"),
     [
@@ -347,5 +354,15 @@ def test_options_that_a_drafter_cannot_use_or_that_disagree_are_refused(name, ho
         with_model(name, pair(0.4, VOCAB)[1], **how)
 
 
-def test_every_drafter_with_a_model_can_be_asked_for_by_name():
-    assert set(DRAFTERS) == {*WITH_MODEL, "root", "prompt_lookup", "ngram_table"}
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
+    """A name that the function behind it does not know would end in a TypeError."""
+    recipe = DRAFTERS[name]
+    known = inspect.signature(recipe.build).parameters
+    assert set(recipe.takes) | set(recipe.needs) <= set(known)
+    models = (pair(0.4, VOCAB)[1],) if recipe.wants("draft") else ()
+    table = ngram_table.count([0, 1, 2, 3] * 4, VOCAB) if recipe.wants("table") else None
+    parts = Parts(models, table, VOCAB)
+    assert make(name, parts).name == name
+    if recipe.wants("num_speculative_tokens"):
+        assert make(name, parts, DraftOptions(2)) != make(name, parts, DraftOptions(4))

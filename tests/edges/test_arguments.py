@@ -226,7 +226,7 @@ def test_names_of_other_libraries(given, parts):
     [
         (3, ["draft_model must be a language model", "got 3"]),
         (shipped("draft"), ["draft_model must be a loaded model", "from_pretrained"]),
-        ([llama()], ["draft_model must be a language model", "got a list of 1"]),
+        ([llama()], ["'draft_model' takes one draft model", "got 1 in a list", "paths"]),
         (torch.nn.DataParallel(llama()), ["draft_model must be", "draft_model.module"]),
     ],
     ids=["number", "path", "list", "wrapped"],

@@ -41,7 +41,6 @@ from outrider.types import (
     Verifier,
 )
 
-
 Part = TypeVar("Part")  #: a drafter, a rule or a target
 
 

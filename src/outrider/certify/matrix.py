@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from outrider.certify.report import Report
 from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
+from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling import Sampling
@@ -20,14 +21,14 @@ from outrider.types import Drafter, LanguageModel, Verifier
 
 ORDER = 3  #: of the n-gram table
 #: Shapes of drafters whose defaults do not cover what matters; others are tried as they come.
-SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
+SHAPES: dict[str, tuple[DraftOptions, ...]] = {
     "draft_model": (
-        {"counts": (1, 1, 1, 1)},
-        {"counts": (3, 2, 1)},
-        {"counts": (1, 1, 1, 1), "coupled": True},
-        {"counts": (3, 2, 1), "coupled": True},
+        DraftOptions(branching=(1, 1, 1, 1)),
+        DraftOptions(branching=(3, 2, 1)),
+        DraftOptions(branching=(1, 1, 1, 1), coupled=True),
+        DraftOptions(branching=(3, 2, 1), coupled=True),
     ),
-    "dynamic_tree": ({}, {"coupled": True}),
+    "dynamic_tree": (DraftOptions(), DraftOptions(coupled=True)),
 }
 
 
@@ -53,29 +54,21 @@ def drafters(
     `text` are tokens to count n-grams in. What needs a draft model or a text that is not given is
     left out: `missing` names it.
     """
+    table = count(text, vocab_size, ORDER) if len(text) >= ORDER else None
+    parts = Parts(() if draft is None else (draft,), table, vocab_size)
     found: dict[str, Drafter] = {}
-    for name, make in DRAFTERS.items():
-        for shape in SHAPES.get(name, ({},)):
-            label = " ".join([name, *(f"{k}={v}" for k, v in shape.items())])
-            fields = getattr(make, "__dataclass_fields__", {})
-            if "model" in fields:
-                if draft is not None:
-                    found[label] = make(draft, **shape)
-            elif "table" in fields:
-                if len(text) >= ORDER:
-                    found[label] = make(count(text, vocab_size, ORDER), **shape)
-            elif not any(_required(f) for f in fields.values()):
-                found[label] = make(**shape)
+    for name, recipe in DRAFTERS.items():
+        if not recipe.has(parts):
+            continue
+        for shape in SHAPES.get(name, (DraftOptions(),)):
+            label = " ".join([name, *(f"{k}={v}" for k, v in shape.asked().items())])
+            found[label] = recipe.make(parts, shape)
     return found
 
 
 def missing(found: Collection[str]) -> list[str]:
     """Registered drafters that none of these labels names."""
     return sorted(set(DRAFTERS) - {label.split()[0] for label in found})
-
-
-def _required(field: Any) -> bool:
-    return bool(field.init and field.default is MISSING and field.default_factory is MISSING)
 
 
 def pairs(made: Mapping[str, Drafter]) -> list[Pair]:

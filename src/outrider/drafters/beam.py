@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.noise import Purpose
@@ -65,8 +65,8 @@ class Beam(Grown):
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        width = arguments.whole("width", self.width, asked.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        width = arguments.whole("width", self.width, recipes.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "max_nodes", 1 + self.width * self.depth)
@@ -236,3 +236,12 @@ def _constants(
     levels = [d for d, (a, b) in enumerate(pairwise(spans)) for _ in range(a, b)]
     kind = torch.full((1, len(levels), width), int(Kind.WITHOUT), device=device)
     return torch.tensor(levels, device=device), kind, spans
+
+
+def _made(
+    model: LanguageModel, width: int = Beam.width, num_speculative_tokens: int = Beam.depth
+) -> Beam:
+    return Beam(model, width, num_speculative_tokens)
+
+
+RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "width"))

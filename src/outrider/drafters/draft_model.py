@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters import asked, on_host
+from outrider.drafters import on_host, recipes
 from outrider.errors import ConfigurationError
 from outrider.nodes import causal, of_tree
 from outrider.noise import Purpose
@@ -71,7 +71,7 @@ class DraftModel:
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts", asked.counts("counts", self.counts))
+        object.__setattr__(self, "counts", recipes.counts("counts", self.counts))
         if not self.counts:
             raise ConfigurationError(
                 "a draft model needs at least one drafted token; got branching (); "
@@ -259,3 +259,17 @@ def _stack(laws: list[Laws]) -> Laws:
         floor_BR=torch.cat(floors, 1) if floors else None,
         lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
     )
+
+
+def _made(
+    model: LanguageModel,
+    num_speculative_tokens: int | None = None,
+    branching: tuple[int, ...] | None = None,
+    coupled: bool = False,
+) -> DraftModel:
+    recipes.one_depth(branching, num_speculative_tokens)
+    counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
+    return DraftModel(model, counts, coupled)
+
+
+RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "branching", "coupled"))

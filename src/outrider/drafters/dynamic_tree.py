@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, Growth, begin
 from outrider.errors import ConfigurationError
@@ -63,9 +63,9 @@ def fits(
     """Refuse sizes that no dynamic tree has; `names` are the caller's for depth and width."""
     deep, wide = names
     given = f"total_tokens={total}, {deep}={depth}, {wide}={few}"
-    arguments.whole("total_tokens", total, asked.PLAIN, least=1)
-    arguments.whole(deep, depth, asked.PLAIN, least=1)
-    arguments.whole(wide, few, asked.CHAIN, least=2)
+    arguments.whole("total_tokens", total, recipes.PLAIN, least=1)
+    arguments.whole(deep, depth, recipes.PLAIN, least=1)
+    arguments.whole(wide, few, recipes.CHAIN, least=2)
     if few > vocab:
         raise ConfigurationError(
             f"no node has more children than the draft has tokens; got {given} for a "
@@ -292,3 +292,23 @@ def _tables(nodes: int, few: int, kind: Kind, device: torch.device) -> tuple[Ten
     """Kind and law row of each draw: no draw has a law."""
     none = torch.full((1, nodes, few), -1, device=device)
     return torch.full_like(none, int(kind)), none
+
+
+def _made(
+    model: LanguageModel,
+    num_speculative_tokens: int = DynamicTree.depth,
+    width: int = DynamicTree.top_k,
+    total_tokens: int | None = None,
+    coupled: bool = False,
+) -> DynamicTree:
+    depth = num_speculative_tokens
+    if total_tokens is None:  # the usual number, if a tree of this depth and width can have it
+        total_tokens = max(depth, min(DynamicTree.total_tokens, candidates(depth, width)))
+    names = ("num_speculative_tokens", "width")
+    fits(total_tokens, depth, width, model.vocab_size, names)
+    return DynamicTree(model, total_tokens, depth, width, coupled)
+
+
+RECIPE = recipes.Recipe(
+    _made, ("model",), ("num_speculative_tokens", "width", "total_tokens", "coupled")
+)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import pending
@@ -157,7 +157,9 @@ class NgramTable:
     def __post_init__(self) -> None:
         count = arguments.plain(self.num_speculative_tokens)
         object.__setattr__(self, "num_speculative_tokens", count)
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
         if self._unknown < 0:
             raise VocabularyMismatch(
                 f"the n-gram table knows {self.table.vocab_size} tokens, the target "
@@ -245,3 +247,14 @@ def _stack(laws: list[Laws]) -> Laws:
         floor_BR=torch.cat(floors, 1) if floors else None,
         lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
     )
+
+
+def _made(
+    table: Table,
+    vocab_size: int,
+    num_speculative_tokens: int = NgramTable.num_speculative_tokens,
+) -> NgramTable:
+    return NgramTable(table, num_speculative_tokens, vocab_size)
+
+
+RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",))

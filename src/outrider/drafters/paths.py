@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, noise, ops
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.drafters.memory import Several
@@ -44,8 +44,8 @@ class Paths(Grown):
     max_nodes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = arguments.whole("count", self.count, asked.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        count = arguments.whole("count", self.count, recipes.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "depth", depth)
         if self.count < len(self.models):
@@ -254,3 +254,19 @@ def _declared(
         kind = torch.where(hot, int(Kind.FIXED), kind)
         row = torch.where(hot, -1, row)
     return Draft(tokens, tree, draws, kind, row, given, frozenset(kinds))
+
+
+def _made(
+    models: tuple[LanguageModel, ...],
+    width: int = Paths.count,
+    num_speculative_tokens: int = Paths.depth,
+) -> Paths:
+    if width < len(models):
+        raise ConfigurationError(
+            f"every draft model needs a path; got {len(models)} models for {width} paths; give "
+            f"width={len(models)}"
+        )
+    return Paths(models[0], width, num_speculative_tokens, models[1:])
+
+
+RECIPE = recipes.Recipe(_made, ("models",), ("num_speculative_tokens", "width"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider import arguments
-from outrider.drafters import asked
+from outrider.drafters import recipes
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
 from outrider.tree import chain
@@ -36,7 +36,9 @@ class PromptLookup:
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):
             object.__setattr__(self, name, arguments.plain(getattr(self, name)))
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
         do = "leave it out for 1"
         least = arguments.whole("least_ngram", self.least_ngram, do, least=1)
         arguments.whole("most_ngram", self.most_ngram, "give at least least_ngram", least=least)
@@ -103,3 +105,17 @@ class PromptLookup:
         self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn: the committed tokens are the memory."""
+
+
+def _made(
+    num_speculative_tokens: int = PromptLookup.num_speculative_tokens,
+    ngram: tuple[int, int] = (PromptLookup.least_ngram, PromptLookup.most_ngram),
+) -> PromptLookup:
+    return PromptLookup(num_speculative_tokens, most_ngram=ngram[1], least_ngram=ngram[0])
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    takes=("num_speculative_tokens", "ngram"),
+    depth=PromptLookup.num_speculative_tokens,
+)

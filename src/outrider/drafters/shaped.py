@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters import asked, on_host
+from outrider.drafters import on_host, recipes
 from outrider.drafters.laws import law_at
 from outrider.drafters.levels import Grown, begin, stack
 from outrider.drafters.shape_tables import Level, Tables, tables
@@ -37,7 +37,7 @@ class Shaped(Grown):
 
     def __post_init__(self) -> None:
         if self.parents is None:
-            object.__setattr__(self, "counts", asked.counts("counts", self.counts))
+            object.__setattr__(self, "counts", recipes.counts("counts", self.counts))
             parents = tuple(branching(self.counts).parent_BN[0].tolist())
             object.__setattr__(self, "parents", parents)
         assert self.parents is not None

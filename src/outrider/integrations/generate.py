@@ -4,7 +4,7 @@
 
     model.generate(**inputs, custom_generate=speculative, draft_model=small)
     model.generate(**inputs, custom_generate=speculative, prompt_lookup_num_tokens=8)
-    model.generate(**inputs, custom_generate=Speculative(draft_model=small, branching=(3, 2, 1)))
+    model.generate(**inputs, custom_generate=speculative, draft_model=small, branching=(3, 2, 1))
 
 The result is what `generate` would return: at temperature 0 the same sequences, scores, logits and
 finish positions, above it a draw from the same law. Stopping criteria see every token. `generate`
@@ -13,11 +13,11 @@ of our own here: `draft_model=` and `out_streamer=`; `generate` below takes eith
 """
 
 import copy
+import inspect
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,20 +26,23 @@ from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outrider.blocks import HostBlock
-from outrider.drafters.ngram_table import Table
+from outrider.drafters import models
 from outrider.engine import Engine, Run
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.driven import engine_for, named
 from outrider.integrations.inputs import left_padding, refuse, refuse_kept_back
 from outrider.integrations.processors import ids_of, of_row, settings
-from outrider.keywords import KNOWN, load_arguments
+from outrider.keywords import KNOWN, OURS, load_arguments
 from outrider.models.guard import evaluating
 from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.step import Block
 from outrider.types import Draft, Scores, Verdict
+
+#: Settings that are keywords of `model.generate` itself.
+SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 
 
 class Speculative:
@@ -52,6 +55,7 @@ class Speculative:
         load_arguments(settings)  # refuses unknown and contradictory names at once
         self.settings = settings
         self.stats: Stats | None = None
+        self.__signature__ = _signature()
 
     def __call__(
         self,
@@ -60,37 +64,20 @@ class Speculative:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
-        draft_model: Any = None,
-        num_speculative_tokens: int | None = None,
-        branching: Sequence[int] | None = None,
-        coupled: bool | None = None,
-        rule: str | None = None,
-        drafter: str | None = None,
-        ngram: tuple[int, int] | None = None,
-        table: str | Path | Table | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         out_streamer: Any = None,
-        **model_kwargs: Any,
+        **keywords: Any,
     ) -> Any:
         """Called by `generate` once everything is prepared."""
         refuse_kept_back(sys._getframe(1))
-        own = {
-            "draft_model": draft_model,
-            "num_speculative_tokens": num_speculative_tokens,
-            "branching": branching,
-            "coupled": coupled,
-            "rule": rule,
-            "drafter": drafter,
-            "ngram": ngram,
-            "table": table,
-        }
+        own = {name: keywords.pop(name, None) for name in SETTINGS}
         configured = named(generation_config)
         asked = dict(self.settings)
         for more in (speculative_config or {}, configured, own):
             asked.update({k: v for k, v in more.items() if v is not None})
         found = load_arguments(asked)
         with ExitStack() as modes:  # dropout would make every pass another law
-            for one in (model, found.get("draft")):
+            for one in (model, *models(found.get("draft"))):
                 if isinstance(one, torch.nn.Module):
                     modes.enter_context(evaluating(one))
             call = _Call(
@@ -99,12 +86,24 @@ class Speculative:
                 list(logits_processor or ()),
                 list(stopping_criteria or ()),
                 generation_config,
-                model_kwargs,
+                keywords,
                 out_streamer,
             )
             result = call.result()
         self.stats = call.run.stats
         return result
+
+
+def _signature() -> inspect.Signature:
+    """`Speculative.__call__` with every setting spelt out.
+
+    transformers' `generate` hands a custom function those keywords that its signature names.
+    """
+    parameters = list(inspect.signature(Speculative.__call__).parameters.values())
+    ahead, rest = parameters[1:-1], parameters[-1]  # without self
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    spelt = [inspect.Parameter(name, by_name, default=None) for name in SETTINGS]
+    return inspect.Signature([*ahead, *spelt, rest])
 
 
 #: The same with nothing fixed in advance.
