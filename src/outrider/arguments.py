@@ -7,7 +7,7 @@ must be whole is given as one: 3, not 3.0.
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeGuard, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,15 @@ from outrider.errors import ConfigurationError
 LONGEST = 80  #: characters of a value in a message
 
 Given = TypeVar("Given")
+
+
+@runtime_checkable
+class Listable(Protocol):
+    """An array, a tensor or a column: what makes a list of itself."""
+
+    def tolist(self) -> object:
+        """Its values as Python's."""
+        ...
 
 
 def refuse(name: str, what: str, given: object, do: str) -> NoReturn:

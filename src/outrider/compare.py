@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from outrider import arguments, calibrate, measure
+from outrider.certify.report import Row
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
 from outrider.integrations.arms import Completion, Stock
 from outrider.load import load, shipped
-from outrider.measure import Ratio, Row, Trial
+from outrider.measure import Ratio, Trial
 from outrider.prompts import read_prompts
 from outrider.sampling import Sampling
 from outrider.sources import DTYPES

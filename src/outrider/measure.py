@@ -4,12 +4,11 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from outrider.sampling import Sampling
 from outrider.speculator import Generation, Speculator, Stop
 
-Row = dict[str, Any]  #: figures by name, as JSON holds them
 Arm = TypeVar("Arm")
 Result = TypeVar("Result", covariant=True)
 

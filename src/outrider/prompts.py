@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from outrider.errors import PromptError
 from outrider.load import shipped
 
 
-def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
-    """Prompts of a file as dictionaries with `prompt` and whatever else their lines say.
+def read_rows(path: str | Path | None = None) -> list[dict[str, str]]:
+    """Prompts of a file as dictionaries with `prompt` and whatever else their lines say, as text.
 
     A file has one JSON object with a `prompt` field a line, or one prompt a line; only a line feed
     ends a line. None is the shipped held-out set, whose rows have a `reference` as well. Raises
@@ -27,11 +26,11 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
             f"cannot read prompts; got {str(where)!r}: {error}; give a UTF-8 file with one JSON "
             "object or one prompt a line"
         ) from error
-    found = []
+    rows = []
     for number, line in enumerate((one.rstrip("\r") for one in lines), start=1):
         if not line.strip():
             continue
-        row: dict[str, Any] = {"prompt": line}
+        row: dict[str, object] = {"prompt": line}
         if line.lstrip().startswith("{"):
             try:
                 row = json.loads(line)
@@ -41,12 +40,13 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
                     f"line {number} of {str(where)!r} is no JSON object with a prompt field; got "
                     f"{line[:60]!r}; correct it"
                 ) from error
-        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
+        prompt = row["prompt"]
+        if not isinstance(prompt, str) or not prompt.strip():
             raise PromptError(f"line {number} of {str(where)!r} has no text in prompt; remove it")
-        found.append(row)
-    if not found:
+        rows.append({name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()})
+    if not rows:
         raise PromptError(f"no prompt; got an empty file {str(where)!r}; add at least one line")
-    return found
+    return rows
 
 
 def read_prompts(path: str | Path | None = None, count: int | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider.bench import options
 from outrider.bench.options import RESULTS
 from outrider.bench.published import CHEN_FIGURE
-from outrider.measure import Row
+from outrider.certify.report import Row
 from outrider.progress import bar
 from outrider.prompts import read_rows
 

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.certify.matrix import read_results
+from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
 from outrider.load import Notes, shipped
-from outrider.measure import Row as Row
 from outrider.speculator import Speculator
 from outrider.types import LanguageModel
 

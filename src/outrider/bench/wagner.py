@@ -27,10 +27,10 @@ from transformers.generation import utils as _utils
 
 from outrider import measure
 from outrider.bench.score import rouge1
+from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
 from outrider.load import shipped
-from outrider.measure import Row
 from outrider.ops.baselines import Paper
 from outrider.prompts import read_rows
 from outrider.sources import Source, first_line, read_tokenizer
@@ -259,7 +259,7 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
 
 
 def load_pair(target: str, draft: str, prompts: Sequence[dict[str, str]], device: str) -> Pair:
-    """Any two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
+    """Two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
     sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
     tokenizer = read_tokenizer(target)
     big, small = (_weights(source, device) for source in sources)

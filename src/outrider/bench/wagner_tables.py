@@ -1,6 +1,6 @@
 """The tables of `outrider bench wagner` as text: the paper's columns, ours beside them."""
 
-from outrider.measure import Row
+from outrider.certify.report import Row
 
 _PAPER = (
     "The paper (A100, profiler): summed time -6..-13 % exact, -37..-94 % sigmoid; 4.0-12.0 ms a "

@@ -117,10 +117,10 @@ def model_of(drafter: Drafter) -> LanguageModel | None:
 
 
 class Guesses:
-    """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
+    """The draft's law q at every prefix of a text, to choose what to test. Every choice is fair.
 
     A drafter with a model: its teacher-forced law.
-    Any other: what it would propose first, and where that is nothing the target's law at twice the
+    Others: what it would propose first, and where that is nothing the target's law at twice the
     temperature.
     """
 

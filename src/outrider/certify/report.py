@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+Row = dict[str, Any]  #: figures by name, as JSON holds them
 Verdict = Literal["exact", "not exact", "not judged"]
 EXIT_CODES: dict[Verdict, int] = {"exact": 0, "not exact": 1, "not judged": 3}
 

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from outrider.certify.report import Row
 from outrider.cli import options
 from outrider.cli.console import out
 from outrider.cli.options import parse_branching
 from outrider.compare import Comparison, Plan
-from outrider.measure import Row
 from outrider.progress import counter
 
 

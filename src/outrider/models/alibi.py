@@ -25,7 +25,7 @@ _FALCON = modeling_falcon.build_alibi_tensor
 
 @contextmanager
 def _instead(
-    lock: RLock, owner: object, name: str, value: Callable[..., Tensor | "_PerRow"]
+    lock: RLock, owner: object, name: str, value: "Callable[..., Tensor | _PerRow]"
 ) -> Iterator[None]:
     """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
     with lock:
