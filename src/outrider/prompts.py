@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+from outrider.certify.report import Row
 from outrider.errors import PromptError
 from outrider.load import shipped
 
 
-def read_rows(path: str | Path | None = None) -> list[dict[str, str]]:
-    """Prompts of a file as dictionaries with `prompt` and whatever else their lines say, as text.
+def read_rows(path: str | Path | None = None) -> list[Row]:
+    """Prompts of a file as dictionaries with `prompt` and whatever else their lines say.
 
     A file has one JSON object with a `prompt` field a line, or one prompt a line; only a line feed
     ends a line. None is the shipped held-out set, whose rows have a `reference` as well. Raises
@@ -30,7 +31,7 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, str]]:
     for number, line in enumerate((one.rstrip("\r") for one in lines), start=1):
         if not line.strip():
             continue
-        row: dict[str, object] = {"prompt": line}
+        row: Row = {"prompt": line}
         if line.lstrip().startswith("{"):
             try:
                 row = json.loads(line)
@@ -40,10 +41,9 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, str]]:
                     f"line {number} of {str(where)!r} is no JSON object with a prompt field; got "
                     f"{line[:60]!r}; correct it"
                 ) from error
-        prompt = row["prompt"]
-        if not isinstance(prompt, str) or not prompt.strip():
+        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise PromptError(f"line {number} of {str(where)!r} has no text in prompt; remove it")
-        rows.append({name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()})
+        rows.append(row)
     if not rows:
         raise PromptError(f"no prompt; got an empty file {str(where)!r}; add at least one line")
     return rows

@@ -165,19 +165,17 @@ def alpha(
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience."""
     from outrider.bench import alpha as experiment
 
-    sizes: dict[str, int] = {}
+    amount = experiment.Amount(seed=seed)
     if quick:
-        sizes = {"tokens": 2048, "library": 300_000, "timed": 2, "repeats": 1, "new_tokens": 32}
-        sizes["laws"] = 64
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, seed)
     with bar("alpha") as progress:
         tables = experiment.run(
             options.loaded(target, draft, out, pictures, dtype, threads),
             read_rows(prompts),
             out,
             progress,
-            seed=seed,
-            pictures=pictures,
-            **sizes,
+            amount,
+            pictures,
         )
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",

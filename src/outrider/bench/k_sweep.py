@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from outrider import measure, verifiers
@@ -62,7 +61,7 @@ def run(
     total = repeats * len(prompts) * len(arms)
     for number, (repeat, index, k) in enumerate(measure.turns(list(arms), len(texts), repeats)):
         progress(f"K = {k}", number, total)
-        store.get(f"{k} {index} {repeat}", partial(timed, k, index))
+        store.get(f"{k} {index} {repeat}", timed, k, index)
     rows = [_row(store, k) for k in arms]
     base = rows[0]["mean s"]
     for row in rows:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +25,8 @@ from outrider.types import LanguageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
+
 
 class Store:
     """One JSON line per finished measurement, found again by its key when a run is resumed."""
@@ -39,10 +41,10 @@ class Store:
                 if row.get("settings") == self._mark:
                     self.rows[row["key"]] = row
 
-    def get(self, key: str, measure: Callable[[], Row]) -> Row:
-        """The stored result, or a new one, stored at once."""
+    def get(self, key: str, measure: Callable[P, Row], *args: P.args, **keywords: P.kwargs) -> Row:
+        """The stored result, or a new one by `measure`, stored at once."""
         if key not in self.rows:
-            row = {"key": key, "settings": self._mark} | measure()
+            row = {"key": key, "settings": self._mark} | measure(*args, **keywords)
             with self.path.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
             self.rows[key] = row

@@ -9,7 +9,6 @@ them; the clock runs apart, one prompt at a time, methods in turn.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from outrider import verifiers
@@ -74,15 +73,21 @@ def measure(
     def using(arm: Arm) -> Speculator:
         return pair.using(arm.make(draft), verifiers.get(arm.rule))
 
+    def decoded(arm: Arm, part: Prompts, seed: int) -> record.Row:
+        return decode(using(arm), part, plan, seed)
+
     every = {}
     for number, (group, arm) in enumerate(jobs):
         progress(f"choosing: {arm.method} {arm.tree}", number, len(jobs))
         every[group, arm.method, arm.tree] = store.get(
             f"choose {group} {arm.method} {arm.tree}",
-            partial(_decoded, using, arm, choosing, plan, plan.seed),
+            decoded,
+            arm,
+            choosing,
+            plan.seed,
         )
     arms = {(0, PLAIN.method): PLAIN} | best(jobs, every)
-    judged = _judged(store, arms, using, judging, plan, progress)
+    judged = _judged(store, arms, decoded, judging, plan, progress)
     times = _times(store, arms, using, judging[: plan.timed], plan, progress)
     return store, Measured(every, judged, times, arms)
 
@@ -133,16 +138,10 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
     return found | {"seed": seed}
 
 
-def _decoded(
-    using: Callable[[Arm], Speculator], arm: Arm, prompts: Prompts, plan: Plan, seed: int
-) -> record.Row:
-    return decode(using(arm), prompts, plan, seed)
-
-
 def _judged(
     store: record.Store,
     arms: dict[tuple[int, str], Arm],
-    using: Callable[[Arm], Speculator],
+    decoded: Callable[[Arm, Prompts, int], record.Row],
     prompts: Prompts,
     plan: Plan,
     progress: Progress,
@@ -163,7 +162,10 @@ def _judged(
             progress(f"judging: {arm.method} {arm.tree}", done, len(work) * len(arms))
             row = store.get(
                 f"judge {group} {arm.method} {arm.tree} {sample} {start} {len(part)}",
-                partial(_decoded, using, arm, part, plan, seed),
+                decoded,
+                arm,
+                part,
+                seed,
             )
             sums = found[group, arm.method, arm.tree]
             for name in names:
@@ -204,7 +206,7 @@ def _times(
         for at, (key, arm) in enumerate(arms.items()):
             progress(f"timing: {arm.method} {arm.tree}", number * len(arms) + at, total)
             name = f"time {key[0]} {arm.method} {arm.tree} {number}"
-            times[key].append(store.get(name, partial(timed, key, number)))
+            times[key].append(store.get(name, timed, key, number))
     return times
 
 

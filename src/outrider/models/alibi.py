@@ -5,9 +5,10 @@ wrong on a tree, where siblings share a position. Softmax ignores what is equal 
 query, so slope * key position serves every query.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +19,13 @@ from transformers.models.mpt import modeling_mpt
 from outrider.models.guard import alone, mine
 from outrider.models.hf import TransformersRunner
 
-Patch = AbstractContextManager[None]
 _LOCK = RLock()  #: Falcon's builder belongs to all its models
 _FALCON = modeling_falcon.build_alibi_tensor
 
 
 @contextmanager
 def _instead(
-    lock: RLock, owner: object, name: str, value: "Callable[..., Tensor | _PerRow]"
+    lock: AbstractContextManager[Any], owner: Any, name: str, value: Any
 ) -> Iterator[None]:
     """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
     with lock:
@@ -46,7 +46,7 @@ class BloomRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Patch:
+    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
         """Swap the builder."""
         assert keys_BW is not None
 
@@ -64,7 +64,7 @@ class FalconRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Patch:
+    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
         """Swap the builder."""
         assert keys_BW is not None
 
@@ -86,7 +86,7 @@ class _PerRow:
     def size(self, dim: int) -> int:
         return int(self.shape[dim])
 
-    def __getitem__(self, _: object) -> Tensor:
+    def __getitem__(self, _: Any) -> Tensor:
         return self.bias
 
 
@@ -95,13 +95,11 @@ class MptRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Patch:
+    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
         """Swap the builder."""
         assert keys_BW is not None
 
-        def build(
-            heads: int, length: int, alibi_bias_max: int = 8, device: object = None
-        ) -> _PerRow:
+        def build(heads: int, length: int, alibi_bias_max: int = 8, device: Any = None) -> _PerRow:
             two = modeling_mpt.build_mpt_alibi_tensor(heads, 2, alibi_bias_max, keys_BW.device)
             slopes = two[:, :, 1:] - two[:, :, :1]  # [H, 1, 1]: one step of position
             return _PerRow(slopes * (keys_BW[:, None, None, :] + (1 - length)))

@@ -6,6 +6,7 @@ table with everything: what may be seen is in the mask that the model adds after
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ class _Answer:
     def __init__(self, mask: Tensor, table: Tensor) -> None:
         self._answer = mine(lambda _: mask, table.__getitem__)
 
-    def __getitem__(self, index: object) -> Tensor:
-        answer: Tensor = self._answer(index)
-        return answer
+    def __getitem__(self, index: Any) -> Tensor:
+        found: Tensor = self._answer(index)
+        return found
 
 
 class GPTNeoRunner(TransformersRunner):
