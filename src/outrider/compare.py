@@ -24,6 +24,7 @@ from outrider.prompts import read_prompts
 from outrider.sampling import Sampling
 from outrider.sources import DTYPES
 from outrider.speculator import Speculator, Stop
+from outrider.stats import VERBS
 from outrider.text import encode
 from outrider.tree import parents_of
 
@@ -161,8 +162,8 @@ class Table:
             steps = sum(s.engine_steps for s in known)
             figures["mean_acceptance_length"] = round(1 + sum(s.accepted for s in known) / steps, 4)
             figures["ms_per_step"] = {
-                part: round(sum(getattr(s, f"{part}_ms") for s in known) / steps, 4)
-                for part in ("draft", "target", "verify", "host")
+                part: round(sum(s.as_dict()[f"{part}_ms"] for s in known) / steps, 4)
+                for part in (*VERBS, "host")
             }
         return figures
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
+from outrider.rows import Processor
 
-Processor = Callable[[Tensor, Tensor], Tensor]
 _STACK = 8  #: most rows of the stack that a processor is tried on
 
 #: Processors of transformers that cannot be replayed at a tree node, with the reason.

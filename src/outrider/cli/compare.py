@@ -145,7 +145,7 @@ def show(document: Row) -> None:
     )
     out.print(
         "per call: new tokens per target call, a prompt's own call left out; "
-        "ms per step: draft target verify host"
+        "ms per step: propose score verify commit emit host"
     )
     out.print("* the family's best setting, used in the ratios", markup=False)
 

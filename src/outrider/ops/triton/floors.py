@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import row_done, side_of, slices_of
+from outrider.rows import SamplingRows
 from outrider.types import Laws
 
 COUNT_BITS, MASS_BITS = 8, 4
@@ -221,17 +222,14 @@ def floor_mass(
             tl.store(search.out + row, floor)
 
 
-def floors(
-    logits_BRV: Tensor,
-    inverse_B: Tensor,
-    top_k_B: Tensor | None,
-    top_p_B: Tensor | None,
-    min_p_B: Tensor | None,
-) -> Tensor:
-    """Floors [B, R], float32: the reference's thresholds. At least one filter must be given."""
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
+    """Floors [B, R], float32: the reference's thresholds. At least one filter must be in use."""
+    top_k_B = sampling.top_k_B if sampling.most_top_k else None
+    top_p_B = sampling.top_p_B if sampling.any_top_p else None
+    min_p_B = sampling.min_p_B if sampling.any_min_p else None
     batch, rows, vocab = logits_BRV.shape
     device, dtype = logits_BRV.device, logits_BRV.dtype
-    side, _ = side_of(Laws(logits_BRV, inverse_B, greedy="some"))
+    side, _ = side_of(Laws(logits_BRV, sampling.inverse_temperature_B, greedy="some"))
     bits = 8 * dtype.itemsize
     block, warps = block_size(vocab, dtype, batch * rows)
     block = race_size(block)

@@ -95,7 +95,7 @@ def match_walk(
     tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
-def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys; two launches."""
     laws = scores.laws
     batch, nodes, vocab = laws.logits_BRV.shape

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.ops.triton import noise
-from outrider.ops.triton.chain import chain, draft_sums
+from outrider.ops.triton import chain, noise
+from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.left import drawn_at, left_over
@@ -210,10 +210,10 @@ def _state(batch: int, count: int, most: int, device: torch.device) -> Nodes:
     return Nodes(new(*each), new(*each), new(*each), new(*each, most), most, count)
 
 
-def traversal(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     if draft.tree.max_depth == 0:
-        return chain(draft, scores, draws)
+        return chain.judge(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device
