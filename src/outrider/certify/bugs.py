@@ -222,8 +222,8 @@ def _rule(wrap: type[_Wrapped[Verifier]]) -> Callable[[Engine], Engine]:
 def _by_position(sound: Engine) -> Engine:
     """The same chain, drawn by the races of its positions."""
     assert isinstance(sound.drafter, DraftModel)
-    coupled: Drafter = replace(sound.drafter, coupled=True)
-    return _drafter(_PositionRace)(Engine(sound.target, coupled, sound.rule))
+    drafter = cast(Drafter, _PositionRace(replace(sound.drafter, coupled=True)))
+    return Engine(sound.target, drafter, sound.rule)
 
 
 def _target(wrap: type[_Wrapped[LanguageModel]]) -> Callable[[Engine], Engine]:

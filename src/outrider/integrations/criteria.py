@@ -1,8 +1,8 @@
 """Stopping criteria judged as plain `generate` judges them, while rows advance at their own pace.
 
 Length and end tokens become limits of the engine. A criterion that is known to look at one row is
-asked about a row as soon as it has a new token. Others may look at the whole batch, index its
-rows or count their calls, so they are asked once per column, [B, L], when every row has come that far.
+asked about a row as soon as it has a new token. Others may look at the whole batch, index its rows
+or count their calls, so they are asked once per column, [B, L], when every row has come that far.
 """
 
 from collections.abc import Callable, Sequence

@@ -229,6 +229,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._show(rows)
         return self
 
+    def row(self, row: int) -> "SlotCache":
+        """One row as a cache that shares its buffers: for runners that run rows one by one."""
+        one = SlotCache(len(self.layers), 1, self.capacity)
+        one.size, one.width = self.size, self.width
+        one.inputs = None if self.inputs is None else self.inputs.take([row])
+        one.stacks = [stack[:, row : row + 1] for stack in self.stacks]
+        one._places = dict(self._places)
+        one._attach()
+        return one
+
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""
         self.rows, self._slots = rows, None

@@ -8,10 +8,13 @@ the last of them whatever happened in between.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock, get_ident
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Held by whoever narrows a configuration for a check, and by whoever reads one meanwhile. One for
 #: all models: several may share a configuration object.
@@ -30,7 +33,6 @@ class _Guard:
 
 _GUARDS: WeakKeyDictionary[torch.nn.Module, _Guard] = WeakKeyDictionary()
 _LOCK = Lock()
-Result = TypeVar("Result")
 
 
 def _guard(model: torch.nn.Module) -> _Guard:
@@ -72,11 +74,11 @@ def evaluating(
                 guard.switched.clear()
 
 
-def mine(value: Callable[..., Result], others: Callable[..., Result]) -> Callable[..., Result]:
+def mine(value: Callable[P, R], others: Callable[P, R]) -> Callable[P, R]:
     """A function that is `value` in this thread and `others` in every other."""
     me = get_ident()
 
-    def either(*args: object, **keywords: object) -> Result:
+    def either(*args: P.args, **keywords: P.kwargs) -> R:
         return (value if get_ident() == me else others)(*args, **keywords)
 
     return either
