@@ -14,9 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from outrider import sampling, step, verifiers
+from outrider import Limits, Sampling, step, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.models.cache import SlotCache
+from outrider.request import Request
+from outrider.types import Output
 
 torch.set_num_threads(1)
 
@@ -32,28 +34,26 @@ class Instant:
         table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
         self.table = table.bfloat16().float()  # as a CPU model in half precision answers
 
-    def open(self, rows: int, capacity: int) -> SlotCache:
+    def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache: Any, tokens: Any, at: Any, slots: Any, seen: Any, *, last: Any = None):
-        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
-        return self.table[:, :count]
+    def forward(self, cache: Any, nodes: Any, *, last: Any = None, hidden: bool = False) -> Output:
+        queries = nodes.tokens_BQ.shape[1]
+        return Output(self.table[:, : queries if last is None else min(last, queries)])
+
+    def keep(self, cache: Any, first_B: Any, path_BD: Any) -> None:
+        cache.keep(first_B, path_BD)
 
 
 def time_step(
     drafter: Any, target: Instant, rule: Any, temperature: float, steps: int
 ) -> dict[str, float]:
-    rows = sampling.rows([sampling.Sampling(temperature, seed=1)])
     spent = {"propose": 0.0, "score": 0.0, "verify": 0.0, "commit": 0.0}
     state = step.begin(
         target,
         drafter,
-        [[1, 2, 3]],
-        rows,
-        limits=[1 << 19],
-        limit_reasons=[step.LENGTH],
-        stop_ids=[[0]],
-        capacity=steps * 8 + 256,
+        [Request([1, 2, 3], Sampling(temperature, seed=1), Limits(1 << 19, (0,)))],
+        steps * 8 + 256,
     )
     clock = time.thread_time
     for number in range(steps + 20):
@@ -104,7 +104,7 @@ def main() -> None:
             rule = (
                 verifiers.get("match")
                 if temperature == 0
-                else verifiers.default(drafter.kinds, drafter.is_chain)
+                else verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
             )
             rounds = [time_step(drafter, target, rule, temperature, given.steps) for _ in range(5)]
             best = {key: min(r[key] for r in rounds) for key in rounds[0]}

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.shaping import Processor, Shaping
-from outrider.types import Greedy, Laws
+from outrider.rows import Processor, SamplingRows
+from outrider.types import Laws
 
 #: Logits over a smaller temperature may leave float32, which would change the law.
 LEAST_TEMPERATURE = 1e-30
@@ -141,43 +141,13 @@ def _biases(given: Any) -> dict[int, float]:
     return biases
 
 
-class SamplingRows(NamedTuple):
-    """Sampling parameters of a batch as tensors, with host constants for what is in use."""
-
-    inverse_temperature_B: Tensor
-    top_k_B: Tensor
-    top_p_B: Tensor
-    min_p_B: Tensor
-    seed_B: Tensor
-    greedy: Greedy
-    most_top_k: int  #: largest top_k in use; 0 if none
-    all_top_k: bool  #: every sampled row limits top_k
-    any_top_p: bool
-    any_min_p: bool
-    shaping: Shaping | None = None  #: penalties, bans and processors, if any row has some
-
-    def take(self, rows_B: Tensor) -> "SamplingRows":
-        """Only these rows. Host constants stay: they are upper bounds."""
-        return self._replace(
-            inverse_temperature_B=self.inverse_temperature_B[rows_B],
-            top_k_B=self.top_k_B[rows_B],
-            top_p_B=self.top_p_B[rows_B],
-            min_p_B=self.min_p_B[rows_B],
-            seed_B=self.seed_B[rows_B],
-            shaping=None if self.shaping is None else self.shaping.take(rows_B),
-        )
-
-
 def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
     """Tensors [B] from one `Sampling` per row. Greedy rows have no filters."""
     hot = [s.temperature == 0 for s in settings]
     top_k = [0 if h else int(s.top_k) for s, h in zip(settings, hot, strict=True)]
     top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]
     min_p = [0.0 if h else s.min_p for s, h in zip(settings, hot, strict=True)]
-    seeds = [
-        int(torch.randint(-(2**62), 2**62, ()).item()) if s.seed is None else _signed(s.seed)
-        for s in settings
-    ]
+    seeds = [_signed(fresh_seed() if s.seed is None else s.seed) for s in settings]
     inverse = [
         float("inf") if h else 1.0 / s.temperature for s, h in zip(settings, hot, strict=True)
     ]
@@ -193,6 +163,11 @@ def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> Sa
         any_top_p=any(p < 1 for p in top_p),
         any_min_p=any(p > 0 for p in min_p),
     )
+
+
+def fresh_seed() -> int:
+    """A seed from torch's global generator, for a request that has none."""
+    return int(torch.randint(-(2**62), 2**62, ()).item()) % 2**64
 
 
 def _signed(seed: int) -> int:
@@ -211,56 +186,6 @@ def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
 
 def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
     """The smallest logit that stays in, float32 [B, R]; None when no filter is in use."""
-    k, p = sampling.most_top_k, sampling.any_top_p
-    if not (k or p or sampling.any_min_p):
+    if not (sampling.most_top_k or sampling.any_top_p or sampling.any_min_p):
         return None
-    chosen = ops.floors(
-        logits_BRV,
-        sampling.inverse_temperature_B,
-        sampling.top_k_B if k else None,
-        sampling.top_p_B if p else None,
-        sampling.min_p_B if sampling.any_min_p else None,
-    )
-    if chosen is not None:
-        return chosen
-    logits = logits_BRV.float()
-    vocab = logits.shape[-1]
-    inverse = sampling.inverse_temperature_B
-    if sampling.greedy != "none":
-        inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
-    partial = 0 < k < vocab and (sampling.all_top_k or not p)
-    fast = None
-    if p and not partial:
-        fast = ops.nucleus(logits, inverse, sampling.top_k_B if k else None, sampling.top_p_B)
-    inverse = inverse[:, None, None]
-    floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
-    if fast is not None:
-        floor = fast
-    elif k or p:
-        count = min(k, vocab) if partial else vocab
-        values = logits.topk(count, -1).values  # descending
-        if k:
-            on = sampling.top_k_B > 0
-            last = (sampling.top_k_B.clamp(1, count) - 1)[:, None, None]
-            kth = values.gather(2, last.expand(-1, values.shape[1], 1))[..., 0]
-            floor = torch.where(on[:, None], kth, floor)
-        if p:
-            scaled = (values * inverse).masked_fill(values < floor[..., None], -torch.inf)
-            probs = scaled.softmax(-1)
-            if partial:  # ties at the top-k floor stay in, those beyond `count` as well
-                missing = (logits == floor[..., None]).sum(-1) - (values == floor[..., None]).sum(
-                    -1
-                )
-                probs = probs / (
-                    1 + missing[..., None] * probs.gather(2, last.expand(-1, probs.shape[1], 1))
-                )
-            before = probs.cumsum(-1) - probs
-            limit = sampling.top_p_B[:, None, None]
-            inside = (before < limit) | (limit >= 1)
-            inside[..., 0] = True
-            nucleus = torch.where(inside, values, torch.inf).amin(-1)
-            floor = torch.where(limit[..., 0] < 1, torch.maximum(floor, nucleus), floor)
-    if sampling.any_min_p:
-        top = logits.amax(-1)
-        floor = torch.maximum(floor, top + sampling.min_p_B.log()[:, None] / inverse[..., 0])
-    return floor
+    return ops.floors(logits_BRV, sampling)

@@ -141,12 +141,11 @@ def test_several_draft_models_are_for_paths():
     both = load(target, small, drafter="paths", width=4, num_speculative_tokens=3, **PLAIN)
     drafter = both.engine.drafter
     assert len(drafter.models) == 2
-    assert drafter.max_nodes == 13
+    assert drafter.shapes[0].max_nodes == 13
     greedy = both.generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     plain = both.plain().generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     assert greedy.token_ids == plain.token_ids
     assert greedy.stats.accepted > 0
-    assert drafter.draft_seconds > 0
 
 
 def test_a_dtype_that_the_loaded_model_does_not_have():

@@ -127,7 +127,7 @@ def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):
     grown, run = text()
     assert grown == expected
     assert run.stats.accepted == before.stats.accepted > 0
-    assert run.state.cache.size > 130
+    assert run.batch.cache.size > 130
 
 
 @pytest.mark.parametrize("runner", [lambda m: LlamaRunner(m, False), TransformersRunner])
@@ -137,10 +137,10 @@ def test_a_long_context_does_not_take_its_memory_at_once(runner):
     run = Engine(target, DraftModel(small, (2, 1))).run([PROMPTS[0]], Sampling(0), Limits(None))
     for _ in range(3):
         next(run)
-    kept = run.state.cache
+    kept = run.batch.cache
     assert kept.capacity > 131_072
     assert kept.layers[0].keys.shape[2] == cache.FIRST
-    assert run.state.memory.layers[0].keys.shape[2] == cache.FIRST
+    assert run.batch.memory.layers[0].keys.shape[2] == cache.FIRST
 
 
 def test_a_finished_run_leaves_no_cache_behind():
@@ -157,7 +157,7 @@ def test_a_finished_run_leaves_no_cache_behind():
     gc.disable()
     try:
         run = engine.run(list(PROMPTS[:3]), [Sampling(1.0, seed=1)] * 3, Limits(6))
-        cache = weakref.ref(run.state.cache)
+        cache = weakref.ref(run.batch.cache)
         assert len(list(run)) > 0
         del run
         assert cache() is None

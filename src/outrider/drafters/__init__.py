@@ -89,7 +89,7 @@ def models(draft: object) -> tuple[object, ...]:
 def make(name: str, parts: Parts, options: DraftOptions | None = None) -> Drafter:
     """A drafter by name from loaded parts; every option is used or refused.
 
-    >>> make("prompt_lookup", Parts(), DraftOptions(ngram=(2, 3))).max_nodes
+    >>> make("prompt_lookup", Parts(), DraftOptions(ngram=(2, 3))).shapes[0].max_nodes
     9
     """
     options = options or DraftOptions()

@@ -8,12 +8,13 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Kind, Verifier
 from outrider.verifiers.block import Block
-from outrider.verifiers.coupled import Coupled
+from outrider.verifiers.coupled import COUPLED
 from outrider.verifiers.hub import Hub
+from outrider.verifiers.kernels import judge as judge
 from outrider.verifiers.kseq import KSeq
 from outrider.verifiers.lenience import Lenience, LenienceArgmax
 from outrider.verifiers.match import Match
-from outrider.verifiers.multi_round import MultiRound
+from outrider.verifiers.multi_round import MULTI_ROUND
 from outrider.verifiers.non_iterative import NonIterative
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.sigmoid import Sigmoid
@@ -24,13 +25,13 @@ VERIFIERS: dict[str, Verifier] = {
     rule.name: rule
     for rule in (
         Match(),
-        Coupled(),
+        COUPLED,
         Rejection(),
         NonIterative(),
         Block(),
         Traversal(),
         Hub(),
-        MultiRound(),
+        MULTI_ROUND,
         KSeq(),
         Lenience(),
         LenienceArgmax(),
