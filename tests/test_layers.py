@@ -25,6 +25,7 @@ LAYERS = [
     {"certify", "speculator"},
     {"text", "theory"},
     {"engine"},
+    {"seating"},
     {"ledger", "planner"},
     {"blocks"},
     {"step"},
