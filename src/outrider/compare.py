@@ -162,7 +162,7 @@ class Table:
             steps = sum(s.engine_steps for s in known)
             figures["mean_acceptance_length"] = round(1 + sum(s.accepted for s in known) / steps, 4)
             figures["ms_per_step"] = {
-                part: round(sum(s.as_dict()[f"{part}_ms"] for s in known) / steps, 4)
+                part: round(sum(vars(s)[f"{part}_ms"] for s in known) / steps, 4)
                 for part in (*VERBS, "host")
             }
         return figures

@@ -126,7 +126,7 @@ def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceilin
     """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
 
     def total(arm: str, name: str) -> float:
-        return float(sum(t.result.stats.as_dict()[name] for t in trials if t.arm == arm))
+        return float(sum(vars(t.result.stats)[name] for t in trials if t.arm == arm))
 
     steps, plain_steps = total(fast, "engine_steps"), total(slow, "engine_steps")
     tokens = total(fast, "new_tokens") / steps
