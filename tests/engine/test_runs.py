@@ -21,8 +21,8 @@ from outrider import (
     PromptError,
     Root,
     Sampling,
+    seating,
 )
-from outrider import engine as loop
 from outrider.batch import Prefill, begin, groups, slab
 from outrider.engine import Run
 from outrider.ledger import NEXT, Phase
@@ -206,7 +206,7 @@ def test_every_row_is_in_one_group_and_little_of_it_is_padding(lengths):
 
 
 def test_a_prompt_is_read_in_pieces_between_the_steps_of_others(monkeypatch):
-    monkeypatch.setattr(loop, "CHUNK", 16)
+    monkeypatch.setattr(seating, "CHUNK", 16)
     engine = engine_of("chain")
     run = Run(engine, 2, CAPACITY)
     run.submit(Request(PROMPTS[0], Sampling(0), Limits(60)))
@@ -283,7 +283,7 @@ def test_requests_wait_for_a_seat_in_order():
 
 
 def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
-    monkeypatch.setattr(loop, "CHUNK", 16)
+    monkeypatch.setattr(seating, "CHUNK", 16)
     run = Run(engine_of("chain"), 2, CAPACITY)
     first = run.submit(Request(PROMPTS[0], Sampling(0), Limits(30)))
     run.step()
