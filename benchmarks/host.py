@@ -18,7 +18,7 @@ from outrider import Limits, Sampling, step, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.models.cache import SlotCache
 from outrider.request import Request
-from outrider.types import Output
+from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)
 
@@ -37,12 +37,12 @@ class Instant:
     def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache: Any, nodes: Any, *, last: Any = None, hidden: bool = False) -> Output:
+    def forward(self, cache: Any, nodes: Nodes, *, last: Any = None, hidden: bool = False):
         queries = nodes.tokens_BQ.shape[1]
         return Output(self.table[:, : queries if last is None else min(last, queries)])
 
     def keep(self, cache: Any, first_B: Any, path_BD: Any) -> None:
-        cache.keep(first_B, path_BD)
+        """There is nothing in the cache."""
 
 
 def time_step(

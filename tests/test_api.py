@@ -169,7 +169,7 @@ EXCEPTIONS = {
     "drafters/ngram_file.py": "reads a file before any run",
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
-    "sampling.py:fresh_seed": "draws the seed of a request before it runs",
+    "sampling.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "shaping.py:": "processors of transformers are Python; native penalties do not come here",

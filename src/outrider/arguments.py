@@ -5,13 +5,27 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Set, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
+
+import numpy as np
+import torch
 
 from outrider.errors import ConfigurationError
 
 LONGEST = 80  #: characters of a value in a message
+
+Given = TypeVar("Given")
+
+
+@runtime_checkable
+class Listable(Protocol):
+    """An array, a tensor or a column: what makes a list of itself."""
+
+    def tolist(self) -> object:
+        """Its values as Python's."""
+        ...
 
 
 def refuse(name: str, what: str, given: object, do: str) -> NoReturn:
@@ -25,7 +39,7 @@ def shown(given: object) -> str:
     >>> shown("0.6"), shown(list(range(99)))
     ("'0.6'", 'a list of 99')
     """
-    if callable(getattr(given, "parameters", None)):
+    if isinstance(given, torch.nn.Module):
         return f"a {type(given).__name__}"
     text = repr(given)
     if len(text) <= LONGEST and "\n" not in text:
@@ -34,10 +48,10 @@ def shown(given: object) -> str:
     return f"a {type(given).__name__}{count}"
 
 
-def plain(given: Any) -> Any:
+def plain(given: Given) -> Given:
     """A scalar of NumPy or torch as Python's; anything else as it is."""
-    if getattr(given, "shape", None) == () and hasattr(given, "item"):
-        return given.item()
+    if isinstance(given, (np.generic, np.ndarray, torch.Tensor)) and given.shape == ():
+        return cast(Given, given.item())
     return given
 
 
@@ -103,10 +117,10 @@ def by_name(name: str, given: object) -> dict[str, object]:
 
 def several(
     name: str,
-    given: Any,
+    given: object,
     what: str,
     do: str,
-    fits: Callable[[object], bool],
+    fits: Callable[..., bool],
     *,
     ordered: bool = True,
 ) -> tuple[Any, ...]:
@@ -117,9 +131,11 @@ def several(
     """
     if isinstance(given, (str, bytes, Mapping)) or (ordered and isinstance(given, Set)):
         refuse(name, what, given, do)
+    if not isinstance(given, Iterable):
+        refuse(name, what, given, do)
     try:
         values = tuple(plain(one) for one in given)
-    except TypeError:  # no list at all
+    except TypeError:  # an array of no dimension
         refuse(name, what, given, do)
     if not all(fits(value) for value in values):
         refuse(name, what, values if isinstance(given, Iterator) else given, do)

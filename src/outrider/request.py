@@ -73,7 +73,7 @@ def token_ids(prompt: Any, number: int = 0) -> list[int]:
     >>> token_ids((5, 6))
     [5, 6]
     """
-    if hasattr(prompt, "tolist"):
+    if isinstance(prompt, arguments.Listable):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
         if set(map(type, prompt)) <= {int}:

@@ -307,6 +307,15 @@ class RowStore(Protocol):
         ...
 
 
+class Cache(RowStore, Protocol):
+    """What a model keeps of the rows that it has read."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+        ...
+
+
 class LanguageModel(Protocol):
     """One decoder driven over trees: target and draft model alike."""
 

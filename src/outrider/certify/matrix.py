@@ -5,11 +5,11 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider import verifiers
-from outrider.certify.report import Report
-from outrider.certify.run import Ids, Known, Power, Progress, certify
+from outrider.certify.judge import Ids, Power, Progress
+from outrider.certify.report import Report, Row
+from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
 from outrider.drafters.recipes import DraftOptions, Parts
@@ -88,15 +88,13 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
     return found
 
 
-def done(
-    path: Path, sampling: Sampling, power: Power, about: str = ""
-) -> dict[str, dict[str, Any]]:
+def done(path: Path, sampling: Sampling, power: Power, about: str = "") -> dict[str, Row]:
     """Finished results under these settings, by key."""
     settings = _settings(sampling, power, about)
     return {row["key"]: row for row in read_results(path) if row.get("settings") == settings}
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
+def read_results(path: Path) -> list[Row]:
     """Every result of a file, none if there is no file yet; ConfigurationError for any other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +140,7 @@ def run(
     path: Path,
     before: Callable[[Pair], Progress | None] | None = None,
     about: str = "",
-) -> Iterator[tuple[Pair, dict[str, Any], bool]]:
+) -> Iterator[tuple[Pair, Row, bool]]:
     """Certify each pair that the results file does not hold yet, and append it.
 
     `about` (see `identity`) tells results of other models or prompts apart. Yields the pair, its

@@ -10,9 +10,10 @@ import typer
 
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import options
-from outrider.cli.console import out, progress
+from outrider.cli.console import out
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError, PromptError
+from outrider.progress import bar
 from outrider.prompts import read_prompts as read_texts
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator
@@ -73,11 +74,7 @@ def command(
         _matrix(speculator, ids, sampling, power, every, as_json)
         return
     about = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
-    with progress(0, "certify") as bar:
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(bar.task_ids[0], description=what, completed=done, total=total)
-
+    with bar("certify") as show:
         report = certify(speculator.engine, ids, sampling, power, setup=about, progress=show)
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict()) + "\n")

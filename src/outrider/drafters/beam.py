@@ -13,7 +13,7 @@ beam search and declare them placed.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.types import (
+    Cache,
     Context,
     Draft,
     Kind,
@@ -55,11 +56,11 @@ class Beam:
         """A beam of each depth."""
         return shapes.of_levels(self.width, self.depth)
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache."""
         return growing.open_cache(self.model, context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
@@ -67,7 +68,7 @@ class Beam:
         return growing.grow([growing.Model(self.model, memory)], context, layout, paths)
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries."""
         growing.keep_path(self.model, memory, context, draft, verdict)

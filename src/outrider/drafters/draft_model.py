@@ -7,13 +7,14 @@ position, and the children are the top tokens under it.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (
+    Cache,
     Context,
     Draft,
     Kind,
@@ -65,11 +66,11 @@ class DraftModel:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self.parents or (-1,))
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache."""
         return growing.open_cache(self.model, context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Draw the tree, one draft-model call per level."""
         layout = shapes.cut(self, self.parents, shape, context)
         return growing.grow([growing.Model(self.model, memory)], context, layout, self)
@@ -84,7 +85,7 @@ class DraftModel:
         return Children(level.spread(tokens), level.spread(there), law)
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries."""
         growing.keep_path(self.model, memory, context, draft, verdict)

@@ -22,7 +22,7 @@ are. The factor is measured (docs/log.md) and matters for speed alone.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from outrider.errors import ConfigurationError
 from outrider.prefill import ROUND
 from outrider.tree import numbers
 from outrider.types import (
+    Cache,
     Context,
     Draft,
     Kind,
@@ -116,13 +117,13 @@ class DynamicTree:
         """A tree of each depth, with as many nodes as it can have."""
         return _shapes(self.total_tokens, self.depth, self.top_k)
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache: it may run more nodes than it proposes."""
         run = 1 + (self.depth - 1) * self.top_k
         more = -(-max(run - 1 - self.total_tokens, 0) // ROUND) * ROUND
         return growing.open_cache(self.model, context, capacity + more)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own, few, device = shapes.declared(self, shape), self.top_k, context.length_B.device
         layout = shapes.ragged(few, own.max_depth, device, leaves=False)
@@ -134,7 +135,7 @@ class DynamicTree:
         return growing.declare(tokens, tree, draws, self.drawn, context.sampling, places_BN=places)
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
         path = verdict.path_BD

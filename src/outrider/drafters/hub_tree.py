@@ -6,12 +6,13 @@ can for such a draft.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters import growing
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.types import (
+    Cache,
     Context,
     Draft,
     Kind,
@@ -48,11 +49,11 @@ class HubTree:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self.parents or (-1,))
 
-    def open(self, context: Context, capacity: int) -> Any:
+    def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache."""
         return growing.open_cache(self.model, context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
         layout = shapes.cut(self, self.parents, shape, context)
         return growing.grow([growing.Model(self.model, memory)], context, layout, self)
@@ -65,7 +66,7 @@ class HubTree:
         return Children(level.spread(tokens), level.spread(there), law)
 
     def commit(
-        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries."""
         growing.keep_path(self.model, memory, context, draft, verdict)

@@ -15,6 +15,7 @@ from outrider.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.keywords import CONFIGURED
 from outrider.models import CausalModel, refusals, runner_of
+from outrider.models.config import read
 from outrider.models.guard import CONFIGURATION
 
 #: Outputs of one family are padded to multiples of at most this.
@@ -30,7 +31,7 @@ def named(config: hf.GenerationConfig) -> dict[str, object]:
     taken as not given.
     """
     defaults: dict[str, object] = hf.GenerationConfig._get_default_generation_params()
-    named = {name: getattr(config, name, None) for name in CONFIGURED}
+    named = {name: read(config, name, object) for name in CONFIGURED}
     return {name: value for name, value in named.items() if value != defaults.get(name)}
 
 

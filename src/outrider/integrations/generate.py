@@ -18,10 +18,11 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -34,12 +35,14 @@ from outrider.integrations.driven import engine_for, named
 from outrider.integrations.inputs import left_padding, refuse, refuse_kept_back
 from outrider.integrations.processors import ids_of, of_row, settings
 from outrider.keywords import KNOWN, OURS, load_arguments
+from outrider.models.config import read
 from outrider.models.guard import evaluating
 from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Block, Draft, Scores, Verdict
 
+Result: TypeAlias = Tensor | GenerateDecoderOnlyOutput
 #: Settings that are keywords of `model.generate` itself.
 SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 
@@ -50,7 +53,7 @@ class Speculative:
     `stats` holds the last call's statistics.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         load_arguments(settings)  # refuses unknown and contradictory names at once
         self.settings = settings
         self.stats: Stats | None = None
@@ -58,15 +61,15 @@ class Speculative:
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        speculative_config: Mapping[str, Any] | None = None,
-        out_streamer: Any = None,
-        **keywords: Any,
-    ) -> Any:
+        logits_processor: hf.LogitsProcessorList | None = None,
+        stopping_criteria: hf.StoppingCriteriaList | None = None,
+        generation_config: hf.GenerationConfig | None = None,
+        speculative_config: Mapping[str, object] | None = None,
+        out_streamer: hf.BaseStreamer | None = None,
+        **keywords: object,
+    ) -> Result:
         """Called by `generate` once everything is prepared."""
         refuse_kept_back(sys._getframe(1))
         own = {name: keywords.pop(name, None) for name in SETTINGS}
@@ -109,7 +112,7 @@ def _signature() -> inspect.Signature:
 speculative = Speculative()
 
 
-def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
+def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords: Any) -> Result:
     """`model.generate` with speculation; `assistant_model=` and `streamer=` keep their names."""
     for name, ours in (("assistant_model", "draft_model"), ("streamer", "out_streamer")):
         if name in keywords:
@@ -130,13 +133,15 @@ def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
         criteria = hf.StoppingCriteriaList(keywords.get("stopping_criteria") or ())
         criteria.append(hf.StopStringCriteria(tokenizer, strings))
         keywords["stopping_criteria"] = criteria
-    return model.generate(custom_generate=Speculative(), **keywords)
+    result: Result = model.generate(custom_generate=Speculative(), **keywords)
+    return result
 
 
-def _stop_strings(model: Any, keywords: dict[str, Any]) -> Any:
+def _stop_strings(model: PreTrainedModel, keywords: dict[str, Any]) -> str | list[str] | None:
     """Stop strings from keywords or a configuration, taken out: without the tokenizer, which does
     not reach a custom function, `generate` could not use them."""
-    strings, given = keywords.pop("stop_strings", None), keywords.get("generation_config")
+    strings: str | list[str] | None = keywords.pop("stop_strings", None)
+    given: hf.GenerationConfig | None = keywords.get("generation_config")
     if given is not None and given.stop_strings is not None:
         strings = given.stop_strings if strings is None else strings
         keywords["generation_config"] = given = copy.deepcopy(given)
@@ -154,11 +159,11 @@ class _Call:
         self,
         engine: Engine,
         input_ids: Tensor,
-        processors: list[Any],
-        criteria: list[Any],
-        config: Any,
-        model_kwargs: dict[str, Any],
-        streamer: Any,
+        processors: list[hf.LogitsProcessor],
+        criteria: list[hf.StoppingCriteria],
+        config: hf.GenerationConfig,
+        model_kwargs: Mapping[str, object],
+        streamer: hf.BaseStreamer | None,
     ) -> None:
         self.config, self.streamer = config, streamer
         self.rows, self.width = input_ids.shape
@@ -182,7 +187,7 @@ class _Call:
         self.scores = wanted and bool(config.output_scores)
         self.logits = wanted and bool(config.output_logits)
         self._ended: set[int] = set()
-        pad = ids_of(getattr(config, "_pad_token_tensor", None))
+        pad = ids_of(read(config, "_pad_token_tensor", Tensor))
         self.judge = Judge(
             self.criteria, input_ids, pad[0] if pad else 0, self._scored if self.scores else None
         )
@@ -193,7 +198,7 @@ class _Call:
             observe=self._collect if self.scores or self.logits else None,
         )
 
-    def result(self) -> Any:
+    def result(self) -> Result:
         """Decode to the end and assemble what generate returns."""
         judge = self.judge
         if self.streamer is not None:

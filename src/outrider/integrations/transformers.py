@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import transformers
@@ -28,7 +27,7 @@ from outrider import ops
 from outrider.errors import BackendUnavailable
 from outrider.ops import backend
 from outrider.tree import chain, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, Draws, Kind, Laws, Scores, Tree
 
 NAME = "_speculative_sampling"
 PARAMETERS = (
@@ -88,21 +87,20 @@ def patched() -> Iterator[Calls]:
 
 def checked() -> Sampler:
     """transformers' function, if it is one that we know how to replace."""
-    found = getattr(_utils, NAME, None)
+    function: Sampler | None = vars(_utils).get(NAME)
     version = transformers.__version__
-    if found is None:
+    if function is None:
         raise BackendUnavailable(
             f"transformers {version} has no {NAME} to replace; use a version from 5.17 up to 5.x, "
             "or outrider's own engine"
         )
-    names = tuple(inspect.signature(found).parameters)
+    names = tuple(inspect.signature(function).parameters)
     if names[:REQUIRED] != PARAMETERS[:REQUIRED] or not set(names) <= set(PARAMETERS):
         raise BackendUnavailable(
             f"transformers {version} defines {NAME}({', '.join(names)}), not the function that "
             f"this replacement stands for, ({', '.join(PARAMETERS)}); use outrider's own engine "
             "or a version of transformers from 5.17"
         )
-    function: Sampler = found
     return function
 
 
@@ -174,7 +172,7 @@ def _as_draft(
 
 
 @lru_cache(maxsize=64)
-def _tables(gamma: int, device: torch.device) -> Any:
+def _tables(gamma: int, device: torch.device) -> tuple[Tree, Tensor, Tensor, Tensor, Tensor]:
     counts = (1,) * gamma
     tree, draws = chain(gamma, device), children(counts, device)
     node = torch.arange(gamma + 1, device=device)[None, :, None]

@@ -37,10 +37,10 @@ _LOCK = Lock()
 
 def _guard(model: torch.nn.Module) -> _Guard:
     with _LOCK:
-        found = _GUARDS.get(model)
-        if found is None:
-            found = _GUARDS[model] = _Guard()
-        return found
+        guard = _GUARDS.get(model)
+        if guard is None:
+            guard = _GUARDS[model] = _Guard()
+        return guard
 
 
 def alone(model: torch.nn.Module) -> RLock:

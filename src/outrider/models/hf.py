@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
+from outrider.models.config import read
 from outrider.models.guard import CONFIGURATION, evaluating, mine
 from outrider.types import Inputs, Nodes, Output
 
@@ -35,13 +36,13 @@ def steady_context(config: PretrainedConfig) -> int:
     `longrope` and `dynamic` switch frequencies for a whole call once a position passes the original
     length, so a block across it would score its first nodes otherwise than plain decoding does.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = read(config, "rope_parameters", dict) or {}
     settings = [rope, *(s for s in rope.values() if isinstance(s, dict))]
     if not any(s.get("rope_type") in ("longrope", "dynamic") for s in settings):
         return UNLIMITED
     original = [s.get("original_max_position_embeddings") for s in settings]
-    original.append(getattr(config, "original_max_position_embeddings", None))
-    original.append(getattr(config, "max_position_embeddings", None))
+    original.append(read(config, "original_max_position_embeddings", int))
+    original.append(read(config, "max_position_embeddings", int))
     return min(int(n) for n in original if n)
 
 
@@ -59,15 +60,15 @@ class TransformersRunner:
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         with CONFIGURATION:  # another thread may be narrowing it for a check
-            self._reach = {name: getattr(self.config, name, None) for name in _REACH}
-        sizes = (getattr(self.config, name, None) for name in _CONTEXT)
+            self._reach = {name: read(self.config, name, int) for name in _REACH}
+        sizes = (read(self.config, name, int) for name in _CONTEXT)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
         self.layers: int = self.config.num_hidden_layers
         takes = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in takes
         self._keeps = "logits_to_keep" in takes
-        kinds = getattr(self.config, "layer_types", None)
+        kinds = read(self.config, "layer_types", (list, tuple))
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
 

@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
+from outrider.models.config import read
 from outrider.models.linear import Product, product
 from outrider.types import Inputs, Nodes, Output
 
@@ -26,12 +27,12 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 def fits(model: PreTrainedModel) -> bool:
     """Whether the lean runner computes this model: a Llama with fixed rotary tables."""
     config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = read(config, "rope_parameters", dict) or {}
     return (
         config.model_type == "llama"
         and type(model).__name__ == "LlamaForCausalLM"
         and rope.get("rope_type", "default") in STATIC_ROPE
-        and getattr(config, "quantization_config", None) is None
+        and read(config, "quantization_config", object) is None
         and all(type(m) is torch.nn.Linear for m in _linears(model))
     )
 
@@ -92,7 +93,7 @@ class LlamaRunner:
         self.packed = packed
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
-        self.size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self._eps: float = config.rms_norm_eps
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer, packed) for layer in model.model.layers]

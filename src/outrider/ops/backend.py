@@ -111,7 +111,7 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     run = backend.ops.get(op)
     if run is None:
         return None
-    reason = _unjudged(op, *inputs) or backend.unfit(device) or backend.declines(op, *inputs)
+    reason = _unjudged(op, inputs[0]) or backend.unfit(device) or backend.declines(op, *inputs)
     if reason is None:
         return run
     if insist and explicit() is not None:
@@ -122,9 +122,8 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     return None
 
 
-def _unjudged(op: str, *inputs: object) -> str | None:
+def _unjudged(op: str, draft: object) -> str | None:
     """Why no kernel of that name judges a draft."""
-    draft = inputs[0]
     if not isinstance(draft, Draft) or not op.startswith("judge:"):
         return None
     if op != "judge:match" and Kind.COUPLED in draft.kinds:

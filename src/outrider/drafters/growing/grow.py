@@ -7,7 +7,7 @@ leaves topology and declarations to the `TreeBuilder`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from outrider.prefill import ingest, width
 from outrider.sampling import warp
 from outrider.shaping import shape
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Verdict
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Verdict
 
 
 class Keys:
@@ -29,6 +29,7 @@ class Keys:
     def __init__(self, context: Context, nodes: int) -> None:
         self._context, self._nodes = context, nodes
         self._own_BN: Tensor | None = None
+        self._shared_BN: Tensor | None = None
 
     def own(self, start: int, stop: int) -> Tensor:
         """[B, n]: streams of nodes start..stop, fresh in every step."""
@@ -40,8 +41,11 @@ class Keys:
 
     def shared(self, depth: int) -> Tensor:
         """[B, 1]: the stream that the target draws the token below nodes of that depth with."""
-        context = self._context
-        return noise.stream(context.seed_B, context.length_B + depth, Purpose.TARGET)[:, None]
+        if self._shared_BN is None:  # no tree is deeper than it has nodes
+            context = self._context
+            at = context.length_B[:, None] + numbers(self._nodes, context.length_B.device)
+            self._shared_BN = noise.stream(context.seed_B[:, None], at, Purpose.TARGET)
+        return self._shared_BN[:, depth : depth + 1]
 
 
 class Policy(Protocol):
@@ -73,7 +77,7 @@ class Model(NamedTuple):
     """A draft model and its cache as a source."""
 
     model: LanguageModel
-    cache: Any
+    cache: Cache
 
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
         """One call. The first feeds the committed tail.
@@ -121,18 +125,18 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
     return warp(logits_BnV, context.sampling)
 
 
-def open_cache(model: LanguageModel, context: Context, capacity: int) -> Any:
+def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all but the last committed token ingested."""
     inputs = context.inputs
     if inputs is not None and model.probe(1) is None:
         inputs = None  # a model of text alone reads the text alone
-    cache = model.open(context.tokens_BL.shape[0], capacity, inputs)
+    cache: Cache = model.open(context.tokens_BL.shape[0], capacity, inputs)
     ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
 def keep_path(
-    model: LanguageModel, cache: Any, context: Context, draft: Draft, verdict: Verdict
+    model: LanguageModel, cache: Cache, context: Context, draft: Draft, verdict: Verdict
 ) -> None:
     """Move the accepted path's entries next to the root; a chain's lie where they belong."""
     if not draft.tree.is_chain:

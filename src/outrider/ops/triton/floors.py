@@ -14,7 +14,7 @@ Ties at a floor stay in. Launches: one for the largest logit (top-p and min-p), 
 4 for top-p with 16-bit logits, 4 and 8 with float32.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -34,21 +34,21 @@ MASS_BINS = tl.constexpr(1 << MASS_BITS)
 class Limits(NamedTuple):
     """The filters of each batch row, [B]: k (0: off), p (1: off) and min_p (0: off)."""
 
-    top_k: Any
-    top_p: Any
-    min_p: Any
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
 
 
 class Search(NamedTuple):
     """What is known of each row: digits found, what lies above them, and the floors, [B, R]."""
 
-    prefix: Any  #: digits of the floor so far, as an integer
-    above: Any  #: float64: how many tokens (top-k) or how much mass (top-p) lie above the prefix
-    need: Any  #: float64: mass that the nucleus must reach
-    kth: Any  #: top-k floor
-    low: Any  #: min-p floor
-    out: Any  #: the largest of the floors
-    ticket: Any
+    prefix: Tensor  #: digits of the floor so far, as an integer
+    above: Tensor  #: float64: how many tokens (top-k) or how much mass (top-p) lie above the prefix
+    need: Tensor  #: float64: mass that the nucleus must reach
+    kth: Tensor  #: top-k floor
+    low: Tensor  #: min-p floor
+    out: Tensor  #: the largest of the floors
+    ticket: Tensor
 
 
 @triton.jit
