@@ -107,8 +107,7 @@ class Seating:
     def _sit(self, numbers: list[int], newcomers: Batch) -> None:
         """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
         seats = self.seats.sit(numbers)
-        alone = len(numbers) == self.seats.count or newcomers.context.inputs is not None
-        if self.batch is None and alone:
+        if self.batch is None and len(numbers) == self.seats.count:
             self.batch = newcomers
         else:
             if self.batch is None:

@@ -157,6 +157,9 @@ class Fixed:
     def keep(self, cache, first_B, path_BD):
         """There is nothing in the cache."""
 
+    def probe(self, rows):
+        """It reads text alone."""
+
 
 PEAKED = [0.0, 95.0, 94.0, 2.0, 0.0, -1.0]
 MANY = 4000

@@ -27,7 +27,9 @@ from outrider.batch import Prefill, begin, groups, slab
 from outrider.engine import Run
 from outrider.ledger import NEXT, Phase
 from outrider.models.cache import SlotCache
+from outrider.nodes import causal
 from outrider.request import Request
+from outrider.types import Inputs
 from tiny import DRAFTERS, PROMPTS, VOCAB, Restless, pair
 
 SEATS = 3
@@ -454,6 +456,51 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
         request = run._ledger.entries[number].request
         expected = sound.run([request.prompt], request.sampling, request.limits)
         assert texts[number] == [token for block in expected for token in block.token_ids]
+
+
+# ---------------------------------------------------------------------- hidden states and inputs
+
+
+class Reader(Root):
+    """Plain decoding that keeps what it was shown of the target's states."""
+
+    hidden = True
+    seen: list[torch.Tensor]
+
+    def open(self, context, capacity):
+        self.seen.append(context.hidden_BLE)
+        return super().open(context, capacity)
+
+    def commit(self, memory, context, draft, verdict, scores):
+        self.seen.append(scores.hidden_BNE)
+
+
+def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
+    monkeypatch.setattr(seating, "CHUNK", 16)
+    target, _ = pair()
+    reader = Reader()
+    object.__setattr__(reader, "seen", [])
+    run = Run(Engine(target, reader), 2, CAPACITY)
+    run.submit(Request(LONG, Sampling(0), Limits(4)))
+    list(run)
+    prompt, *steps = (states for states in reader.seen if states is not None)
+    assert prompt.shape == (1, len(LONG) - 1, 32)
+    assert [tuple(states.shape) for states in steps] == [(1, 1, 32)] * 4
+    capacity = 256
+    cache = target.open(1, capacity)
+    text = torch.tensor([LONG])
+    at = torch.arange(len(LONG))[None]
+    with torch.inference_mode():
+        whole = target.forward(cache, causal(text, at, capacity), hidden=True).hidden_BQE
+    states = torch.cat([prompt, steps[0]], 1)
+    torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_for_a_model_of_text_alone_are_refused():
+    run = Run(engine_of("root"), 1, CAPACITY)
+    inputs = Inputs(torch.tensor([[1, 2]]), None, torch.ones(1, 2, dtype=torch.bool))
+    with refuses(ConfigurationError, "reads text alone", "request 0 with inputs", "leave out"):
+        run.submit(Request([1], Sampling(0), Limits(4), inputs))
 
 
 # ---------------------------------------------------------------------- planners

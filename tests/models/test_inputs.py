@@ -14,11 +14,13 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling, calibrate, check
+from outrider.engine import Run
 from outrider.errors import ConfigurationError
 from outrider.models import CausalModel, LlamaRunner
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.nodes import causal, of_tree
+from outrider.request import Request
 from outrider.tree import branching
 from outrider.types import Inputs, Nodes, Output
 from tiny import llama
@@ -242,23 +244,20 @@ def test_inputs_that_do_not_follow_their_rows_are_noticed(broken, monkeypatch):
     assert played(pair()[0]) > 0.01
 
 
-def decode(drafter, sampling, limits=None):
+def decode(drafter, sampling, limits=None, seats=3):
     """Texts of three rows that read sources of three lengths."""
     target, draft = pair()
     inputs = sources(LENGTHS)
-    for model in (target, draft):
-        model.open = reading(model, inputs)
-    run = Engine(target, drafter(draft), "match").run([[0]] * 3, sampling, limits or Limits(20))
+    run = Run(Engine(target, drafter(draft), "match"), seats, 128)
+    each = limits or [Limits(20)] * 3
+    settings = sampling if isinstance(sampling, list) else [sampling] * 3
+    for row, (how, end) in enumerate(zip(settings, each, strict=True)):
+        run.submit(Request([0], how, end, inputs.take([row])))
+    run.close()
     texts = [[], [], []]
     for block in run:
         texts[block.row] += block.token_ids
     return texts, run.stats
-
-
-def reading(model, inputs):
-    """`open` for a batch of these inputs, whoever asks."""
-    plain = model.open
-    return lambda rows, capacity, _=None: plain(rows, capacity, inputs)
 
 
 DRAFTERS = {
@@ -281,8 +280,10 @@ def test_text_is_plain_decodings(name):
 def test_rows_that_end_at_different_times(name):
     """The batch loses its first two rows: the third goes on with its own source."""
     expected, _ = decode(DRAFTERS["root"], SEEDS)
-    texts, _ = decode(DRAFTERS[name], SEEDS, [Limits(3), Limits(4), Limits(20)])
-    assert texts == [expected[0][:3], expected[1][:4], expected[2]]
+    limits = [Limits(3), Limits(4), Limits(20)]
+    for seats in (3, 2, 1):
+        texts, _ = decode(DRAFTERS[name], SEEDS, limits, seats)
+        assert texts == [expected[0][:3], expected[1][:4], expected[2]]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
