@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from outrider import arguments, verifiers
 from outrider.blocks import HostBlock
@@ -120,6 +120,14 @@ class TextBlock:
         return self.block.finish_reason
 
 
+class Options(TypedDict, total=False):
+    """What else may be asked of `generate` and `stream`, by name."""
+
+    num_return_sequences: int  #: completions of each prompt; copy i of a seeded one has seed + i
+    logprobs: bool  #: of the law that each token was emitted from
+    capacity: int | None  #: slots of a row, if more are wanted than prompt and budget need
+
+
 class Speculator:
     """A target, a drafter, a rule and a tokenizer. Made by `outrider.load`.
 
@@ -152,25 +160,14 @@ class Speculator:
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
-        *,
-        num_return_sequences: int = 1,
-        logprobs: bool = False,
-        capacity: int | None = None,
+        **options: Unpack[Options],
     ) -> Generation:
         """Complete one prompt or a batch; every row has its own sampling and stop settings.
 
-        A prompt is text, token ids, or a list of messages for the chat template. With
-        `num_return_sequences` each prompt's completions stand together; copy i of a seeded request
-        has seed + i.
+        A prompt is text, token ids, or a list of messages for the chat template. `Options` are
+        num_return_sequences, logprobs and capacity.
         """
-        stream = self.stream(
-            prompts,
-            sampling,
-            stop,
-            num_return_sequences=num_return_sequences,
-            logprobs=logprobs,
-            capacity=capacity,
-        )
+        stream = self.stream(prompts, sampling, stop, **options)
         stream.drain()
         return stream.result()
 
