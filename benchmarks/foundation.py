@@ -115,7 +115,8 @@ def equality(
 @torch.inference_mode()
 def tree_noise(base: Speculator, prompts: list[str]) -> float:
     """99.99 % quantile of |logit in a tree - logit in a chain| for the same node: rounding only."""
-    from outrider import sampling, step
+    from outrider import step
+    from outrider.request import Request
 
     model, gaps = base.engine.target, []
     drafter = arms_of(base)["tree 3-2-1"].engine.drafter
@@ -124,12 +125,8 @@ def tree_noise(base: Speculator, prompts: list[str]) -> float:
         state = step.begin(
             model,
             drafter,
-            [ids],
-            sampling.rows([outrider.Sampling(0)]),
-            limits=[len(ids) + 8],
-            limit_reasons=[step.LENGTH],
-            stop_ids=[[]],
-            capacity=512,
+            [Request(ids, outrider.Sampling(0), outrider.Limits(8))],
+            512,
         )
         draft = step.propose(drafter, state)
         whole = step.score(model, state, draft).laws.logits_BRV[0].float()
@@ -220,8 +217,8 @@ def speed(
             print(
                 f"{drafter} {notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, "
                 f"ceiling {top.ceiling:.2f}x, reached {top.reached:.1%}; per step: "
-                f"target {top.target_block_ms:.2f} (plain {top.target_one_ms:.2f}) "
-                f"draft {top.draft_ms:.2f} verify {verify:.2f} "
+                f"score {top.score_block_ms:.2f} (plain {top.score_one_ms:.2f}) "
+                f"propose {top.propose_ms:.2f} verify {verify:.2f} "
                 f"host {host:.2f} ms, outside {top.outside_share:.1%}; "
                 f"{top.tokens_per_step:.2f} tokens per call, alpha {alpha or float('nan'):.3f}",
                 flush=True,

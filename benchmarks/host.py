@@ -14,10 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from outrider import sampling, step, verifiers
+from outrider import Limits, Sampling, step, verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.drafters.make import with_model
 from outrider.models.cache import SlotCache
+from outrider.request import Request
 
 torch.set_num_threads(1)
 
@@ -44,17 +45,12 @@ class Instant:
 def time_step(
     drafter: Any, target: Instant, rule: Any, temperature: float, steps: int
 ) -> dict[str, float]:
-    rows = sampling.rows([sampling.Sampling(temperature, seed=1)])
     spent = {"propose": 0.0, "score": 0.0, "verify": 0.0, "commit": 0.0}
     state = step.begin(
         target,
         drafter,
-        [[1, 2, 3]],
-        rows,
-        limits=[1 << 19],
-        limit_reasons=[step.LENGTH],
-        stop_ids=[[0]],
-        capacity=steps * 8 + 256,
+        [Request([1, 2, 3], Sampling(temperature, seed=1), Limits(1 << 19, (0,)))],
+        steps * 8 + 256,
     )
     clock = time.thread_time
     for number in range(steps + 20):

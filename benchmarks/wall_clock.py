@@ -109,7 +109,7 @@ def main() -> None:
         stats = [t.result.stats for t in mine]
         steps = sum(s.engine_steps for s in stats)
         per_step = 1e3 * sum(t.seconds for t in mine) / steps
-        outside = sum(s.host_ms + s.verify_ms for s in stats) / steps
+        outside = sum(1e3 * s.seconds - s.propose_ms - s.score_ms for s in stats) / steps
         length = statistics.fmean(t.tokens for t in mine) * len(mine) / steps
         row = {
             "arm": arm,

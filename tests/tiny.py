@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
+from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling, step
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
+from outrider.request import Request
 
 VOCAB = 32
 PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
@@ -96,3 +97,23 @@ def decode(
     for block in run:
         rows[block.row].extend(block.token_ids)
     return rows, run
+
+
+def begun(
+    target: Any,
+    drafter: Any,
+    prompts: Sequence[Sequence[int]],
+    settings: Sequence[Sampling],
+    capacity: int = 128,
+    *,
+    limit: int | Sequence[int] = 60,
+    stop_ids: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """A batch whose rows end at these committed lengths, for steps by hand."""
+    limits = [limit] * len(prompts) if isinstance(limit, int) else limit
+    stops = stop_ids or [()] * len(prompts)
+    requests = [
+        Request(prompt, how, Limits(most - len(prompt), tuple(ids)))
+        for prompt, how, most, ids in zip(prompts, settings, limits, stops, strict=True)
+    ]
+    return step.begin(target, drafter, requests, capacity)

@@ -21,12 +21,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class HostBlock:
-    """The tokens that one step emitted for one row."""
+    """The tokens that one step emitted for one request; `finish_reason` if that was its last."""
 
-    row: int
+    row: int  #: the request's number
     token_ids: list[int]
     accepted: int  #: how many of them were drafted; the last one of an uncut block is the target's
     finish_reason: str | None
+    drafted: int = 0  #: children that the rule was offered
     trace: Trace | None = None
     logprobs: list[float] | None = None  #: of the processed law, if they were asked for
 

@@ -1,56 +1,76 @@
-"""The loop: propose, score, verify, commit, emit until every row has ended. Tokens only, no text.
+"""The loop: propose, score, verify, commit, emit. Tokens only, no text.
 
     for block in engine.run(prompts, ...):      # one HostBlock per running row and step
         ...
 
-On CUDA the host reads blocks one step late, while the next step runs; on a CPU there is nothing to
-wait for and it reads them at once. Rows that ended leave the batch when half of it is done.
+    run = Run(engine, seats=8)                  # requests come and go while others run
+    number = run.submit(Request(prompt, ...))
+    blocks = run.step()
+    run.end(number, "cancelled")
+
+Rows, seats and what becomes of a request: docs/rows-and-seats.md. On CUDA the host reads blocks one
+step late, while the next step runs; on a CPU there is nothing to wait for.
 """
 
-import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from outrider import arguments, shaping, step, tree, verifiers
-from outrider import sampling as _sampling
+from outrider.batch import Batch, Prefill, groups, slab
 from outrider.blocks import HostBlock, Pending
-from outrider.errors import ConfigurationError, NumericalError
-from outrider.request import Limits, plan, spread, token_ids
-from outrider.sampling import Sampling
-from outrider.stats import Meter, RequestStats, Stats
-from outrider.step import REASONS, Block, BlockLists, State
-from outrider.types import Draft, Drafter, LanguageModel, Scores, Verdict, Verifier
+from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
+from outrider.ledger import Ledger, Phase
+from outrider.planner import Costs, Fixed, Planner
+from outrider.prefill import ROUND, inference
+from outrider.request import Limits, Request, check, check_fit, spread, token_ids
+from outrider.sampling import Sampling, fresh_seed
+from outrider.seats import Seats
+from outrider.stats import Clock, RequestStats, Stats
+from outrider.step import Block, BlockLists
+from outrider.types import Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
 Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
+CHUNK = 64  #: prompt tokens read between two steps of those who run
 
 
 class Engine:
-    """A target, a drafter and a rule; no state is kept between runs.
+    """A target, a drafter, a rule and a planner; no state is kept between runs.
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
-    masses or coupled drafts, otherwise the best rule for drawn children.
+    masses or coupled drafts, otherwise the best rule for drawn children. `planner=None` drafts in
+    the drafter's usual shape; `costs` are for the planner.
     """
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter, rule: str | Verifier | None = None
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        rule: str | Verifier | None = None,
+        planner: Planner[Any] | None = None,
+        costs: Costs | None = None,
     ) -> None:
         if not hasattr(drafter, "propose") or isinstance(drafter, type):
             do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
             arguments.refuse("drafter", "a Drafter", drafter, do)
         tree.within(drafter.shapes[0].max_nodes, f"the drafter {drafter.name!r}")
         self.rule = verifiers.named(rule)
+        self._chains = all(shape.is_chain for shape in drafter.shapes)
         if self.rule is not None:
-            verifiers.check(self.rule, drafter.kinds, drafter.shapes[0].is_chain, drafter.name)
-        if not drafter.shapes[0].is_chain and not target.trees:
+            verifiers.check(self.rule, drafter.kinds, self._chains, drafter.name)
+        if not self._chains and not target.trees:
             raise ConfigurationError(
                 f"the target scores chains but not trees; got drafter {drafter.name!r}, which "
                 "branches; use a chain (leave branching out)"
             )
-        self.target, self.drafter = _apart(target, drafter), drafter
+        self.target, self.drafter = target, drafter
+        self.planner: Planner[Any] = Fixed() if planner is None else planner
+        self.costs = costs
 
     def choose_rule(self, greedy: str) -> Verifier:
         """The rule of a run whose rows are greedy: "all", "some" or "none"."""
@@ -58,7 +78,7 @@ class Engine:
             return self.rule
         if greedy == "all":
             return verifiers.get("match")
-        return verifiers.default(self.drafter.kinds, self.drafter.shapes[0].is_chain)
+        return verifiers.default(self.drafter.kinds, self._chains)
 
     def run(
         self,
@@ -71,240 +91,345 @@ class Engine:
         logprobs: bool = False,
         observe: Observer | None = None,
     ) -> "Run":
-        """An iterator of HostBlocks over a batch of prompts, each decoded under its own settings.
+        """An iterator of HostBlocks over these prompts, each decoded under its own settings.
 
         Raises PromptError or CapacityError before any work is done.
         """
-        prompts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
-        settings = spread("sampling", sampling, Sampling(), len(prompts))
-        ends = spread("limits", limits, Limits(), len(prompts))
-        return Run(self, prompts, settings, ends, capacity, trace, logprobs, observe)
+        texts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
+        settings = spread("sampling", sampling, Sampling(), len(texts))
+        ends = spread("limits", limits, Limits(), len(texts))
+        if not texts:
+            raise PromptError("no prompt; got an empty batch; give at least one prompt")
+        requests = [Request(*each) for each in zip(texts, settings, ends, strict=True)]
+        if capacity is None:
+            longest = max(request.end(self.target.context)[0] for request in requests)
+            capacity = longest + self.drafter.shapes[0].max_nodes
+        run = Run(self, len(requests), capacity, trace=trace, logprobs=logprobs, observe=observe)
+        run.submit_all(requests)
+        run.close()
+        return run
 
 
 class Run(Iterator[HostBlock]):
-    """One batch being decoded: iterate it; `halt` ends a row early; `stats` is always readable."""
+    """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
+
+    seats     how many rows run side by side; the others wait, first come first served
+    capacity  slots of a row: prompt, budget and draft tree. None: the model's context
+
+    Iterating ends when nothing is left to do. A request that failed raises its error there, once;
+    the others go on if the iteration does.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        prompts: Sequence[Sequence[int]],
-        settings: Sequence[Sampling],
-        ends: Sequence[Limits],
-        capacity: int | None,
-        trace: bool,
+        seats: int = 8,
+        capacity: int | None = None,
+        *,
+        trace: bool = False,
         logprobs: bool = False,
         observe: Observer | None = None,
     ) -> None:
-        self.engine, self.trace = engine, trace
+        self.engine, self._trace = engine, trace
         self._logprobs, self._observe = logprobs, observe
-        limits, reasons, room = plan(
-            engine.target, engine.drafter.shapes[0].max_nodes, prompts, ends, capacity
-        )
-        device = torch.device(engine.target.device)
-        rows = _sampling.rows(settings, device)
-        stops = [end.stop_ids for end in ends]
-        vocab = engine.target.vocab_size
-        rows = rows._replace(shaping=shaping.build(settings, prompts, stops, vocab, device))
-        self.rule = engine.choose_rule(rows.greedy)
-        self.requests = [RequestStats(prompt_tokens=len(p)) for p in prompts]
-        self._stats = Stats(prompt_tokens=sum(map(len, prompts)))
-        self.reasons: list[str | None] = [None] * len(prompts)
-        self._verify = Meter(device)
-        self._counted = False
-        self._lag = 1 if device.type == "cuda" else 0
+        self._size = engine.drafter.shapes[0].max_nodes
+        if capacity is None:
+            if engine.target.context >= 1 << 30:
+                raise CapacityError(
+                    "the model names no context to size rows by; got capacity=None; give capacity"
+                )
+            capacity = engine.target.context + self._size
+        self.capacity = capacity
+        self._room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        self.rule = engine.choose_rule("all")
+        self.seats = Seats(arguments.whole("seats", seats, "give at least one", least=1))
+        self.batch: Batch | None = None
+        self._ledger = Ledger()
+        self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
+        self._prefill: tuple[list[int], Prefill] | None = None
+        self._closed = False
+        self._device = torch.device(engine.target.device)
+        self._clock, self._mark = Clock(self._device), 0.0
+        self._lag = 1 if self._device.type == "cuda" else 0
         self._unread: deque[Pending] = deque()
-        self._ready: deque[HostBlock] = deque()
-        self._rows = list(range(len(prompts)))  # batch row -> request
-        self._lengths = [len(p) for p in prompts]
 
-        started = time.perf_counter()
-        self.state: State = step.begin(
-            engine.target,
-            engine.drafter,
-            prompts,
-            rows,
-            limits=limits,
-            limit_reasons=reasons,
-            stop_ids=[end.stop_ids for end in ends],
-            capacity=room,
+    # ------------------------------------------------------------------ requests come and go
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; its number. Raises its error at once if it cannot be decoded here."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[int]:
+        """Queue several, or none of them if one is refused."""
+        if self._closed:
+            raise ConfigurationError(
+                f"this run is closed; got {len(requests)} more; submit to another run"
+            )
+        target, entries = self.engine.target, self._ledger.entries
+        for number, request in enumerate(requests, len(entries)):
+            check(request, number, target)
+            check_fit(request, number, target.context, self._size, self.capacity)
+        settings = shaping.admit(
+            [request.sampling for request in requests],
+            [request.prompt for request in requests],
+            [request.limits.stop_ids for request in requests],
+            target.vocab_size,
+            self._device,
+            len(entries),
+            [entry.request.sampling for entry in entries if not entry.over],
         )
-        self._stats.prefill_ms = (time.perf_counter() - started) * 1e3
-        self._started = self._now = time.perf_counter()
-        self._base = (_seconds(engine.target), engine.drafter.draft_seconds)
+        numbers = []
+        for request, sampling in zip(requests, settings, strict=True):
+            if sampling.seed is None:
+                sampling = replace(sampling, seed=fresh_seed())
+            if sampling is not request.sampling:
+                request = replace(request, sampling=sampling)
+            numbers.append(self._ledger.add(request))
+        self.seats.waiting += numbers
+        if any(sampling.temperature for sampling in settings):
+            self.rule = self.engine.choose_rule("some")
+        return numbers
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self._closed = True
+
+    def end(self, number: int, reason: str = "cancelled", keep: int | None = None) -> None:
+        """End a request from outside: a stop string, a closed connection.
+
+        `keep` is how many of its tokens count, all that were told by default. One that ended by
+        itself can still be cut, as its last block may hold a stop string. Raises ConfigurationError
+        for a request that was ended from outside before, or failed, or is not there.
+        """
+        self._ledger.check_end(number, reason)
+        waits = self._ledger.entries[number].phase is Phase.WAITING
+        self._ledger.end(number, reason, keep)
+        if waits:
+            self.seats.waiting.remove(number)
+        if self.done:
+            self._mark = 0.0
+
+    # ------------------------------------------------------------------ what has become of them
+
+    @property
+    def done(self) -> bool:
+        """Whether every request is over."""
+        return not self._ledger.left
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Where each request stands."""
+        return [entry.phase for entry in self._ledger.entries]
+
+    @property
+    def reasons(self) -> list[str | None]:
+        """Why each request is over, None while it is not."""
+        return [entry.reason for entry in self._ledger.entries]
+
+    @property
+    def requests(self) -> list[RequestStats]:
+        """Statistics of each request."""
+        return [entry.stats for entry in self._ledger.entries]
+
+    @property
+    def errors(self) -> dict[int, Exception]:
+        """The errors of requests that failed."""
+        entries = enumerate(self._ledger.entries)
+        return {number: entry.error for number, entry in entries if entry.error is not None}
+
+    @property
+    def stats(self) -> Stats:
+        """Totals up to the last step."""
+        stats = self._ledger.stats
+        if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
+            stats.clock(self._clock.read())
+        return stats
+
+    # ------------------------------------------------------------------ the loop
 
     def __iter__(self) -> "Run":
         return self
 
     def __next__(self) -> HostBlock:
-        while not self._ready:
+        while not self._ledger.ready:
             if self.done:
                 raise StopIteration
-            self._step()
-        return self._ready.popleft()
+            self._turn()
+        block = self._ledger.ready.popleft()
+        error = self._ledger.entries[block.row].error
+        if error is not None and block.finish_reason == "error":
+            raise error
+        return block
 
-    @property
-    def done(self) -> bool:
-        """Whether every row has ended."""
-        return all(reason is not None for reason in self.reasons)
+    def step(self) -> list[HostBlock]:
+        """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
 
-    def halt(self, request: int, reason: str = "stop") -> None:
-        """End a request from outside (a stop string, a closed connection)."""
-        if self.reasons[request] is None:
-            self.reasons[request] = reason
-            self.requests[request].seconds = time.perf_counter() - self._started
-            if request in self._rows:
-                with torch.inference_mode():
-                    self.state.reason_B[self._rows.index(request)] = step.STOP
-        self._ready = deque(b for b in self._ready if b.row != request)
+        A request that failed has a last block with finish_reason "error"; `errors` says why.
+        """
+        if not self.done:
+            self._turn()
+        blocks = list(self._ledger.ready)
+        self._ledger.ready.clear()
+        return blocks
 
-    @step.inference
-    def _step(self) -> None:
-        self._retire()
-        if self.done:
-            self._end()
+    @inference
+    def _turn(self) -> None:
+        self._mark = self._mark or time.perf_counter()
+        self._leave()
+        spent = self._seat()
+        if self.seats.rows:
+            self._advance()
+        now, stats = time.perf_counter(), self._ledger.stats
+        stats.seconds += now - self._mark - spent
+        stats.prefill_ms += 1e3 * spent
+        self._mark = 0.0 if self.done else now
+
+    def _seated(self) -> list[Request]:
+        return [self._ledger.entries[number].request for number in self.seats.rows]
+
+    def _leave(self) -> None:
+        """Rows that are over leave: rows from the end move into their seats."""
+        rows, entries = self.seats.rows, self._ledger.entries
+        over = [row for row, number in enumerate(rows) if entries[number].over]
+        if not over:
             return
-        engine, state = self.engine, self.state
-        draft = step.propose(engine.drafter, state)
-        scores = step.score(engine.target, state, draft)
-        with self._verify:
-            verdict = step.verify(self.rule, state, draft, scores)
-        self.state, block = step.commit(
-            engine.target, engine.drafter, state, draft, scores, verdict
+        batch = self.batch
+        assert batch is not None
+        poisoned = any(isinstance(entries[rows[row]].error, NumericalError) for row in over)
+        holes, movers = self.seats.leave(over)
+        if poisoned:  # a NaN in a seat's slots would poison who sits there next, masked or not
+            moved = dict(zip(holes, movers, strict=True))
+            alive = [moved.get(row, row) for row in range(len(rows))]
+            self.batch = batch.take(alive) if alive else None
+            return
+        if holes:
+            batch = batch.put(holes, batch.take(movers))
+        batch = batch.narrow(len(rows))
+        if not any(request.sampling.shapes for request in self._seated()):
+            plain = batch.context.sampling._replace(shaping=None)
+            batch = batch._replace(context=batch.context._replace(sampling=plain))
+        self.batch = batch
+
+    def _seat(self) -> float:
+        """Read prompts of those who wait: all of them while nobody runs, else a piece of a group.
+
+        Returns the seconds that it took.
+        """
+        through = not self.seats.rows
+        started = time.perf_counter()
+        while self._prefill is not None or self._call():
+            assert self._prefill is not None
+            numbers, prefill = self._prefill
+            entries = [self._ledger.entries[number] for number in numbers]
+            alive = [at for at, entry in enumerate(entries) if not entry.over]
+            batch = prefill.step(None if through else CHUNK) if alive else None
+            if alive and batch is None:
+                break
+            self._prefill = None
+            if batch is not None:
+                batch = batch if len(alive) == len(numbers) else batch.take(alive)
+                self._join([numbers[at] for at in alive], batch)
+            if not through:
+                break
+        return time.perf_counter() - started
+
+    def _call(self) -> bool:
+        """Begin to read the next in the queue, with those behind it who fit and are as long."""
+        engine, entries, ahead = self.engine, self._ledger.entries, self.seats.ahead()
+        if not ahead:
+            return False
+        lengths = [len(entries[number].request.prompt) for number in ahead]
+        group = next(sorted(rows) for rows in groups(lengths) if 0 in rows)
+        numbers = [ahead[at] for at in group]
+        requests = [entries[number].request for number in numbers]
+        self._prefill = numbers, Prefill(engine.target, engine.drafter, requests, self._room)
+        for number in numbers:
+            self.seats.waiting.remove(number)
+            entries[number].move(Phase.PREFILLING)
+        return True
+
+    def _join(self, numbers: list[int], newcomers: Batch) -> None:
+        """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
+        engine = self.engine
+        alone = len(numbers) == self.seats.count or newcomers.context.inputs is not None
+        if self.batch is None and alone:  # they are the batch
+            self.batch = newcomers
+            self.seats.sit(numbers)
+        else:
+            if self.batch is None:
+                self.batch = slab(engine.target, engine.drafter, self.seats.count, self._room)
+            self.batch = self.batch.put(self.seats.sit(numbers), newcomers)
+        for number in numbers:
+            self._ledger.run(number)
+
+    def _advance(self) -> None:
+        """One step of all rows. A row whose own processors fail leaves, and the others step."""
+        clock, engine = self._clock, self.engine
+        while self.seats.rows:
+            batch, shape = self._bounded(), self._shape()
+            clock.start()
+            try:
+                draft = step.propose(engine.drafter, batch, shape)
+                clock.lap("propose")
+                scores = step.score(engine.target, batch, draft, engine.drafter.hidden)
+                clock.lap("score")
+                break
+            except shaping.ProcessorError as error:
+                self._blame(error)
+        else:
+            return
+        verdict = step.verify(self.rule, batch, draft, scores)
+        clock.lap("verify")
+        self.batch, block = step.commit(
+            engine.target, engine.drafter, batch, draft, scores, verdict
         )
+        clock.lap("commit")
+        rows = list(self.seats.rows)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
         if self._observe is not None:
             with torch.inference_mode(False):  # an observer may differentiate copies
-                self._observe(draft, scores, verdict, block, list(self._rows))
-        if block.lists is not None and not self.trace and logs is None and not self._unread:
-            self._tell(block.lists, self._rows)  # on the host already: nothing to wait for
+                self._observe(draft, scores, verdict, block, rows)
+            clock.start()
+        if block.lists is not None and not self._trace and logs is None and not self._unread:
+            self._tell(block.lists, rows)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, draft, verdict, list(self._rows), self.trace, logs)
-            self._unread.append(pending)
-        while len(self._unread) > self._lag or (self._unread and self._idle()):
-            self._read(self._unread.popleft())
-        size = engine.drafter.shapes[0].max_nodes
-        ahead = len(self._unread) * size
-        bound = max(self._lengths[r] for r in self._rows) + ahead
-        capacity = self.state.context.tokens_BL.shape[1]
-        self.state = self.state._replace(
-            context=self.state.context._replace(bound=min(bound, capacity - size))
-        )
-        self._stats.engine_steps += 1
-        if self.done:
-            self._end()
-        else:
-            self._now = time.perf_counter()
+            self._unread.append(Pending(block, draft, verdict, rows, self._trace, logs))
+        while len(self._unread) > self._lag or (self._unread and self._all_over()):
+            pending = self._unread.popleft()
+            self._tell(pending.read(), pending.requests, pending)
+        clock.lap("emit")
+        self._ledger.stats.engine_steps += 1
 
-    def _end(self) -> None:
-        self._now = time.perf_counter()
-        self._count()
+    def _bounded(self) -> Batch:
+        """The batch with the length that no row exceeds: blocks that are unread count in full."""
+        assert self.batch is not None
+        longest = max(self._ledger.entries[number].length for number in self.seats.rows)
+        bound = min(longest + len(self._unread) * self._size, self._room - self._size)
+        self.batch = self.batch._replace(context=self.batch.context._replace(bound=bound))
+        return self.batch
 
-    def _idle(self) -> bool:
-        return self.done
-
-    def _read(self, pending: "Pending") -> None:
-        self._tell(pending.read(), pending.requests, pending)
-
-    def _tell(
-        self, block: BlockLists, requests: list[int], pending: "Pending | None" = None
-    ) -> None:
-        tokens, emitted, codes, accepted, drafted, overlap, overlaps = block
-        now = time.perf_counter() - self._started
-        for at, request in enumerate(requests):
-            if self.reasons[request] is not None:
-                continue
-            if codes[at] == step.FAULT:
-                raise NumericalError(
-                    "the target or draft model returned NaN or +inf, or masked every token, for "
-                    f"request {request} after {self._lengths[request]} tokens; check weights and "
-                    "dtype"
-                )
-            ids = tokens[at][: emitted[at]]
-            self._lengths[request] += len(ids)
-            for record in (self.requests[request], self._stats):
-                record.steps += 1
-                record.new_tokens += len(ids)
-                record.drafted += drafted[at]
-                record.accept(accepted[at])
-                record.overlap += overlap[at]
-                record.overlaps += overlaps[at]
-            reason = REASONS[codes[at]] if codes[at] else None
-            if reason is not None:
-                self.reasons[request] = reason
-                self.requests[request].seconds = now
-            kept = min(accepted[at], len(ids))
-            logs = None if pending is None else pending.logs_of(at, len(ids))
-            trace = None if pending is None else pending.trace_of(at)
-            self._ready.append(HostBlock(request, ids, kept, reason, trace, logs))
-
-    def _retire(self) -> None:
-        """Drop ended rows once they are half of the batch: a coarse host decision between steps.
-
-        What is unread is read first, so that every retirement waits for the device once.
-        """
-        if 2 * len(self._running()) > len(self._rows):
-            return
-        while self._unread:
-            self._read(self._unread.popleft())
-        alive = self._running()
-        if not alive:
-            return
-        state, device = self.state, self.state.reason_B.device
-        with torch.inference_mode():
-            index = torch.tensor(alive, device=device)
-            context = state.context
-            self.state = State(
-                context._replace(
-                    tokens_BL=context.tokens_BL[index],
-                    length_B=context.length_B[index],
-                    sampling=context.sampling.take(index),
-                ),
-                state.cache.take(index),
-                state.memory.take(index),
-                state.limit_B[index],
-                state.limit_reason_B[index],
-                state.stop_BS[index],
-                state.reason_B[index],
+    def _shape(self) -> Shape:
+        shape = self.engine.planner.plan(self._plan, self._seated())
+        shapes = self.engine.drafter.shapes
+        if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
+            raise ConfigurationError(
+                f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
+                f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        self._rows = [self._rows[at] for at in alive]
+        return shape
 
-    def _running(self) -> list[int]:
-        return [at for at, request in enumerate(self._rows) if self.reasons[request] is None]
+    def _blame(self, error: shaping.ProcessorError) -> None:
+        """Fail the row whose processor raised. Nothing of the step has been committed."""
+        number, cause = self.seats.rows[error.row], error.__cause__
+        assert isinstance(cause, Exception)
+        length = self._ledger.entries[number].length
+        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
+        self._ledger.ready.append(self._ledger.fail(number, cause))
+        self._leave()
 
-    @property
-    def stats(self) -> Stats:
-        """Totals up to the last step."""
-        if not self._counted:
-            self._count()
-        return self._stats
+    def _all_over(self) -> bool:
+        return all(self._ledger.entries[number].over for number in self.seats.rows)
 
-    def _count(self) -> None:
-        """Read the clocks: when somebody asks, and for good when the last row has ended."""
-        self._counted = self.done
-        if self._lag and not self.done:
-            return  # device events are read once, at the end: reading them waits for the device
-        stats, total = self._stats, self._now - self._started
-        target = _seconds(self.engine.target) - self._base[0]
-        draft = self.engine.drafter.draft_seconds - self._base[1]
-        stats.seconds = total
-        stats.target_ms, stats.draft_ms = target * 1e3, draft * 1e3
-        stats.verify_ms = self._verify.seconds * 1e3
-        stats.host_ms = total * 1e3 - stats.target_ms - stats.draft_ms - stats.verify_ms
-
-
-def _apart(target: LanguageModel, drafter: Drafter) -> LanguageModel:
-    """The target, or a view of it with its own clock where the same object drafts, too.
-
-    One clock would count the time of drafting as the target's and the target's as drafting.
-    """
-    drafting = getattr(drafter, "models", (getattr(drafter, "model", None),))
-    if "meter" not in getattr(target, "__dict__", {}) or all(m is not target for m in drafting):
-        return target
-    view = copy.copy(target)
-    view.__dict__["meter"] = Meter(target.device)
-    return view
-
-
-def _seconds(model: LanguageModel | Drafter) -> float:
-    meter = getattr(model, "meter", None)
-    return float(meter.seconds) if meter is not None else 0.0
+    def _tell(self, block: BlockLists, numbers: list[int], pending: Pending | None = None) -> None:
+        blocks = self._ledger.tell(block, numbers, pending)
+        self._plan = self.engine.planner.learn(self._plan, blocks)

@@ -2,11 +2,17 @@
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from outrider.sampling import Sampling
 from outrider.speculator import Generation, Speculator, Stop
+from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 
 @dataclass(frozen=True)
@@ -91,14 +97,15 @@ class Ceiling:
     """What the measured costs and acceptance allow, and how much of it the engine reaches.
 
     ceiling = tokens per step * t(1) / (t(n) + gamma t_draft), all from the run itself: t(1) is the
-    plain arm's target time per step, t(n) and gamma t_draft the speculative arm's model times.
+    plain arm's time to score a step, t(n) and gamma t_draft the speculative arm's to score and to
+    propose one.
     """
 
     tokens_per_step: float
-    target_one_ms: float
-    target_block_ms: float
-    draft_ms: float
-    outside_ms: float  #: speculative step time outside both models
+    score_one_ms: float
+    score_block_ms: float
+    propose_ms: float
+    outside_ms: float  #: speculative step time outside both
     ceiling: float
     reached: float  #: measured ratio of total times over the ceiling
     outside_share: float  #: outside_ms over the whole step
@@ -112,8 +119,8 @@ def ceiling(trials: Sequence[Trial], fast: str, slow: str) -> Ceiling:
 
     steps, plain_steps = total(fast, "engine_steps"), total(slow, "engine_steps")
     tokens = total(fast, "new_tokens") / steps
-    one = total(slow, "target_ms") / plain_steps
-    block, draft = total(fast, "target_ms") / steps, total(fast, "draft_ms") / steps
+    one = total(slow, "score_ms") / plain_steps
+    block, draft = total(fast, "score_ms") / steps, total(fast, "propose_ms") / steps
     whole = 1e3 * total(fast, "seconds") / steps
     best = tokens * one / (block + draft)
     slow_rate = total(slow, "seconds") / total(slow, "new_tokens")
@@ -121,3 +128,44 @@ def ceiling(trials: Sequence[Trial], fast: str, slow: str) -> Ceiling:
     outside = whole - block - draft
     reached = slow_rate / fast_rate / best
     return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
+
+
+class Timed:
+    """A model whose calls are counted and timed: what is spent in a draft model alone.
+
+    On CUDA every call waits for the device, before and after.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.calls, self.seconds = 0, 0.0
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+        """The model's own cache."""
+        return self.model.open(rows, capacity, inputs)
+
+    def forward(
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+    ) -> Output:
+        """The model's own answer, timed."""
+        self._wait()
+        started = time.perf_counter()
+        output = self.model.forward(cache, nodes, last=last, hidden=hidden)
+        self._wait()
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        return output
+
+    def _wait(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize()
+
+    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+        """As the model does."""
+        self.model.keep(cache, first_B, path_BD)
+
+    def probe(self, rows: int) -> Inputs | None:
+        """As the model does."""
+        return self.model.probe(rows)

@@ -6,15 +6,15 @@ its row's number or at the other rows is asked about one text at a time, or refu
 for several requests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
+from outrider.rows import Processor
 
-Processor = Callable[[Tensor, Tensor], Tensor]
 _STACK = 8  #: most rows of the stack that a processor is tried on
 
 #: Processors of transformers that cannot be replayed at a tree node, with the reason.

@@ -1,14 +1,14 @@
-"""What is asked of a batch: prompts, settings and ends, checked before any work is done."""
+"""What is asked for: a prompt, its sampling and its ends, checked before any work is done."""
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from outrider import arguments, step
+from outrider import arguments
 from outrider.errors import CapacityError, ConfigurationError, PromptError
-from outrider.prefill import ROUND
-from outrider.types import LanguageModel
+from outrider.sampling import Sampling
+from outrider.types import CONTEXT, LENGTH, Inputs, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,37 @@ class Limits:
             "stop_ids", self.stop_ids, what, do, arguments.is_whole, ordered=False
         )
         object.__setattr__(self, "stop_ids", ids)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to be written: what it begins with, how it is sampled, when it ends.
+
+    Raises PromptError for a prompt that is no list of token ids, ConfigurationError for settings of
+    another kind.
+
+    >>> Request((5, 6), Sampling(0), Limits(16)).prompt
+    (5, 6)
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    inputs: Inputs | None = None  #: what it reads besides its text, one row
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
+        for name, kind in (("sampling", Sampling), ("limits", Limits)):
+            if not isinstance(getattr(self, name), kind):
+                do = f"write {name}={kind.__name__}(...)"
+                arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+
+    def end(self, context: int) -> tuple[int, int]:
+        """The committed length at which it ends in a model with this context, and why."""
+        budget = self.limits.max_new_tokens
+        wanted = context if budget is None else len(self.prompt) + budget
+        why = CONTEXT if budget is None or wanted > context else LENGTH
+        return min(wanted, context), why
 
 
 def token_ids(prompt: Any, number: int = 0) -> list[int]:
@@ -82,51 +113,44 @@ def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
     return list(given)
 
 
-def plan(
-    target: LanguageModel,
-    max_nodes: int,
-    prompts: Sequence[Sequence[int]],
-    ends: Sequence[Limits],
-    capacity: int | None,
-) -> tuple[list[int], list[int], int]:
-    """Committed lengths at which rows end, why, and the cache capacity they need."""
-    if not prompts:
-        raise PromptError("no prompt; got an empty batch; give at least one prompt")
-    context, vocab = target.context, target.vocab_size
-    limits, reasons = [], []
-    for number, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
-        if not len(prompt):
-            raise PromptError(
-                f"prompt {number} has no tokens; got an empty prompt; give at least one token "
-                "(the BOS token starts from nothing)"
-            )
-        worst = max(prompt)
-        if worst >= vocab or min(prompt) < 0:
-            raise PromptError(
-                f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
-                f"the vocabulary of {vocab}; encode it with the target's tokenizer"
-            )
-        if len(prompt) >= context:
-            raise PromptError(
-                f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
-                "shorten it so that at least one token fits"
-            )
-        budget = end.max_new_tokens
-        if budget is None and context >= 1 << 30:
-            raise CapacityError(
-                f"prompt {number} has no token budget and the model names no context to end at; "
-                "got max_new_tokens=None; give max_new_tokens"
-            )
-        wanted = context if budget is None else len(prompt) + budget
-        if capacity is not None and wanted + max_nodes > capacity:
-            raise CapacityError(
-                f"prompt {number} needs {len(prompt)} tokens + budget {wanted - len(prompt)} + "
-                f"{max_nodes} tree nodes, but capacity={capacity}; "
-                "raise capacity or lower max_new_tokens"
-            )
-        limits.append(min(wanted, context))
-        reasons.append(step.LENGTH if wanted <= context else step.CONTEXT)
-        if budget is None:
-            reasons[-1] = step.CONTEXT
-    need = max(limits) + max_nodes + 2
-    return limits, reasons, max(-(-need // ROUND) * ROUND, capacity or 0)
+def check(request: Request, number: int, target: LanguageModel) -> None:
+    """Refuse what this model cannot decode; `number` names the request.
+
+    Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
+    context, CapacityError for a text without any end, ConfigurationError for missing or useless
+    inputs.
+    """
+    prompt, context, vocab = request.prompt, target.context, target.vocab_size
+    if not prompt:
+        raise PromptError(
+            f"prompt {number} has no tokens; got an empty prompt; give at least one token "
+            "(the BOS token starts from nothing)"
+        )
+    worst = max(prompt)
+    if worst >= vocab or min(prompt) < 0:
+        raise PromptError(
+            f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
+            f"the vocabulary of {vocab}; encode it with the target's tokenizer"
+        )
+    if len(prompt) >= context:
+        raise PromptError(
+            f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
+            "shorten it so that at least one token fits"
+        )
+    if request.limits.max_new_tokens is None and context >= 1 << 30:
+        raise CapacityError(
+            f"prompt {number} has no token budget and the model names no context to end at; "
+            "got max_new_tokens=None; give max_new_tokens"
+        )
+
+
+def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:
+    """Refuse a request that has no room in a row of `capacity` slots: CapacityError."""
+    limit, _ = request.end(context)
+    if limit + max_nodes > capacity:
+        size = len(request.prompt)
+        raise CapacityError(
+            f"prompt {number} needs {size} tokens + budget {limit - size} + "
+            f"{max_nodes} tree nodes, but capacity={capacity}; "
+            "raise capacity or lower max_new_tokens"
+        )

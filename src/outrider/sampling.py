@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.shaping import Processor, Shaping
-from outrider.types import Greedy, Laws
+from outrider.rows import Processor, SamplingRows
+from outrider.types import Laws
 
 #: Logits over a smaller temperature may leave float32, which would change the law.
 LEAST_TEMPERATURE = 1e-30
@@ -141,43 +141,13 @@ def _biases(given: Any) -> dict[int, float]:
     return biases
 
 
-class SamplingRows(NamedTuple):
-    """Sampling parameters of a batch as tensors, with host constants for what is in use."""
-
-    inverse_temperature_B: Tensor
-    top_k_B: Tensor
-    top_p_B: Tensor
-    min_p_B: Tensor
-    seed_B: Tensor
-    greedy: Greedy
-    most_top_k: int  #: largest top_k in use; 0 if none
-    all_top_k: bool  #: every sampled row limits top_k
-    any_top_p: bool
-    any_min_p: bool
-    shaping: Shaping | None = None  #: penalties, bans and processors, if any row has some
-
-    def take(self, rows_B: Tensor) -> "SamplingRows":
-        """Only these rows. Host constants stay: they are upper bounds."""
-        return self._replace(
-            inverse_temperature_B=self.inverse_temperature_B[rows_B],
-            top_k_B=self.top_k_B[rows_B],
-            top_p_B=self.top_p_B[rows_B],
-            min_p_B=self.min_p_B[rows_B],
-            seed_B=self.seed_B[rows_B],
-            shaping=None if self.shaping is None else self.shaping.take(rows_B),
-        )
-
-
 def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
     """Tensors [B] from one `Sampling` per row. Greedy rows have no filters."""
     hot = [s.temperature == 0 for s in settings]
     top_k = [0 if h else int(s.top_k) for s, h in zip(settings, hot, strict=True)]
     top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]
     min_p = [0.0 if h else s.min_p for s, h in zip(settings, hot, strict=True)]
-    seeds = [
-        int(torch.randint(-(2**62), 2**62, ()).item()) if s.seed is None else _signed(s.seed)
-        for s in settings
-    ]
+    seeds = [_signed(fresh_seed() if s.seed is None else s.seed) for s in settings]
     inverse = [
         float("inf") if h else 1.0 / s.temperature for s, h in zip(settings, hot, strict=True)
     ]
@@ -193,6 +163,11 @@ def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> Sa
         any_top_p=any(p < 1 for p in top_p),
         any_min_p=any(p > 0 for p in min_p),
     )
+
+
+def fresh_seed() -> int:
+    """A seed from torch's global generator, for a request that has none."""
+    return int(torch.randint(-(2**62), 2**62, ()).item()) % 2**64
 
 
 def _signed(seed: int) -> int:

@@ -10,96 +10,50 @@ of transformers are called once per depth with rows of equal length. Rows that a
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outrider import replay
 from outrider.errors import ConfigurationError
+from outrider.rows import Processor, Shaping
+from outrider.sampling import Sampling
 from outrider.types import Context, Tree
 
-if TYPE_CHECKING:
-    from outrider.sampling import Sampling
 
-Processor = replay.Processor
+class ProcessorError(Exception):
+    """A row's own processor raised its cause while a batch was scored or drafted."""
 
-
-class Shaping(NamedTuple):
-    """What a batch asks for; None where no row asks."""
-
-    prompt_B: Tensor  #: prompt length
-    bias_BV: Tensor | None
-    repetition_B: Tensor | None
-    frequency_B: Tensor | None
-    presence_B: Tensor | None
-    ngram_B: Tensor | None
-    ngrams: tuple[int, ...]  #: host constant: the n-gram sizes in use
-    least_B: Tensor | None  #: new tokens before a stop token may come
-    stops_BV: Tensor | None  #: stop tokens of rows with a least length
-    processors: tuple[tuple[Processor, ...], ...]  #: per row
-    padding: tuple[tuple[int, ...], ...]  #: per row: ids that processors see ahead of the prompt
-    ends: tuple[frozenset[int], ...]  #: per row: stop tokens; processors see no text behind one
-    masks: bool = True  #: whether a node may be left without any possible token
-
-    @property
-    def processed(self) -> bool:
-        """Whether any row has processors."""
-        return any(self.processors)
-
-    def take(self, rows_B: Tensor) -> "Shaping":
-        """Only these rows."""
-        picked: dict[str, Any] = {
-            name: value[rows_B]
-            for name, value in self._asdict().items()
-            if isinstance(value, Tensor)
-        }
-        if any(self.processors) or any(self.padding):
-            index = rows_B.tolist()
-            picked["processors"] = tuple(self.processors[row] for row in index)
-            picked["padding"] = tuple(self.padding[row] for row in index)
-            picked["ends"] = tuple(self.ends[row] for row in index)
-        return self._replace(**picked)
+    def __init__(self, row: int) -> None:
+        super().__init__(f"a processor of row {row} failed")
+        self.row = row
 
 
-def build(
-    settings: Sequence["Sampling"],
+def admit(
+    settings: Sequence[Sampling],
     prompts: Sequence[Sequence[int]],
     stop_ids: Sequence[Sequence[int]],
     vocab: int,
     device: torch.device | str,
-) -> Shaping | None:
-    """The batch's shaping, or None if no row asks for any. Processors are tried out here."""
-    if not any(s.shapes for s in settings):
-        return None
+    first: int = 0,
+    others: Sequence[Sampling] = (),
+) -> list[Sampling]:
+    """The settings with processors as they can be called at tree nodes; each is tried out here.
 
-    def column(name: str, off: float) -> Tensor | None:
-        values = [getattr(s, name) for s in settings]
-        return None if all(v == off for v in values) else torch.tensor(values, device=device)
-
-    bias = stops = None
-    if any(s.logit_bias for s in settings):
-        bias = torch.zeros(len(settings), vocab)
-        for row, s in enumerate(settings):
-            for token, value in (s.logit_bias or {}).items():
-                if not 0 <= token < vocab:
-                    raise ConfigurationError(
-                        f"logit_bias names token {token}, outside the vocabulary of {vocab}; use "
-                        "the target's token ids"
-                    )
-                bias[row, token] = value
-        bias = bias.to(device)
-    least = column("min_new_tokens", 0)
-    if least is not None:
-        stops = torch.zeros(len(settings), vocab, dtype=torch.bool)
-        for row, ids in enumerate(stop_ids):
-            if settings[row].min_new_tokens:
-                stops[row, [token for token in ids if 0 <= token < vocab]] = True
-        stops = stops.to(device)
-    processors: list[tuple[Processor, ...]] = []
+    The requests are numbered from `first`; `others` run beside them. Raises ConfigurationError for
+    a processor that cannot be replayed and for a bias outside the vocabulary.
+    """
     tried: dict[tuple[int, ...], tuple[Processor, ...]] = {}  # rows with the same ones share them
-    uses = Counter(id(p) for s in settings for p in s.processors)
+    uses = Counter(id(p) for s in (*settings, *others) for p in s.processors)
+    admitted = []
     for row, (s, prompt) in enumerate(zip(settings, prompts, strict=True)):
+        outside = [t for t in s.logit_bias or () if not 0 <= t < vocab]
+        if outside:
+            raise ConfigurationError(
+                f"logit_bias names token {outside[0]}, outside the vocabulary of {vocab}; use "
+                "the target's token ids"
+            )
         same = tuple(map(id, s.processors))
         if same and same not in tried:
             tried[same] = replay.replayable(
@@ -110,7 +64,43 @@ def build(
                 stop_ids[row],
                 [uses[id(p)] for p in s.processors],
             )
-        processors.append(replay.of_row(tried.get(same, ()), row))
+        if same:
+            s = replace(s, processors=replay.of_row(tried[same], first + row))
+        admitted.append(s)
+    return admitted
+
+
+def build(
+    settings: Sequence[Sampling],
+    prompts: Sequence[Sequence[int]],
+    stop_ids: Sequence[Sequence[int]],
+    vocab: int,
+    device: torch.device | str,
+) -> Shaping | None:
+    """The batch's shaping, or None if no row asks for any. `admit` has looked at the settings."""
+    if not any(s.shapes for s in settings):
+        return None
+
+    def column(name: str, off: float, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        values = [getattr(s, name) for s in settings]
+        if all(v == off for v in values):
+            return None
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    bias = stops = None
+    if any(s.logit_bias for s in settings):
+        bias = torch.zeros(len(settings), vocab)
+        for row, s in enumerate(settings):
+            for token, value in (s.logit_bias or {}).items():
+                bias[row, token] = value
+        bias = bias.to(device)
+    least = column("min_new_tokens", 0, torch.int64)
+    if least is not None:
+        stops = torch.zeros(len(settings), vocab, dtype=torch.bool)
+        for row, ids in enumerate(stop_ids):
+            if settings[row].min_new_tokens:
+                stops[row, [token for token in ids if 0 <= token < vocab]] = True
+        stops = stops.to(device)
     sizes = {s.no_repeat_ngram_size for s in settings} - {0}
     return Shaping(
         torch.tensor([len(p) for p in prompts], device=device),
@@ -118,15 +108,15 @@ def build(
         column("repetition_penalty", 1.0),
         column("frequency_penalty", 0.0),
         column("presence_penalty", 0.0),
-        column("no_repeat_ngram_size", 0),
-        tuple(sorted(sizes)),
+        column("no_repeat_ngram_size", 0, torch.int64),
         least,
         stops,
-        tuple(processors),
+        tuple(sorted(sizes)),
+        tuple(s.processors for s in settings),
         tuple(tuple(s.padding) for s in settings),
         tuple(frozenset(ids) for ids in stop_ids),
         # a finite bias leaves every token possible, and so do stop tokens unless they are all
-        any(processors)
+        any(s.processors for s in settings)
         or bool(sizes)
         or (bias is not None and bool((bias == -torch.inf).any()))
         or (stops is not None and bool(stops.all(-1).any())),
@@ -265,7 +255,7 @@ def _process(
         alive = alive_BR.tolist()
     levels = sorted({d for line in depths for d in line[start : start + count]})
     for level in levels:
-        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        groups: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
         for b in range(rows):
             for r in range(count):
                 node = start + r
@@ -281,7 +271,8 @@ def _process(
                     text = text[1:]  # a prompt may end with a stop token
                 if alive[b][r] and not any(tokens[b][n] in shaping.ends[b] for n in text):
                     size = len(shaping.padding[b]) + lengths[b] + level
-                    groups.setdefault((id(shaping.processors[b]), size), []).append((b, r))
+                    same = tuple(map(id, shaping.processors[b]))
+                    groups.setdefault((same, size), []).append((b, r))
         for members in groups.values():
             texts = [
                 torch.cat(
@@ -295,11 +286,25 @@ def _process(
             ]
             b_index = torch.tensor([b for b, _ in members], device=logits.device)
             r_index = torch.tensor([r for _, r in members], device=logits.device)
-            scores = logits[b_index, r_index]
-            for processor in shaping.processors[members[0][0]]:
-                scores = processor(torch.stack(texts), scores)
+            scores = _called(shaping, members, torch.stack(texts), logits[b_index, r_index])
             logits[b_index, r_index] = scores.float()
     return logits
+
+
+def _called(
+    shaping: Shaping, members: list[tuple[int, int]], texts: Tensor, scores: Tensor
+) -> Tensor:
+    """The scores of one stack of texts. ProcessorError names the row whose own text fails."""
+    rows = [b for b, _ in members]
+    try:
+        for processor in shaping.processors[rows[0]]:
+            scores = processor(texts, scores)
+    except Exception as error:
+        for row in dict.fromkeys(rows) if len(set(rows)) > 1 else ():
+            mine = [at for at, (b, _) in enumerate(members) if b == row]
+            _called(shaping, [members[at] for at in mine], texts[mine], scores[mine])
+        raise ProcessorError(rows[0]) from error
+    return scores
 
 
 def _paths(parents: list[int], count: int) -> list[list[int]]:

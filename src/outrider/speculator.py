@@ -96,12 +96,28 @@ class Generation:
 class TextBlock:
     """What one step emitted for one request."""
 
-    row: int
     text: str
-    token_ids: list[int]
-    accepted: int
-    finish_reason: str | None
-    block: HostBlock  #: the tokens as they left the engine, with the trace if one was asked for
+    block: HostBlock  #: the tokens up to a stop string, with the trace if one was asked for
+
+    @property
+    def row(self) -> int:
+        """The request's number."""
+        return self.block.row
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the text."""
+        return self.block.token_ids
+
+    @property
+    def accepted(self) -> int:
+        """How many of them were drafted."""
+        return self.block.accepted
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the request ended here, if it did."""
+        return self.block.finish_reason
 
 
 class Speculator:
@@ -124,7 +140,7 @@ class Speculator:
 
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
-        engine = Engine(self.engine.target, drafter, rule)
+        engine = Engine(self.engine.target, drafter, rule, costs=self.engine.costs)
         return Speculator(engine, self.tokenizer, self.eos_ids, self.notes)
 
     def plain(self, coupled: bool = False) -> "Speculator":
@@ -277,20 +293,18 @@ class Stream(Iterator[TextBlock]):
             had = len(words.ids)
             text = words.push(self._before_stop(row, ids, reason))
             if words.stopped_at is not None:
-                extra = len(ids) - (words.stopped_at - had)
                 ids, reason = ids[: words.stopped_at - had], "stop"
-                self.run.halt(row)
-                self.run.reasons[row] = "stop"
-                for record in (self.run.requests[row], self.run.stats):
-                    record.new_tokens -= extra
+                self.run.end(row, reason, keep=len(self._tokens[row]) + len(ids))
             elif reason is not None:
                 text += words.finish()
         self._keep(row, ids, block.logprobs)
         self._worded[row] = len(self._tokens[row])
-        kept = min(block.accepted, len(ids))
+        accepted = min(block.accepted, len(ids))
         logs = None if block.logprobs is None else block.logprobs[: len(ids)]
-        shown = replace(block, token_ids=ids, accepted=kept, finish_reason=reason, logprobs=logs)
-        return TextBlock(row, text, ids, kept, reason, shown)
+        return TextBlock(
+            text,
+            replace(block, token_ids=ids, accepted=accepted, finish_reason=reason, logprobs=logs),
+        )
 
     def result(self) -> Generation:
         """Completions so far; a request that is still running has finish_reason "running"."""

@@ -1,6 +1,7 @@
 """Statistics: what a person wants to look at, apart from what the next step needs."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,45 +12,52 @@ def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-class Meter:
-    """Sums the time spent in sections of work: wall time on a CPU, device events on CUDA."""
+class Clock:
+    """Sums the time of named pieces of work: wall time on a CPU, device events on CUDA.
+
+    >>> clock = Clock()
+    >>> clock.start(); clock.lap("propose"); clock.lap("score")
+    >>> list(clock.read())
+    ['propose', 'score']
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.cuda = torch.device(device).type == "cuda"
-        self._seconds, self._calls = 0.0, 0
-        self._started: Any = None
-        self._events: list[tuple[Any, Any]] = []
+        self._cuda = torch.device(device).type == "cuda"
+        self._last: Any = None
+        self._ms: dict[str, float] = {}
+        self._events: list[tuple[str, Any, Any]] = []
 
-    def __enter__(self) -> "Meter":
-        if self.cuda:
-            self._started = _event()
-            self._started.record()
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = _event()
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """Time from here on belongs to the next lap."""
+        self._last = self._now()
+
+    def lap(self, name: str) -> None:
+        """What was done since the last mark has this name."""
+        now = self._now()
+        if self._cuda:
+            self._events.append((name, self._last, now))
         else:
-            self._started = time.perf_counter()
-        return self
+            self._add(name, 1e3 * (now - self._last))
+        self._last = now
 
-    def __exit__(self, *_: object) -> None:
-        self._calls += 1
-        if self.cuda:
-            end = _event()
-            end.record()
-            self._events.append((self._started, end))
-        else:
-            self._seconds += time.perf_counter() - self._started
+    def _add(self, name: str, milliseconds: float) -> None:
+        self._ms[name] = self._ms.get(name, 0.0) + milliseconds
 
-    @property
-    def calls(self) -> int:
-        """How many sections were timed."""
-        return self._calls
-
-    @property
-    def seconds(self) -> float:
-        """Total time; on CUDA this waits for the device once."""
+    def read(self) -> dict[str, float]:
+        """Milliseconds by name; on CUDA this waits for the device once."""
         if self._events:
             torch.cuda.synchronize()
-            self._seconds += sum(a.elapsed_time(b) for a, b in self._events) / 1e3
+            for name, start, end in self._events:
+                self._add(name, start.elapsed_time(end))
             self._events.clear()
-        return self._seconds
+        return dict(self._ms)
 
 
 @dataclass
@@ -134,25 +142,40 @@ class RequestStats:
         }
 
 
+VERBS = ("propose", "score", "verify", "commit", "emit")
+
+
 @dataclass
 class Stats(RequestStats):
-    """Totals of a call, with the time of each part in milliseconds.
+    """Totals of a run, with the time of each part in milliseconds.
 
-    draft    inside the draft model       verify   inside the rule
-    target   inside the target model      host     everything else after prefill
-    prefill  prompts into the caches
+    propose  drafting, the draft model included
+    score    the target, and its laws: penalties, temperature, filters
+    verify   the rule
+    commit   what is kept: caches, text, why rows end
+    emit     reading what was emitted
+    host     everything else, rows that come and go included
+    prefill  prompts into the caches; not in `seconds`
     """
 
     engine_steps: int = 0  #: steps of the loop; rows of a batch share them
-    draft_ms: float = 0.0
-    target_ms: float = 0.0
+    propose_ms: float = 0.0
+    score_ms: float = 0.0
     verify_ms: float = 0.0
+    commit_ms: float = 0.0
+    emit_ms: float = 0.0
     host_ms: float = 0.0
     prefill_ms: float = 0.0
 
+    def clock(self, times: Mapping[str, float]) -> None:
+        """Note the milliseconds of each verb; what is left of `seconds` is the host's."""
+        for verb in VERBS:
+            setattr(self, f"{verb}_ms", times.get(verb, 0.0))
+        self.host_ms = self.seconds * 1e3 - sum(times.values())
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        times = ("draft_ms", "target_ms", "verify_ms", "host_ms", "prefill_ms")
+        times = (f"{part}_ms" for part in (*VERBS, "host", "prefill"))
         return super().as_dict() | {
             "engine_steps": self.engine_steps,
             **{name: getattr(self, name) for name in times},

@@ -10,24 +10,25 @@ tokens, the pending one included; the caches hold one entry less; node 0 writes 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.batch import Batch, begin
 from outrider.nodes import of_tree
 from outrider.ops.cpu import lists
 from outrider.ops.cpu.rows import weights_of
-from outrider.prefill import ingest, width
-from outrider.sampling import SamplingRows, warp
+from outrider.prefill import inference, width
+from outrider.sampling import warp
 from outrider.shaping import shape
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
-    Context,
+    FAULT,
+    RUNNING,
+    STOP,
     Draft,
     Drafter,
     Draws,
@@ -38,38 +39,9 @@ from outrider.types import (
     Verifier,
 )
 
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["Block", "begin", "commit", "log_probabilities", "propose", "score", "verify"]
 
-RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)
 _FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors
-REASONS = ("running", "stop", "length", "context", "fault")
-
-
-def inference(verb: Callable[P, R]) -> Callable[P, R]:
-    """Run in inference mode; the engine is in it already, and entering it anew for every verb
-    takes longer than some verbs' work."""
-
-    @wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.is_inference_mode_enabled():
-            return verb(*args, **kwargs)
-        with torch.inference_mode():
-            return verb(*args, **kwargs)
-
-    return run
-
-
-class State(NamedTuple):
-    """What the next step needs."""
-
-    context: Context
-    cache: Any
-    memory: Any
-    limit_B: Tensor  #: committed length at which a row ends
-    limit_reason_B: Tensor
-    stop_BS: Tensor  #: stop token ids, -1 padded
-    reason_B: Tensor  #: RUNNING, or why the row has ended
 
 
 class BlockLists(NamedTuple):
@@ -99,61 +71,31 @@ class Block(NamedTuple):
 
 
 @inference
-def begin(
-    target: LanguageModel,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingRows,
-    *,
-    limits: Sequence[int],
-    limit_reasons: Sequence[int],
-    stop_ids: Sequence[Sequence[int]],
-    capacity: int,
-) -> State:
-    """Caches full but for each row's pending token."""
-    device = target.device
-    lengths = [len(prompt) for prompt in prompts]
-    tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
-    most = max((len(ids) for ids in stop_ids), default=0)
-    stops = [list(ids) + [-1] * (most - len(ids)) for ids in stop_ids]
-    length_B = torch.tensor(lengths)
-    context = Context(tokens_BL.to(device), length_B.to(device), max(lengths), sampling)
-    cache = target.open(len(prompts), capacity)
-    ingest(target, cache, context.tokens_BL, max(lengths) - 1)
-    return State(
-        context,
-        cache,
-        drafter.open(context, capacity),
-        torch.tensor(limits, device=device),
-        torch.tensor(limit_reasons, device=device),
-        torch.tensor(stops, dtype=torch.int64, device=device).view(len(prompts), most),
-        torch.zeros(len(prompts), dtype=torch.int64, device=device),
-    )
-
-
-@inference
-def propose(drafter: Drafter, state: State, shape: Shape | None = None) -> Draft:
+def propose(drafter: Drafter, state: Batch, shape: Shape | None = None) -> Draft:
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one. Rows that want less (`shape.most_B`) lose what lies deeper.
     """
     wanted = drafter.shapes[0] if shape is None else shape
     draft = drafter.propose(state.memory, state.context, wanted)
-    return draft if wanted.most_B is None else shallower(draft, wanted.most_B)
+    if wanted.most_B is None:
+        return draft
+    return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))
 
 
 @inference
-def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
-    """The target's laws at every node, from one call. Siblings share a position, never a slot."""
+def score(target: LanguageModel, state: Batch, draft: Draft, hidden: bool = False) -> Scores:
+    """The target's laws at every node, from one call. Siblings share a position, never a slot.
+
+    With `hidden` the states that the laws were computed from come along, for a drafter that asks.
+    """
     tree, context = draft.tree, state.context
     wide = width(context.bound, tree.nodes, state.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    logits, hidden = target.forward(state.cache, nodes)
+    logits, states = target.forward(state.cache, nodes, hidden=hidden)
     shaping = context.sampling.shaping
     if shaping is None:
-        return Scores(warp(logits, context.sampling), hidden)
+        return Scores(warp(logits, context.sampling), states)
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
@@ -162,11 +104,11 @@ def score(target: LanguageModel, state: State, draft: Draft) -> Scores:
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf
         shaped = shaped.masked_fill(dead[..., None], 0.0)
-    return Scores(warp(shaped, context.sampling), hidden, raw_BNV=logits, dead_BN=dead)
+    return Scores(warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
 
 
 @inference
-def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdict:
+def verify(rule: Verifier, state: Batch, draft: Draft, scores: Scores) -> Verdict:
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = state.context
     verdict = rule(draft, scores, Draws(context.seed_B, context.length_B - 1))
@@ -183,11 +125,11 @@ def verify(rule: Verifier, state: State, draft: Draft, scores: Scores) -> Verdic
 def commit(
     target: LanguageModel,
     drafter: Drafter,
-    state: State,
+    state: Batch,
     draft: Draft,
     scores: Scores,
     verdict: Verdict,
-) -> tuple[State, Block]:
+) -> tuple[Batch, Block]:
     """Keep the accepted path, append its tokens and the next one, and see which rows end.
 
     The first stop token, the row's limit or a fault cuts the block on the device.
@@ -218,7 +160,7 @@ def commit(
     return state._replace(context=context, reason_B=block.reason_B), block
 
 
-def _block(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
+def _block(state: Batch, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
     """The block of a step and why rows end, without reading a value."""
     length = state.context.length_B
     device = length.device
@@ -259,17 +201,17 @@ def _block(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Bloc
     return Block(tokens, emitted, reason, count, drafted, overlap, overlaps, length)
 
 
-def _on_host(state: State) -> bool:
+def _on_host(state: Batch) -> bool:
     """Whether this step is made of Python's integers: a few rows on a CPU."""
     length = state.context.length_B
     return length.shape[0] <= _FEW_ROWS and ops.on_host(length.device)
 
 
-def _all_run_on_host(state: State) -> bool:
+def _all_run_on_host(state: Batch) -> bool:
     return not any(state.reason_B.tolist())
 
 
-def _block_on_host(state: State, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
+def _block_on_host(state: Batch, draft: Draft, scores: Scores, verdict: Verdict) -> Block:
     """`_block` for a few rows on a CPU: Python's integers instead of tensors of one element."""
     told, tables = lists.of_verdict(verdict), lists.of_draft(draft)
     length, counts, following = state.context.length_B, told.counts, told.following

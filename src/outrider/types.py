@@ -11,12 +11,14 @@ A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1:
 rows share it and it broadcasts.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from outrider.rows import Greedy, SamplingRows
 
 
 class Kind(IntEnum):
@@ -28,7 +30,8 @@ class Kind(IntEnum):
     COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
 
 
-Greedy = Literal["none", "some", "all"]
+RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
+REASONS = ("running", "stop", "length", "context", "fault")
 
 
 class Weights(NamedTuple):
@@ -229,27 +232,55 @@ class Inputs(NamedTuple):
     features_BSF: Tensor | None  #: audio frames
     mask_BS: Tensor  #: bool: what of the source is there
 
-    def take(self, rows_B: Tensor) -> "Inputs":
-        """These rows, in this order."""
-        return Inputs(*(None if t is None else t[rows_B] for t in self))  # type: ignore[arg-type]
+    def take(self, rows: Sequence[int]) -> "Inputs":
+        """A copy of these rows, in this order."""
+        kept = (None if t is None else torch.stack([t[row] for row in rows]) for t in self)
+        return Inputs(*kept)  # type: ignore[arg-type]
+
+    def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
+        """The rows of `other` in these seats: the shorter sources are padded and masked."""
+        rows = max(self.mask_BS.shape[0], 1 + max(seats, default=-1))
+        wide = max(self.mask_BS.shape[1], other.mask_BS.shape[1])
+
+        def merged(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            if mine is None or theirs is None:
+                return None
+            both = mine.new_zeros(rows, wide, *mine.shape[2:])
+            both[: mine.shape[0], : mine.shape[1]] = mine
+            for row, seat in enumerate(seats):
+                both[seat] = 0
+                both[seat, : theirs.shape[1]] = theirs[row]
+            return both
+
+        return Inputs(*map(merged, self, other))  # type: ignore[arg-type]
+
+    def narrow(self, rows: int) -> "Inputs":
+        """The first rows."""
+        return Inputs(*(None if t is None else t[:rows] for t in self))  # type: ignore[arg-type]
 
 
 class RowStore(Protocol):
-    """Anything that is kept per row: caches, drafters' memories, sampling rows, batches."""
+    """Anything that is kept per row: caches, drafters' memories, sampling rows, batches.
 
-    def take(self, rows_B: Tensor) -> Self:
+    Rows stand in the first seats, without holes. Which rows are meant is known on the host, so that
+    nothing waits for a device: plain integers, never tensors. The row of seat 2 leaves:
+
+        store = store.put([2], store.take([last])).narrow(last)
+    """
+
+    def take(self, rows: Sequence[int]) -> Self:
         """A copy of these rows, in this order."""
         ...
 
-    def put(self, seats_b: Tensor, other: Self) -> Self:
-        """Write the rows of `other` into these seats; seats at the end are added.
+    def put(self, seats: Sequence[int], other: Self) -> Self:
+        """Write the rows of `other` into these seats; seats behind the last row add rows.
 
         Large buffers are written in place, each row's used slots alone: use the result, not `self`.
         """
         ...
 
     def narrow(self, rows: int) -> Self:
-        """The first `rows` seats, without a copy."""
+        """The first `rows` rows, without a copy: use the result, not `self`."""
         ...
 
 
@@ -309,15 +340,14 @@ class Context(NamedTuple):
     tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
     length_B: Tensor  #: committed tokens, pending one included
     bound: int  #: host constant: no row is longer than this
-    sampling: Any  #: SamplingRows
+    sampling: SamplingRows
     inputs: Inputs | None = None  #: what the rows read besides their text
     hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
 
     @property
     def seed_B(self) -> Tensor:
         """Each row's seed."""
-        seeds: Tensor = self.sampling.seed_B
-        return seeds
+        return self.sampling.seed_B
 
 
 class Shape(NamedTuple):
@@ -349,8 +379,8 @@ class Drafter(Protocol):
         ...
 
     @property
-    def draft_seconds(self) -> float:
-        """Time spent inside its model so far; 0 without one."""
+    def hidden(self) -> bool:
+        """Whether it reads the target's hidden states, at `open` and at every `commit`."""
         ...
 
     def open(self, context: Context, capacity: int) -> Any:

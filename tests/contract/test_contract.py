@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import tiny
 from outrider import ConfigurationError, Engine, Limits, Sampling, step, verifiers
 from outrider import drafters as registry
 from outrider.errors import UnknownName
-from outrider.sampling import rows
 from outrider.types import Kind, Output
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
@@ -142,16 +142,7 @@ def test_names_are_keys_and_unknown_ones_are_refused():
 
 
 def begun(model: Any, drafter: Any, sampling: Any) -> Any:
-    return step.begin(
-        model,
-        drafter,
-        PROMPTS[:3],
-        rows(sampling, model.device),
-        limits=[40] * 3,
-        limit_reasons=[step.LENGTH] * 3,
-        stop_ids=[(3,), (), (4, 5)],
-        capacity=128,
-    )
+    return tiny.begun(model, drafter, PROMPTS[:3], sampling, limit=40, stop_ids=[(3,), (), (4, 5)])
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

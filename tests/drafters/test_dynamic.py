@@ -4,10 +4,10 @@ import pytest
 import torch
 from test_supports import inner_nodes, law_after
 
+import tiny
 from outrider import ConfigurationError, Engine, Limits, Sampling, noise, step, verifiers
 from outrider.drafters import DynamicTree
 from outrider.drafters.dynamic_tree import SURENESS
-from outrider.sampling import rows
 from outrider.tree import from_parents
 from outrider.types import Kind
 from tiny import PROMPTS, pair
@@ -18,16 +18,7 @@ ROWS = PROMPTS[:3]
 
 def begun(drafter, settings, prompts=ROWS):
     target, _ = pair(0.4)
-    return step.begin(
-        target,
-        drafter,
-        prompts,
-        rows(settings),
-        limits=[90] * len(prompts),
-        limit_reasons=[step.LENGTH] * len(prompts),
-        stop_ids=[()] * len(prompts),
-        capacity=128,
-    )
+    return tiny.begun(target, drafter, prompts, settings, limit=90)
 
 
 def searched(model, prompt, how, coupled):

@@ -7,9 +7,8 @@ from outrider import DraftModel, Sampling, ops, step, verifiers
 from outrider.drafters import HubTree, SampledTree, on_host
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
-from outrider.sampling import rows
 from outrider.types import Output
-from tiny import PROMPTS, pair
+from tiny import PROMPTS, begun, pair
 
 SHAPE = (-1, 0, 0, 0, 1, 1, 2, 4)  # uneven: 3 children, then 2, 1, none, ...
 MAKE = {
@@ -31,16 +30,7 @@ def drafted(name, settings, batch, seed=0):
     target, small = pair()
     drafter = MAKE[name](small)
     how = [Sampling(**(vars(settings) | {"seed": 10 * seed + row})) for row in range(batch)]
-    state = step.begin(
-        target,
-        drafter,
-        PROMPTS[:batch],
-        rows(how),
-        limits=[60] * batch,
-        limit_reasons=[step.LENGTH] * batch,
-        stop_ids=[()] * batch,
-        capacity=128,
-    )
+    state = begun(target, drafter, PROMPTS[:batch], how)
     assert on_host.fits(state.context)
     return target, drafter, state, step.propose(drafter, state)
 
@@ -202,16 +192,7 @@ def test_half_precision_logits_of_any_model_do():
     from outrider.drafters.make import with_model
 
     drafter = with_model("hub_tree", Fixed(PEAKED, torch.bfloat16), branching=(2, 1))
-    state = step.begin(
-        Fixed([0.0] * 6),
-        drafter,
-        [[1, 2]],
-        rows([Sampling(1.0, seed=1)]),
-        limits=[9],
-        limit_reasons=[step.LENGTH],
-        stop_ids=[()],
-        capacity=32,
-    )
+    state = begun(Fixed([0.0] * 6), drafter, [[1, 2]], [Sampling(1.0, seed=1)], 32, limit=9)
     draft = step.propose(drafter, state)
     assert draft.laws.logits_BRV[0, 0].isinf().sum() == 1
 

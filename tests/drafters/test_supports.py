@@ -15,7 +15,7 @@ from outrider.sampling import rows, warp
 from outrider.shaping import shape
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
-from tiny import DRAFTERS, PROMPTS, pair
+from tiny import DRAFTERS, PROMPTS, begun, pair
 
 ROWS = PROMPTS[:3]
 #: Drafters whose children come from a model's law.
@@ -59,17 +59,7 @@ def law_after(model, text, how, prompt):
 
 def proposed(drafter, target, settings):
     """A draft for three prompts, and the state it was made in."""
-    built = shaping.build(settings, ROWS, [()] * 3, target.vocab_size, "cpu")
-    state = step.begin(
-        target,
-        drafter,
-        ROWS,
-        rows(settings)._replace(shaping=built),
-        limits=[64] * 3,
-        limit_reasons=[step.LENGTH] * 3,
-        stop_ids=[()] * 3,
-        capacity=128,
-    )
+    state = begun(target, drafter, ROWS, settings, limit=64)
     return step.propose(drafter, state), state
 
 

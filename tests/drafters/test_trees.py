@@ -26,26 +26,16 @@ from outrider.drafters import (
     shapes,
 )
 from outrider.drafters.make import WITH_MODEL, with_model
-from outrider.sampling import rows
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
-from tiny import pair
+from tiny import begun, pair
 
 PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000
 
 
 def propose(drafter, settings, prompt=PROMPT):
     target, _ = pair(0.4, VOCAB)
-    state = step.begin(
-        target,
-        drafter,
-        [prompt] * len(settings),
-        rows(settings),
-        limits=[64] * len(settings),
-        limit_reasons=[step.LENGTH] * len(settings),
-        stop_ids=[[]] * len(settings),
-        capacity=64,
-    )
+    state = begun(target, drafter, [prompt] * len(settings), settings, 64, limit=64)
     return step.propose(drafter, state)
 
 

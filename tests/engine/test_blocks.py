@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from outrider import Sampling, step, verifiers
-from outrider.sampling import rows
-from tiny import DRAFTERS, PROMPTS, pair
+from outrider.types import CONTEXT, LENGTH, STOP
+from tiny import DRAFTERS, PROMPTS, begun, pair
 
 STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 
@@ -17,17 +17,18 @@ def test_few_rows_and_many_agree(name, broken):
     drafter = DRAFTERS[name](small)
     rule = verifiers.default(drafter.kinds, drafter.is_chain)
     for seed in range(12):
-        state = step.begin(
+        state = begun(
             target,
             drafter,
             PROMPTS[:5],
-            rows([Sampling(1.0, seed=10 * seed + row) for row in range(5)]),
-            limits=[len(text) + 1 + (seed + row) % 4 for row, text in enumerate(PROMPTS[:5])],
-            limit_reasons=[step.LENGTH, step.CONTEXT] * 2 + [step.LENGTH],
-            stop_ids=STOPS if seed % 3 else [()] * 5,
-            capacity=64,
+            [Sampling(1.0, seed=10 * seed + row) for row in range(5)],
+            64,
+            limit=[len(text) + 1 + (seed + row) % 4 for row, text in enumerate(PROMPTS[:5])],
+            stop_ids=STOPS if seed % 3 else None,
         )
-        state = state._replace(reason_B=torch.tensor([0, 0, 0, seed % 2 * step.STOP, 0]))
+        ends = [LENGTH, CONTEXT] * 2 + [LENGTH]
+        state = state._replace(limit_reason_B=torch.tensor(ends))
+        state = state._replace(reason_B=torch.tensor([0, 0, 0, seed % 2 * STOP, 0]))
         draft = step.propose(drafter, state)
         scores = step.score(target, state, draft)
         verdict = step.verify(rule, state, draft, scores)

@@ -86,7 +86,7 @@ def test_rows_that_ended_leave_the_batch_and_the_others_do_not_notice(name):
     budgets = [3, 40, 7, 41, 5]
     rows, run = decode(engine, PROMPTS, GREEDY, [Limits(b) for b in budgets])
     assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
-    assert len(run._rows) <= 2  # five rows began
+    assert run.batch.rows <= 2  # five rows began
     assert [r.new_tokens for r in run.requests] == budgets
 
 
@@ -101,9 +101,9 @@ def test_rows_leave_the_batch_when_blocks_are_read_late_too(name):
     for block in run:
         rows[block.row].extend(block.token_ids)
     assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
-    assert len(run._rows) <= 2
+    assert run.batch.rows <= 2
     assert [r.new_tokens for r in run.requests] == budgets
-    assert run.stats.target_ms > 0
+    assert run.stats.score_ms > 0
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -124,7 +124,7 @@ def test_a_request_can_be_ended_from_outside():
     for block in run:
         rows[block.row].extend(block.token_ids)
         if len(rows[0]) >= 10:
-            run.halt(0)
+            run.end(0, "stop")
     assert run.reasons == ["stop", "length"]
     assert rows[1] == plain(PROMPTS[1], 40)
     assert rows[0] == plain(PROMPTS[0], 40)[: len(rows[0])]

@@ -8,9 +8,8 @@ import torch
 
 from outrider import DraftModel, Engine, Limits, NumericalError, Sampling, ops, step, verifiers
 from outrider.drafters import Paths
-from outrider.sampling import rows
 from outrider.tree import branching
-from tiny import DRAFTERS, PROMPTS, pair
+from tiny import DRAFTERS, PROMPTS, begun, pair
 
 
 @pytest.fixture
@@ -90,16 +89,7 @@ def test_a_shortened_draft_lies_where_it_should():
     """What a drafter knows about places holds for its own draft only."""
     target, small = pair()
     drafter = DraftModel(small, (1,) * 4)
-    state = step.begin(
-        target,
-        drafter,
-        PROMPTS[:1],
-        rows([Sampling(1.0, seed=3)]),
-        limits=[60],
-        limit_reasons=[step.LENGTH],
-        stop_ids=[()],
-        capacity=128,
-    )
+    state = begun(target, drafter, PROMPTS[:1], [Sampling(1.0, seed=3)])
     draft = step.propose(drafter, state)
     whole = step.score(target, state, draft).laws.logits_BRV
     draws, row = (torch.cat([t[:, :2], t[:, -1:]], 1) for t in (draft.draws_BNK, draft.row_BNK))

@@ -32,7 +32,7 @@ def buffers(cache):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_keep_moves_the_path_next_to_its_root(rows, heads):
     cache = filled(rows, heads)
-    assert (len(cache.loose) == 0) == (len(set(heads)) == 1)
+    assert (len(cache.stacks) == 1) == (len(set(heads)) == 1)
     before = buffers(cache)
     first = torch.tensor([2, 0, 5])[:rows]
     path = torch.tensor([[2, 5, 6], [1, 3, -1], [-1, -1, -1]])[:rows]
@@ -52,7 +52,7 @@ def test_keep_moves_the_path_next_to_its_root(rows, heads):
 def test_take_selects_rows_and_shares_nothing(heads):
     cache = filled(3, heads)
     before = buffers(cache)
-    few = cache.take(torch.tensor([2, 0]))
+    few = cache.take([2, 0])
     for (keys, values), (old_keys, old_values) in zip(buffers(few), before, strict=True):
         assert torch.equal(keys, old_keys[[2, 0]])
         assert torch.equal(values, old_values[[2, 0]])
@@ -84,7 +84,7 @@ def test_a_write_touches_its_slots_only(rows):
 def test_an_empty_cache_can_be_kept_and_taken():
     cache = SlotCache(2, 3, CAPACITY)
     cache.keep(torch.zeros(3, dtype=torch.int64), torch.full((3, 2), -1))
-    assert cache.take(torch.tensor([1])).rows == 1
+    assert cache.take([1]).rows == 1
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
@@ -127,7 +127,7 @@ def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):
     grown, run = text()
     assert grown == expected
     assert run.stats.accepted == before.stats.accepted > 0
-    assert run.state.cache.size > 130
+    assert run.batch.cache.size > 130
 
 
 @pytest.mark.parametrize("runner", [lambda m: LlamaRunner(m, False), TransformersRunner])
@@ -137,10 +137,10 @@ def test_a_long_context_does_not_take_its_memory_at_once(runner):
     run = Engine(target, DraftModel(small, (2, 1))).run([PROMPTS[0]], Sampling(0), Limits(None))
     for _ in range(3):
         next(run)
-    kept = run.state.cache
+    kept = run.batch.cache
     assert kept.capacity > 131_072
     assert kept.layers[0].keys.shape[2] == cache.FIRST
-    assert run.state.memory.layers[0].keys.shape[2] == cache.FIRST
+    assert run.batch.memory.layers[0].keys.shape[2] == cache.FIRST
 
 
 def test_a_finished_run_leaves_no_cache_behind():
@@ -157,7 +157,7 @@ def test_a_finished_run_leaves_no_cache_behind():
     gc.disable()
     try:
         run = engine.run(list(PROMPTS[:3]), [Sampling(1.0, seed=1)] * 3, Limits(6))
-        cache = weakref.ref(run.state.cache)
+        cache = weakref.ref(run.batch.cache)
         assert len(list(run)) > 0
         del run
         assert cache() is None

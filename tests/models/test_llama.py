@@ -119,7 +119,7 @@ def test_an_accepted_path_scores_as_if_it_had_always_been_there(rows, runner):
         cache.keep(first, table)
         if rows > 1:  # the cache of some rows, in another order
             order = torch.tensor([2, 0])
-            cache, first, following = cache.take(order), first[order], following[order]
+            cache, first, following = cache.take(order.tolist()), first[order], following[order]
             prompts, paths = [prompts[2], prompts[0]], [paths[2], paths[0]]
             drafted = drafted[order]
         at = first[:, None] + 1 + torch.tensor([len(p) for p in paths])[:, None]

@@ -108,7 +108,7 @@ def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> rec
     stop, how = Stop(48, token_ids=()), Sampling(1.0, seed=0)
     pair.plain().generate(text, how, stop)
     stats = pair.plain().generate(text, how, stop).stats
-    step = stats.target_ms / stats.engine_steps
+    step = stats.score_ms / stats.engine_steps
     found: record.Row = {}
     for name, source in sources.items():
         if source.table is not None:
@@ -118,10 +118,12 @@ def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> rec
                 source.table.probs(context)
             found[name] = 1e3 * (time.perf_counter() - started) / 50 / step
             continue
-        chained = pair.using(source.drafter(4))
+        timed = measure.Timed(source.model)
+        chained = pair.using(Source(model=timed).drafter(4))
         chained.generate(text, how, stop)
-        drafted = chained.generate(text, how, stop).stats
-        found[name] = drafted.draft_ms / drafted.engine_steps / 4 / step
+        before = timed.seconds
+        steps = chained.generate(text, how, stop).stats.engine_steps
+        found[name] = 1e3 * (timed.seconds - before) / steps / 4 / step
     return found
 
 

@@ -200,8 +200,8 @@ def _times(
                     "tokens": stats.new_tokens,
                     "seconds": stats.seconds,
                     "steps": stats.engine_steps,
-                    "models ms": stats.target_ms + stats.draft_ms,
-                    "outside ms": stats.verify_ms + stats.host_ms,
+                    "models ms": stats.propose_ms + stats.score_ms,
+                    "outside ms": 1e3 * stats.seconds - stats.propose_ms - stats.score_ms,
                 }
 
             found[key].append(store.get(f"time {key[0]} {arm.method} {arm.tree} {number}", timed))

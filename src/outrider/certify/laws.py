@@ -14,7 +14,8 @@ from torch import Tensor
 from outrider import ops, shaping
 from outrider.nodes import causal
 from outrider.prefill import ROUND
-from outrider.sampling import Sampling, SamplingRows, rows, warp
+from outrider.rows import SamplingRows
+from outrider.sampling import Sampling, rows, warp
 from outrider.tree import chain
 from outrider.types import Context, Drafter, LanguageModel, Laws
 
@@ -56,7 +57,9 @@ def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: 
     settings = [replace(sampling, seed=text.seed) for text in texts]
     prompts = [text.prompt for text in texts]
     # stop tokens are tokens like any other here, as in the runs that are certified
-    shaped = shaping.build(settings, prompts, [()] * len(texts), vocab, device)
+    stops = [()] * len(texts)
+    settings = shaping.admit(settings, prompts, stops, vocab, device)
+    shaped = shaping.build(settings, prompts, stops, vocab, device)
     return Padded(
         tokens.to(device),
         torch.tensor([len(t.prompt) for t in texts], device=device),

@@ -9,7 +9,7 @@ it.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ class DraftModel:
     model: LanguageModel
     counts: tuple[int, ...] = (1, 1, 1, 1, 1)
     coupled: bool = False
+    hidden: ClassVar[bool] = False
     name: str = "draft_model"
     kinds: frozenset[Kind] = field(init=False)
     is_chain: bool = field(init=False)
@@ -87,12 +88,6 @@ class DraftModel:
         object.__setattr__(self, "kinds", frozenset({Kind.FIXED, drawn}))
         object.__setattr__(self, "is_chain", tree.is_chain)
         object.__setattr__(self, "max_nodes", tree.nodes)
-
-    @property
-    def draft_seconds(self) -> float:
-        """Time spent inside the draft model so far."""
-        meter: Any = getattr(self.model, "meter", None)
-        return float(meter.seconds) if meter is not None else 0.0
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -1,6 +1,6 @@
 """What drafters that grow a tree with a model share: its cache, and one call per level."""
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,7 @@ class Grown:
     """
 
     model: LanguageModel
-
-    @property
-    def draft_seconds(self) -> float:
-        """Time spent inside the draft model so far."""
-        meter: Any = getattr(self.model, "meter", None)
-        return float(meter.seconds) if meter is not None else 0.0
+    hidden: ClassVar[bool] = False
 
     def open(self, context: Context, capacity: int) -> Any:
         """The draft model's cache, with all but the last two committed tokens ingested."""

@@ -1,8 +1,7 @@
 """Drafters' memories: what they keep per row, as the engine's rows come, move and go."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
-
-from torch import Tensor
 
 from outrider.types import RowStore
 
@@ -10,11 +9,11 @@ from outrider.types import RowStore
 class Nothing(NamedTuple):
     """The memory of a drafter that keeps none: the committed tokens are all it needs."""
 
-    def take(self, rows_B: Tensor) -> Self:
+    def take(self, rows: Sequence[int]) -> Self:
         """Nothing of these rows."""
         return self
 
-    def put(self, seats_b: Tensor, other: Self) -> Self:
+    def put(self, seats: Sequence[int], other: Self) -> Self:
         """Nothing more."""
         return self
 
@@ -28,14 +27,14 @@ class Several(NamedTuple):
 
     stores: tuple[RowStore, ...]
 
-    def take(self, rows_B: Tensor) -> "Several":
+    def take(self, rows: Sequence[int]) -> "Several":
         """These rows of each."""
-        return Several(tuple(store.take(rows_B) for store in self.stores))
+        return Several(tuple(store.take(rows) for store in self.stores))
 
-    def put(self, seats_b: Tensor, other: "Several") -> "Several":
+    def put(self, seats: Sequence[int], other: "Several") -> "Several":
         """The other's rows into each."""
         pairs = zip(self.stores, other.stores, strict=True)
-        return Several(tuple(mine.put(seats_b, theirs) for mine, theirs in pairs))
+        return Several(tuple(mine.put(seats, theirs) for mine, theirs in pairs))
 
     def narrow(self, rows: int) -> "Several":
         """The first seats of each."""

@@ -11,6 +11,7 @@ model, order 2 a bigram model with back-off. Costs look-ups, no model; a chain i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -152,7 +153,7 @@ class NgramTable:
     name: str = "ngram_table"
     kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT})
     is_chain: bool = True
-    draft_seconds: float = 0.0
+    hidden: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         count = arguments.plain(self.num_speculative_tokens)

@@ -9,7 +9,7 @@ temperature 0 place the top tokens below the root and follow each with its argma
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,13 +64,6 @@ class Paths(Grown):
     def models(self) -> tuple[LanguageModel, ...]:
         """All draft models."""
         return (self.model, *self.more)
-
-    @property
-    def draft_seconds(self) -> float:
-        """Time spent inside the draft models so far."""
-        distinct = {id(model): model for model in self.models}.values()  # one may draw twice
-        meters: list[Any] = [getattr(model, "meter", None) for model in distinct]
-        return float(sum(meter.seconds for meter in meters if meter is not None))
 
     def open(self, context: Context, capacity: int) -> Several:
         """A cache for every model."""

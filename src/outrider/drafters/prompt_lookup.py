@@ -6,6 +6,7 @@ tokens: a point mass, so no draft law exists and none is needed.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -31,7 +32,7 @@ class PromptLookup:
     name: str = "prompt_lookup"
     kinds: frozenset[Kind] = frozenset({Kind.FIXED})
     is_chain: bool = True
-    draft_seconds: float = 0.0
+    hidden: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):

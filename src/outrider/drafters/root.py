@@ -1,6 +1,7 @@
 """The root-only drafter: a tree with nothing below the pending token. Plain decoding."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ class Root:
     kinds: frozenset[Kind] = frozenset()
     is_chain: bool = True
     max_nodes: int = 1
-    draft_seconds: float = 0.0
+    hidden: ClassVar[bool] = False
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

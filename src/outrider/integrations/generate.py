@@ -183,6 +183,7 @@ class _Call:
         wanted = bool(config.return_dict_in_generate)
         self.scores = wanted and bool(config.output_scores)
         self.logits = wanted and bool(config.output_logits)
+        self._ended: set[int] = set()
         pad = ids_of(getattr(config, "_pad_token_tensor", None))
         self.judge = Judge(
             self.criteria, input_ids, pad[0] if pad else 0, self._scored if self.scores else None
@@ -228,13 +229,19 @@ class _Call:
                 self.streamer.put(torch.tensor([token]))
             if ended and (self.criteria.padded or self.rows == 1):
                 for one in ended:
-                    self.run.halt(one)
+                    self._end(one)
                 if row in ended:
                     return
         if block.finish_reason is not None and judge.close(row) and self.criteria.padded:
             for one, end in enumerate(judge.ends):
                 if end is not None:
-                    self.run.halt(one)
+                    self._end(one)
+
+    def _end(self, row: int) -> None:
+        """Nothing more of this row is wanted; why it ended by itself, if it did, stays."""
+        if row not in self._ended:
+            self._ended.add(row)
+            self.run.end(row, self.run.reasons[row] or "stop")
 
     def _warn(self) -> None:
         """Say it if the model's context ended a row, where plain generate would go on."""

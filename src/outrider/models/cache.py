@@ -2,16 +2,21 @@
 
 A row writes at the slots it is told to and sees the slots its mask allows. Rolling back is doing
 nothing: an entry above a row's length is invisible and gets overwritten. Only an accepted tree path
-moves, next to its root. The transformers cache interface is met so that any of its models can write
-here; nothing else of transformers is used.
+moves, next to its root. Rows come and go by `put`, `take` and `narrow`, each of which copies the
+entries of the rows it names and of no others. The transformers cache interface is met so that any
+of its models can write here; nothing else of transformers is used.
 """
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
 SPARE = 8  #: slots behind the visible ones that dummy nodes may be written to
@@ -35,26 +40,24 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self.owner.room(2 * self.index, key_states)
-        self.values = self.owner.room(2 * self.index + 1, value_states)
-        self.is_initialized = True
+        self.owner.allocate(self.index, key_states, value_states)
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
         keys, values = self.keys, self.values
         if owner.rows == 1:
-            keys.index_copy_(2, owner.line, key_states)
-            values.index_copy_(2, owner.line, value_states)
+            keys[:1].index_copy_(2, owner.line, key_states)
+            values[:1].index_copy_(2, owner.line, value_states)
         else:
             # a flat index_copy_: scatter_ costs O(buffer) for half-precision tensors on a CPU
             flat = owner.flat(keys.shape[1])
             keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
             values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
-        return keys[:, :, : owner.width], values[:, :, : owner.width]
+        return keys[: owner.rows, :, : owner.width], values[: owner.rows, :, : owner.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.width, 0
@@ -69,66 +72,55 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Key/value slots of one model: `rows` rows of up to `capacity` entries each.
+    """Key/value slots of one model: `rows` rows of up to `capacity` entries each. A `RowStore`.
 
     Buffers are allocated at the first write, because only then heads, dtype and device are known
     (tensor parallel shards, multi-query heads). Layers of one shape share one allocation, so that a
     tree path moves in two operations whatever the depth of the model. A row begins with `FIRST`
     slots and has them doubled as the text grows: a request without a token budget on a model with a
     context of 128 k tokens does not take the memory of 128 k tokens.
+
+    The buffers have `seats` rows, of which the first `rows` are in use. A slab of 8 free seats:
+
+    >>> slab = SlotCache(layers=2, rows=8, capacity=100).narrow(0)
+    >>> slab.rows, slab.seats
+    (0, 8)
     """
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
-        self.rows, self.capacity = rows, capacity
+        self.rows, self.seats, self.capacity = rows, rows, capacity
         self.size = min(capacity, FIRST)  #: slots that are there
-        self.width, self.seen = capacity, 0
-        self.depth = layers
-        self.stack: Tensor | None = None  # [2 * layers, B, H, S, E]
-        self.loose: list[Tensor] = []
+        self.width = 0  #: slots that the last forward saw: no row has entries of use beyond them
+        self.seen = 0
+        self.inputs: RowStore | None = None  #: what a runner has read of the rows' inputs
+        self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
+        self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
         self._slots: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         self._positions_BS: Tensor | None = None
         super().__init__(layers=[_SlotLayer(self, i) for i in range(layers)])
 
-    def room(self, index: int, like: Tensor) -> Tensor:
-        """A zeroed buffer for keys (even index) or values (odd) shaped like these entries."""
-        rows, heads, _, size = like.shape
-        shape = (rows, heads, self.size, size)
-        # zeros, never empty: masked garbage could be NaN, and 0 * NaN poisons a row
-        if self.stack is None:
-            self.stack = like.new_zeros(2 * self.depth, *shape)
-        if self.stack.shape[1:] == shape and self.stack.dtype == like.dtype:
-            if self.stack.device == like.device:
-                return self.stack[index]
-        own = like.new_zeros(shape)
-        self.loose.append(own)
-        return own
+    def allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Zeroed buffers for a layer with entries like these."""
+        for index, like in ((2 * layer, keys), (2 * layer + 1, values)):
+            shape = (self.seats, like.shape[1], self.size, like.shape[3])
+            # zeros, never empty: masked garbage could be NaN, and 0 * NaN poisons a row
+            if not self.stacks:
+                self.stacks.append(like.new_zeros(2 * len(self.layers), *shape))
+            first = self.stacks[0]
+            if first.shape[1:] == shape and first.dtype == like.dtype:
+                if first.device == like.device:
+                    self._places[index] = (0, index)
+                    continue
+            self.stacks.append(like.new_zeros(1, *shape))
+            self._places[index] = (len(self.stacks) - 1, 0)
+        self._attach()
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
-        needed = min(width + SPARE, self.capacity)
-        if needed > self.size:
-            self._grow(min(max(needed, 2 * self.size), self.capacity))
+        self._fit(self.seats, min(width + SPARE, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self._flat.clear()
-
-    def _grow(self, size: int) -> None:
-        """More slots; entries keep theirs. The width is known to the host: nothing is read."""
-        more, old = size - self.size, self.stack
-        self.size, self.loose = size, []
-        if old is not None:
-            self.stack = _longer(old, more)
-        for layer in self.layers:
-            if not layer.is_initialized:
-                continue
-            for name, index in (("keys", 2 * layer.index), ("values", 2 * layer.index + 1)):
-                buffer = getattr(layer, name)
-                if old is not None and buffer.data_ptr() == old[index].data_ptr():
-                    assert self.stack is not None
-                    setattr(layer, name, self.stack[index])
-                else:
-                    self.loose.append(_longer(buffer, more))
-                    setattr(layer, name, self.loose[-1])
 
     def place(self, positions_BQ: Tensor) -> Tensor:
         """Note the positions of the entries being written; returns those of all slots [B, S].
@@ -137,10 +129,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         slot; a tree's nodes are the exception, until `keep` has moved the path.
         """
         assert self._slots is not None
-        if self._positions_BS is None:
-            every = torch.arange(self.capacity, device=positions_BQ.device)
-            self._positions_BS = every.repeat(self.rows, 1)
-        return self._positions_BS.scatter_(1, self._slots, positions_BQ)
+        table = self._positions(positions_BQ.device)[: self.rows]
+        return table.scatter_(1, self._slots, positions_BQ)
 
     @property
     def line(self) -> Tensor:
@@ -149,63 +139,135 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._slots[0]
 
     def flat(self, heads: int) -> Tensor:
-        """Row numbers of the slots in a buffer viewed as [B * H * S, E]."""
+        """Row numbers of the slots in a buffer viewed as [seats * H * S, E]."""
         if heads not in self._flat:
             assert self._slots is not None
-            self._flat[heads] = self._lines(self._slots, self.rows * heads, heads)
+            self._flat[heads] = self._lines(self._slots, 1, heads)
         return self._flat[heads]
-
-    def _lines(self, slots_BQ: Tensor, planes: int, heads: int) -> Tensor:
-        base = torch.arange(planes, device=slots_BQ.device).view(-1, self.rows, heads, 1)
-        return (base * self.size + slots_BQ[:, None, :]).flatten()
 
     def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted path (node numbers, -1 padded) next to its root at slot `first_B`."""
         depth = path_BD.shape[1]
-        if depth == 0 or (self.stack is None and not self.loose):
+        if depth == 0 or not self.stacks:
             return
         to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
         # padding moves an entry onto itself
         source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
         if self._positions_BS is not None:
-            self._positions_BS.scatter_(1, to, to)
-        for buffer in ([] if self.stack is None else [self.stack]) + self.loose:
+            self._positions_BS[: self.rows].scatter_(1, to, to)
+        for stack in self.stacks:
             if self.rows == 1:
-                buffer.index_copy_(-2, to[0], buffer.index_select(-2, source[0]))
+                row = stack[:, :1]
+                row.index_copy_(-2, to[0], row.index_select(-2, source[0]))
                 continue
-            heads, size = buffer.shape[-3], buffer.shape[-1]
-            planes = buffer.numel() // (self.size * size)
-            flat = buffer.view(-1, size)
+            planes, _, heads, _, entry = stack.shape
+            flat = stack.view(-1, entry)
             moved = flat.index_select(0, self._lines(source, planes, heads))
             flat.index_copy_(0, self._lines(to, planes, heads), moved)
 
-    def take(self, rows_B: Tensor) -> "SlotCache":
-        """A cache with only these rows, in this order."""
-        few = SlotCache(self.depth, rows_B.shape[0], self.capacity)
-        few.size = self.size
-        stack = None if self.stack is None else self.stack.index_select(1, rows_B)
-        few.stack = stack
-        if self._positions_BS is not None:
-            few._positions_BS = self._positions_BS.index_select(0, rows_B)
-        for mine, theirs in zip(self.layers, few.layers, strict=True):
-            if not mine.is_initialized:
-                continue
-            for name, index in (("keys", 2 * mine.index), ("values", 2 * mine.index + 1)):
-                buffer = getattr(mine, name)
-                shared = (
-                    self.stack is not None and buffer.data_ptr() == self.stack[index].data_ptr()
-                )
-                if shared:
-                    assert stack is not None
-                    setattr(theirs, name, stack[index])
-                else:
-                    own = buffer.index_select(0, rows_B)
-                    few.loose.append(own)
-                    setattr(theirs, name, own)
-            theirs.is_initialized = True
+    def take(self, rows: Sequence[int]) -> "SlotCache":
+        """A cache of its own with copies of these rows, in this order: their used slots alone."""
+        few = SlotCache(len(self.layers), len(rows), self.capacity)
+        few.width, used = self.width, slice(0, self.width)
+        if self.inputs is not None:
+            few.inputs = self.inputs.take(rows)
+        if self.stacks:
+            few.size = self.width
+            few.stacks = [
+                torch.cat([s[:, :0, :, used], *(s[:, r : r + 1, :, used] for r in rows)], 1)
+                for s in self.stacks
+            ]
+            few._places = dict(self._places)
+            few._attach()
+        table = self._positions_BS
+        if table is not None:
+            own = slice(0, few.size)
+            few._positions_BS = torch.cat([table[:0, own], *(table[r : r + 1, own] for r in rows)])
         return few
 
+    def put(self, seats: Sequence[int], other: "SlotCache") -> Self:
+        """Write the rows of `other` into these seats, their used slots alone; returns this cache.
 
-def _longer(buffer: Tensor, more: int) -> Tensor:
-    """Zeroed slots at the end of each row."""
-    return torch.nn.functional.pad(buffer, (0, 0, 0, more))
+        Seats behind the last row add rows. Nobody else's entries are copied, unless the seats are
+        used up or a row of `other` is longer than the slots that are there: buffers grow then.
+        """
+        rows = max(self.rows, 1 + max(seats, default=-1))
+        assert len(seats) == other.rows, f"{other.rows} rows for {len(seats)} seats"
+        assert set(seats) >= set(range(self.rows, rows)), f"seats {list(seats)} leave a hole"
+        if self.inputs is None or other.inputs is None:
+            assert self.rows == 0 or self.inputs is other.inputs, "rows with and without inputs"
+            self.inputs = other.inputs
+        else:
+            self.inputs = self.inputs.put(seats, other.inputs)
+        self.width = max(self.width if self.rows else 0, other.width)
+        self.capacity = max(self.capacity, other.capacity)
+        self._fit(rows, self.width)
+        self._show(rows)
+        if not self.stacks and other.stacks:
+            self.stacks = [
+                s.new_zeros(s.shape[0], self.seats, s.shape[2], self.size, s.shape[4])
+                for s in other.stacks
+            ]
+            self._places = dict(other._places)
+            self._attach()
+        used = slice(0, other.width)
+        for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
+            for row, seat in enumerate(seats):
+                mine[:, seat, :, used].copy_(theirs[:, row, :, used])
+        table = other._positions_BS if self._positions_BS is None else self._positions_BS
+        if table is not None:
+            here, there = self._positions(table.device), other._positions(table.device)
+            for row, seat in enumerate(seats):
+                here[seat, used].copy_(there[row, used])
+        return self
+
+    def narrow(self, rows: int) -> Self:
+        """This cache with its first `rows` rows; the seats behind them are free for `put`."""
+        assert rows <= self.rows, f"{rows} of {self.rows} rows"
+        if self.inputs is not None:
+            self.inputs = self.inputs.narrow(rows)
+        self._show(rows)
+        return self
+
+    def _show(self, rows: int) -> None:
+        """Let this many rows be in use; what the next forward writes has to be said anew."""
+        self.rows, self._slots = rows, None
+        self._flat.clear()
+
+    def _fit(self, seats: int, slots: int) -> None:
+        """Longer buffers if there are fewer seats or slots: doubled, so that growing stays rare."""
+        old_seats, old_size = self.seats, self.size
+        if seats > old_seats:
+            self.seats = max(seats, 2 * old_seats)
+        if slots > old_size:
+            self.size = min(max(slots, 2 * old_size), self.capacity)
+        more_seats, more = self.seats - old_seats, self.size - old_size
+        if more_seats or more:
+            self.stacks = [pad(s, (0, 0, 0, more, 0, 0, 0, more_seats)) for s in self.stacks]
+            self._attach()
+            table, self._positions_BS = self._positions_BS, None
+            if table is not None:
+                self._positions(table.device)[:old_seats, :old_size].copy_(table)
+
+    def _attach(self) -> None:
+        """Give the layers their part of the buffers."""
+        for layer in self.layers:
+            if 2 * layer.index in self._places:
+                key, value = (self._places[2 * layer.index + i] for i in (0, 1))
+                layer.keys = self.stacks[key[0]][key[1]]
+                layer.values = self.stacks[value[0]][value[1]]
+                layer.is_initialized = True
+
+    def _positions(self, device: torch.device) -> Tensor:
+        """The position of every slot of every seat: its number, if nobody said otherwise."""
+        if self._positions_BS is None:
+            every = torch.arange(self.size, device=device)
+            self._positions_BS = every.repeat(self.seats, 1)
+        return self._positions_BS
+
+    def _lines(self, slots_BQ: Tensor, planes: int, heads: int) -> Tensor:
+        """Row numbers of these slots in a stack viewed as [planes * seats * H * S, E]."""
+        device = slots_BQ.device
+        plane = torch.arange(planes, device=device).view(-1, 1, 1, 1) * (self.seats * heads)
+        head = torch.arange(self.rows * heads, device=device).view(self.rows, heads, 1)
+        return ((plane + head) * self.size + slots_BQ[:, None, :]).flatten()

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
-from outrider.stats import Meter
 from outrider.tree import numbers
 from outrider.types import Inputs, Nodes, Output
 
@@ -43,14 +42,13 @@ class Runner(Protocol):
 
 
 class CausalModel:
-    """A `LanguageModel` over a runner: slots, padding of narrow blocks, vocabulary cut, time."""
+    """A `LanguageModel` over a runner: slots, padding of narrow blocks, vocabulary cut."""
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
-        self.meter = Meter(runner.device)
         # In half precision on a CPU attention over one to three rows rounds differently from wider
         # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
@@ -86,8 +84,7 @@ class CausalModel:
         self, cache: SlotCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
-        with self.meter:
-            return Output(self._forward(cache, nodes, last))
+        return Output(self._forward(cache, nodes, last))
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""

@@ -4,7 +4,8 @@ The cache is shown to the model with the exact length it expects, so whatever th
 that length is right. Each row has its own cache, because rows have different lengths.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from outrider.models.hf import TransformersRunner
 
 
 class RowCaches:
-    """One cache for each row. Chains never move entries."""
+    """One cache for each row, a `RowStore`. Chains never move entries."""
 
     def __init__(self, rows: list[SlotCache], capacity: int) -> None:
         self.rows, self.capacity = rows, capacity
@@ -29,9 +30,21 @@ class RowCaches:
     def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
         """A chain's accepted entries lie where they belong."""
 
-    def take(self, rows_B: Tensor) -> "RowCaches":
-        """The caches of these rows."""
-        return RowCaches([self.rows[row] for row in rows_B.tolist()], self.capacity)
+    def take(self, rows: Sequence[int]) -> "RowCaches":
+        """Copies of these rows' caches."""
+        return RowCaches([self.rows[row].take([0]) for row in rows], self.capacity)
+
+    def put(self, seats: Sequence[int], other: "RowCaches") -> Self:
+        """The caches of `other` in these seats: `other` is not to be used any more."""
+        for seat, cache in sorted(zip(seats, other.rows, strict=True), key=lambda pair: pair[0]):
+            self.rows[seat : seat + 1] = [cache]
+        self.capacity = max(self.capacity, other.capacity)
+        return self
+
+    def narrow(self, rows: int) -> Self:
+        """The first rows' caches."""
+        del self.rows[rows:]
+        return self
 
 
 class ChainRunner(TransformersRunner):

@@ -1,0 +1,170 @@
+"""Sampling parameters and shaping of a batch: data per row, as rows come, move and go.
+
+Made by `sampling.rows` and `shaping.build`, read by `warp` and `shape`. Values are tensors with one
+row each; what is in use anywhere is known on the host beside them, as an upper bound.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+#: A function of (input_ids, scores), as transformers' LogitsProcessor.
+Processor = Callable[[Tensor, Tensor], Tensor]
+Greedy = Literal["none", "some", "all"]
+T = TypeVar("T")
+
+
+def placed(mine: Tensor, seats: Sequence[int], theirs: Tensor, fill: float = 0) -> Tensor:
+    """`mine` with the rows of `theirs` in these seats; narrower rows are filled up.
+
+    >>> placed(torch.tensor([[1, 2], [3, 4]]), [2, 0], torch.tensor([[5], [6]]), -1).tolist()
+    [[6, -1], [3, 4], [5, -1]]
+    """
+    rows = max(mine.shape[0], 1 + max(seats, default=-1))
+    wide = [max(a, b) for a, b in zip(mine.shape[1:], theirs.shape[1:], strict=True)]
+    both = mine.new_full((rows, *wide), fill)
+    both[(slice(mine.shape[0]), *map(slice, mine.shape[1:]))] = mine
+    for row, seat in enumerate(seats):
+        both[seat] = fill
+        both[(seat, *map(slice, theirs.shape[1:]))] = theirs[row]
+    return both
+
+
+def seated(mine: Sequence[T], seats: Sequence[int], theirs: Sequence[T]) -> tuple[T, ...]:
+    """The same for a host value per row."""
+    both = dict(enumerate(mine)) | dict(zip(seats, theirs, strict=True))
+    return tuple(both[row] for row in range(len(both)))
+
+
+def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
+    """Copies of these rows."""
+    return torch.stack([table[row] for row in rows]) if rows else table[:0]
+
+
+class Shaping(NamedTuple):
+    """Penalties, biases, bans and processors of a batch; None where no row asks. A `RowStore`."""
+
+    prompt_B: Tensor  #: prompt length
+    bias_BV: Tensor | None = None
+    repetition_B: Tensor | None = None
+    frequency_B: Tensor | None = None
+    presence_B: Tensor | None = None
+    ngram_B: Tensor | None = None
+    least_B: Tensor | None = None  #: new tokens before a stop token may come
+    stops_BV: Tensor | None = None  #: stop tokens of rows with a least length
+    ngrams: tuple[int, ...] = ()  #: host constant: the n-gram sizes in use
+    processors: tuple[tuple[Processor, ...], ...] = ()  #: per row
+    padding: tuple[tuple[int, ...], ...] = ()  #: per row: ids that processors see ahead of it
+    ends: tuple[frozenset[int], ...] = ()  #: per row: stop tokens; nothing is seen behind one
+    masks: bool = True  #: whether a node may be left without any possible token
+
+    @property
+    def processed(self) -> bool:
+        """Whether any row has processors."""
+        return any(self.processors)
+
+    @classmethod
+    def neutral(cls, rows: int, device: torch.device) -> "Shaping":
+        """Rows that ask for nothing."""
+        nothing: tuple[tuple[()], ...] = ((),) * rows
+        prompt_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        ends = (frozenset[int](),) * rows
+        return cls(prompt_B, processors=nothing, padding=nothing, ends=ends, masks=False)
+
+    def take(self, rows: Sequence[int]) -> "Shaping":
+        """A copy of these rows, in this order."""
+        return self._replace(
+            **{name: picked(t, rows) for name, t in _columns(self)},
+            processors=tuple(self.processors[row] for row in rows),
+            padding=tuple(self.padding[row] for row in rows),
+            ends=tuple(self.ends[row] for row in rows),
+        )
+
+    def put(self, seats: Sequence[int], other: "Shaping") -> "Shaping":
+        """The rows of `other` in these seats; what one side lacks has no effect in its rows."""
+        ours, theirs = dict(_columns(self)), dict(_columns(other))
+        columns = {}
+        for name in ours | theirs:
+            off = 1 if name == "repetition_B" else 0  # what changes nothing
+            like = ours[name] if name in ours else theirs[name]
+            sides = [
+                side[name] if name in side else like.new_full((rows, *like.shape[1:]), off)
+                for side, rows in ((ours, len(self.processors)), (theirs, len(other.processors)))
+            ]
+            columns[name] = placed(sides[0], seats, sides[1], off)
+        return self._replace(
+            **columns,
+            ngrams=tuple(sorted({*self.ngrams, *other.ngrams})),
+            processors=seated(self.processors, seats, other.processors),
+            padding=seated(self.padding, seats, other.padding),
+            ends=seated(self.ends, seats, other.ends),
+            masks=self.masks or other.masks,
+        )
+
+    def narrow(self, rows: int) -> "Shaping":
+        """The first rows."""
+        return self._replace(
+            **{name: t[:rows] for name, t in _columns(self)},
+            processors=self.processors[:rows],
+            padding=self.padding[:rows],
+            ends=self.ends[:rows],
+        )
+
+
+class SamplingRows(NamedTuple):
+    """Sampling parameters of a batch, with host constants for what is in use. A `RowStore`."""
+
+    inverse_temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    seed_B: Tensor
+    greedy: Greedy
+    most_top_k: int  #: largest top_k in use; 0 if none
+    all_top_k: bool  #: every sampled row limits top_k
+    any_top_p: bool
+    any_min_p: bool
+    shaping: Shaping | None = None  #: penalties, bans and processors, if any row has some
+
+    def take(self, rows: Sequence[int]) -> "SamplingRows":
+        """A copy of these rows. Host constants stay: they are upper bounds."""
+        return self._replace(
+            **{name: picked(t, rows) for name, t in _columns(self)},
+            shaping=None if self.shaping is None else self.shaping.take(rows),
+        )
+
+    def put(self, seats: Sequence[int], other: "SamplingRows") -> "SamplingRows":
+        """The rows of `other` in these seats. Host constants hold for both."""
+        rows, device = self.seed_B.shape[0], self.seed_B.device
+        if rows == 0:
+            return other
+        shaping = None
+        if self.shaping is not None or other.shaping is not None:
+            mine = self.shaping or Shaping.neutral(rows, device)
+            theirs = other.shaping or Shaping.neutral(other.seed_B.shape[0], device)
+            shaping = mine.put(seats, theirs)
+        pairs = zip(_columns(self), _columns(other), strict=True)
+        return self._replace(
+            **{name: placed(mine, seats, theirs) for (name, mine), (_, theirs) in pairs},
+            greedy=self.greedy if self.greedy == other.greedy else "some",
+            most_top_k=max(self.most_top_k, other.most_top_k),
+            all_top_k=self.all_top_k and other.all_top_k,
+            any_top_p=self.any_top_p or other.any_top_p,
+            any_min_p=self.any_min_p or other.any_min_p,
+            shaping=shaping,
+        )
+
+    def narrow(self, rows: int) -> "SamplingRows":
+        """The first rows."""
+        return self._replace(
+            **{name: t[:rows] for name, t in _columns(self)},
+            shaping=None if self.shaping is None else self.shaping.narrow(rows),
+        )
+
+
+def _columns(table: Shaping | SamplingRows) -> list[tuple[str, Tensor]]:
+    """The tensors of a table, which have a row for each of its rows."""
+    named = zip(table._fields, table, strict=True)
+    return [(name, value) for name, value in named if isinstance(value, Tensor)]

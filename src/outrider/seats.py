@@ -1,0 +1,44 @@
+"""Who sits where: the seats of a run and the queue in front of them. Host only."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Seats:
+    """`count` seats, of which the first `len(rows)` are taken, without a hole.
+
+    >>> seats = Seats(8)
+    >>> seats.sit([10, 11, 12, 13])
+    [0, 1, 2, 3]
+    >>> seats.leave([1, 3])
+    ([1], [2])
+    >>> seats.rows
+    [10, 12]
+    """
+
+    count: int
+    rows: list[int] = field(default_factory=list)  #: request of each row of the batch
+    waiting: deque[int] = field(default_factory=deque)  #: requests, first come first served
+
+    def ahead(self) -> list[int]:
+        """Those of the queue for whom there is a seat."""
+        free = self.count - len(self.rows)
+        return [number for number, _ in zip(self.waiting, range(free), strict=False)]
+
+    def sit(self, numbers: Sequence[int]) -> list[int]:
+        """Seats for newcomers, behind the rows that run."""
+        first = len(self.rows)
+        self.rows += numbers
+        return list(range(first, len(self.rows)))
+
+    def leave(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Free the seats of these rows, in order: (holes, rows from the end that move there)."""
+        left = len(self.rows) - len(gone)
+        holes = [row for row in gone if row < left]
+        movers = [row for row in range(left, len(self.rows)) if row not in gone]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.rows[hole] = self.rows[mover]
+        del self.rows[left:]
+        return holes, movers
