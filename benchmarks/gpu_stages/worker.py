@@ -66,8 +66,8 @@ def work(
     rehearse: bool = False,
     going: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """One stage up to its bound or the deadline; whether the process may go on. A stage that has
-    ended is left alone.
+    """One stage: no item is begun behind its bound, and none outlasts the deadline. A stage that
+    has ended is left alone. Returns whether the process may go on.
 
     Raises DamagedFile for a result file that cannot be read.
     """
@@ -92,10 +92,9 @@ def work(
         return not lost(error)
     by_key = {item.key: item for item in every}
     for key in record.plan(list(by_key)):
-        left = until - time.time()
-        if left <= 0 or not going():
+        if time.time() >= until or not going():
             break
-        if not attempt(record, by_key[key], left):
+        if not attempt(record, by_key[key], deadline - time.time()):
             return False
         gc.collect()
     record.write()
