@@ -23,7 +23,7 @@ LAYERS = [
     {"text", "theory"},
     {"engine"},
     {"ledger", "planner"},
-    {"blocks"},
+    {"blocks", "graphs"},
     {"step"},
     {"batch"},
     {"models", "drafters", "verifiers", "calibrate", "check", "request"},

@@ -11,7 +11,9 @@ from gpu_stages.card import Card
 from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.bench.wagner import Pair, generate
 from outrider.models import adapt
+from outrider.stats import VERBS
 
+PARTS = (*VERBS, "graph", "host")
 CHAIN, TREE = (1,) * 4, (3, 2, 1)
 
 
@@ -37,11 +39,11 @@ def ours(
     wall = time.perf_counter() - start
     told = stats.as_dict()
     steps = max(stats.engine_steps, 1)
-    parts = {name: told[name] / steps for name in ("target_ms", "draft_ms", "verify_ms", "host_ms")}
+    parts = {name: told[f"{name}_ms"] / steps for name in PARTS}
     return {
         "tokens_s": stats.tokens_per_second, "wall_s": wall, "new_tokens": stats.new_tokens,
         "steps": stats.engine_steps, "ms_per_step": 1e3 * stats.seconds / steps,
-        "per_step": parts, "alpha": stats.alpha, "prefill_ms": stats.prefill_ms,
+        "ms_of": parts, "alpha": stats.alpha, "prefill_ms": stats.prefill_ms,
         "tokens_per_step": stats.block_efficiency, "peak_mb": peak,
     }  # fmt: skip
 

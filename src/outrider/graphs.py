@@ -18,12 +18,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from outrider import step
+from outrider.batch import Batch
 from outrider.errors import ConfigurationError
-from outrider.prefill import width
-from outrider.step import Block, State, inference
-from outrider.types import Draft, Scores, Shape, Verdict
+from outrider.prefill import inference, width
+from outrider.sampling import Sampling
+from outrider.step import Block
+from outrider.types import Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
 
 R = TypeVar("R")
+
+
+def check(sampling: Sampling, number: int) -> None:
+    """Raise ConfigurationError for a request that no replayed step can serve."""
+    if sampling.processors:
+        raise ConfigurationError(
+            f"graphs replay no functions of Python; got {len(sampling.processors)} processors of "
+            f"request {number}; leave graphs or processors out"
+        )
 
 
 class Made(NamedTuple):
@@ -32,8 +44,28 @@ class Made(NamedTuple):
     draft: Draft
     scores: Scores
     verdict: Verdict
-    state: State
+    batch: Batch
     block: Block
+
+
+def verbs(
+    target: LanguageModel,
+    drafter: Drafter,
+    rule: Verifier,
+    batch: Batch,
+    shape: Shape,
+    lap: Callable[[str], object] = lambda name: None,
+) -> Made:
+    """One step; `lap` is told when a verb has ended."""
+    draft = step.propose(drafter, batch, shape)
+    lap("propose")
+    scores = step.score(target, batch, draft, drafter.hidden)
+    lap("score")
+    verdict = step.verify(rule, batch, draft, scores)
+    lap("verify")
+    batch, block = step.commit(target, drafter, batch, draft, scores, verdict)
+    lap("commit")
+    return Made(draft, scores, verdict, batch, block)
 
 
 class Capture(Protocol):
@@ -111,14 +143,14 @@ class _Graph(NamedTuple):
 class Graphed:
     """The verbs of a run's steps, replayed from the second step of a kind on.
 
-    `verbs(state, shape)` makes one step; `shapes` are all that it may be asked for.
+    `verbs(batch, shape)` makes one step; `shapes` are all that it may be asked for.
 
-    >>> step = Graphed(CudaCapture(device), verbs, drafter.shapes)       # doctest: +SKIP
-    >>> draft, scores, verdict, state, block = step(state, shape)        # doctest: +SKIP
+    >>> graphed = Graphed(CudaCapture(device), verbs, drafter.shapes)    # doctest: +SKIP
+    >>> draft, scores, verdict, batch, block = graphed(batch, shape)     # doctest: +SKIP
     """
 
     def __init__(
-        self, capture: Capture, verbs: Callable[[State, Shape], Made], shapes: Sequence[Shape]
+        self, capture: Capture, verbs: Callable[[Batch, Shape], Made], shapes: Sequence[Shape]
     ) -> None:
         self._capture, self._verbs = capture, verbs
         self._most = max(shape.max_nodes for shape in shapes)
@@ -129,33 +161,29 @@ class Graphed:
         self._length_B, self._reason_B = torch.empty(0), torch.empty(0)
 
     @inference
-    def __call__(self, state: State, shape: Shape) -> Made:
+    def __call__(self, batch: Batch, shape: Shape) -> Made:
         """One step. Its tensors hold until the next one."""
-        self._settle(state)
+        self._settle(batch)
         key = (shape.key, shape.most_B is None)
         if key not in self._warm:
             self._warm.add(key)
-            return self._capture.warm(lambda: self._verbs(self._widened(state), shape))
-        self._read(state)
+            return self._capture.warm(lambda: self._verbs(self._widened(batch, shape), shape))
+        self._read(batch)
         if key not in self._graphs:
-            self._graphs[key] = self._record(state, shape)
+            self._graphs[key] = self._record(batch, shape)
         graph = self._graphs[key]
         if graph.most_B is not None and shape.most_B is not None:
             graph.most_B.copy_(shape.most_B)
         graph.replay()
-        grown = state.context.bound + graph.made.block.tokens_BT.shape[1]
-        return graph.made._replace(state=self._fixed(state, min(grown, _room(state))))
+        context = batch.context
+        grown = context.bound + graph.made.block.tokens_BT.shape[1]
+        return graph.made._replace(batch=self._fixed(batch, min(grown, context.tokens_BL.shape[1])))
 
-    def _settle(self, state: State) -> None:
+    def _settle(self, batch: Batch) -> None:
         """Drop what was captured over other rows or another width."""
-        context = state.context
-        if context.sampling.shaping is not None and context.sampling.shaping.processed:
-            raise ConfigurationError(
-                "graphs cannot replay logits processors, which are functions of Python; leave "
-                "graphs or processors out"
-            )
-        stores = (state.cache, state.memory, context.sampling, context.tokens_BL)
-        wide = width(context.bound, self._most, state.cache.capacity)
+        context = batch.context
+        stores = (batch.cache, batch.memory, context.sampling, context.tokens_BL)
+        wide = width(context.bound, self._most, batch.cache.capacity)
         same = len(stores) == len(self._stores) and wide == self._wide
         if same and all(a is b for a, b in zip(stores, self._stores, strict=True)):
             return
@@ -163,38 +191,34 @@ class Graphed:
         self._warm.clear()
         self._stores, self._wide = stores, wide
         self._length_B = context.length_B.clone()
-        self._reason_B = state.reason_B.clone()
+        self._reason_B = batch.reason_B.clone()
 
-    def _read(self, state: State) -> None:
-        """Bring the state to where graphs read it, unless it is there."""
-        if state.context.length_B is not self._length_B:
-            self._length_B.copy_(state.context.length_B)
-        if state.reason_B is not self._reason_B:
-            self._reason_B.copy_(state.reason_B)
+    def _read(self, batch: Batch) -> None:
+        """Bring the batch to where graphs read it, unless it is there."""
+        if batch.context.length_B is not self._length_B:
+            self._length_B.copy_(batch.context.length_B)
+        if batch.reason_B is not self._reason_B:
+            self._reason_B.copy_(batch.reason_B)
 
-    def _record(self, state: State, shape: Shape) -> _Graph:
+    def _record(self, batch: Batch, shape: Shape) -> _Graph:
         most_B = None if shape.most_B is None else shape.most_B.to(self._length_B.device).clone()
-        fixed = self._widened(self._fixed(state, state.context.bound))
+        fixed = self._widened(self._fixed(batch, batch.context.bound), shape)
 
         def run() -> Made:
             made = self._verbs(fixed, shape._replace(most_B=most_B))
             block = made.block._replace(start_B=self._length_B.clone())
-            self._length_B.copy_(made.state.context.length_B)
-            self._reason_B.copy_(made.state.reason_B)
+            self._length_B.copy_(made.batch.context.length_B)
+            self._reason_B.copy_(made.batch.reason_B)
             return made._replace(block=block)
 
         made, replay = self._capture.record(run)
         return _Graph(made, replay, most_B)
 
-    def _fixed(self, state: State, bound: int) -> State:
-        context = state.context._replace(length_B=self._length_B, bound=bound)
-        return state._replace(context=context, reason_B=self._reason_B)
+    def _fixed(self, batch: Batch, bound: int) -> Batch:
+        context = batch.context._replace(length_B=self._length_B, bound=bound)
+        return batch._replace(context=context, reason_B=self._reason_B)
 
-    def _widened(self, state: State) -> State:
-        """The state with the largest bound of its width: what a replay at any bound needs."""
-        bound = max(state.context.bound, self._wide - self._most)
-        return state._replace(context=state.context._replace(bound=bound))
-
-
-def _room(state: State) -> int:
-    return state.context.tokens_BL.shape[1]
+    def _widened(self, batch: Batch, shape: Shape) -> Batch:
+        """The batch with the largest bound of its width: what a replay at any bound needs."""
+        bound = self._wide - shape.max_nodes
+        return batch._replace(context=batch.context._replace(bound=bound))

@@ -13,6 +13,13 @@ class HostRead(AssertionError):
     """A value was read while recording; a CUDA graph could not be captured."""
 
 
+#: Operators that wait for a value; tolist() and numpy() show as the last one alone.
+READS = {
+    torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default, torch.ops.aten.resolve_neg.default,
+}  # fmt: skip
+
+
 class _Tape(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -20,7 +27,7 @@ class _Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
+        if func in READS:
             raise HostRead(str(func))
         schema = func._schema
         for value, argument in zip(args, schema.arguments, strict=False):
