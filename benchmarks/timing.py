@@ -38,9 +38,7 @@ def on_cpu(runs: dict[str, Run], repeats: int) -> dict[str, dict[str, float]]:
     return {name: deciles(times) for name, times in found.items()}
 
 
-def on_gpu(
-    runs: dict[str, tuple[Run, bool]], sets: int, repeats: int
-) -> dict[str, dict[str, Any]]:
+def on_gpu(runs: dict[str, tuple[Run, bool]], sets: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Device time of one call: graphs of 20 calls, or events around eager calls.
 
     A run that cannot be captured is not timed; it has the reason under `dropped` instead.

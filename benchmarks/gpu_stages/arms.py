@@ -77,7 +77,9 @@ def plain(pair: Pair, prompts: Sequence[Tensor], tokens: int, temperature: float
     """New tokens of transformers' own sampling; shorter prompts are padded on the left."""
     longest = max(row.shape[1] for row in prompts)
     pad = [longest - row.shape[1] for row in prompts]
-    ids = torch.cat([torch.nn.functional.pad(row, (n, 0)) for row, n in zip(prompts, pad, strict=True)])
+    ids = torch.cat(
+        [torch.nn.functional.pad(row, (n, 0)) for row, n in zip(prompts, pad, strict=True)]
+    )
     mask = torch.ones_like(ids)
     for row, count in enumerate(pad):
         mask[row, :count] = 0

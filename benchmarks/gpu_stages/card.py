@@ -1,20 +1,16 @@
 """The device that is measured. In a rehearsal it is the CPU, and only the code is exercised."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import timing
+import torch
 import verify
 
+ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 R = TypeVar("R")
 

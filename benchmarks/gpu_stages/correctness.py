@@ -32,33 +32,38 @@ def items(card: Card) -> list[Item]:
     """Groups of tests, the engine, the checkers, and whatever else is marked gpu."""
     if card.rehearse:
         return [
-            Item(name, lambda keys=keys: tests(card, keys, [FILE]), 60)
+            Item(name, lambda keys=keys: run_tests(card, keys, [FILE]), 60)
             for name, keys in REHEARSED.items()
         ]
     found = [
-        Item(name, lambda words=words: tests(card, " or ".join(words), [FILE]), 200)
+        Item(name, lambda words=words: run_tests(card, " or ".join(words), [FILE]), 200)
         for name, words in GROUPS.items()
     ]
-    found.append(Item("engine and graphs", lambda: tests(card, "", [ENGINE]), 200))
+    found.append(Item("engine and graphs", lambda: run_tests(card, "", [ENGINE]), 200))
     for tool in ("memcheck", "racecheck"):
         found.append(Item(tool, lambda tool=tool: checker(card, tool), 150))
     rest = ["tests", f"--ignore={FILE}", f"--ignore={ENGINE}"]
-    return [*found, Item("other tests marked gpu", lambda: tests(card, "", rest, none=True), 120)]
+    return [
+        *found,
+        Item("other tests marked gpu", lambda: run_tests(card, "", rest, allow_none=True), 120),
+    ]
 
 
-def tests(card: Card, keys: str, where: list[str], none: bool = False) -> dict[str, Any]:
+def run_tests(card: Card, keys: str, where: list[str], allow_none: bool = False) -> dict[str, Any]:
     """One pytest run in a process of its own, in parallel where pytest-xdist is installed.
 
-    Raises Failed if a test failed, or if none ran (unless `none` is allowed).
+    Raises Failed if a test failed, or if none ran (unless `allow_none`).
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        told = command([*_pytest(card, keys, where), f"--junitxml={report}"], 190, environment(card))
+        told = command(
+            [*_pytest(card, keys, where), f"--junitxml={report}"], 190, environment(card)
+        )
         told["parallel"] = find_spec("xdist") is not None and not card.rehearse
         told |= counts(report)
     if told["failed"] or told["code"] not in (0, 5):
         raise Failed(f"pytest ended with code {told['code']}: {told['failed']} failed", told)
-    if not none and not told["passed"]:
+    if not allow_none and not told["passed"]:
         raise Failed(f"no test ran: {told['skipped']} were skipped", told)
     return told
 

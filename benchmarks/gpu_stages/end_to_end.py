@@ -20,7 +20,9 @@ def items(card: Card) -> list[Item]:
     """Batch 1 of every pair first, then wider ones."""
     pairs = Pairs(card)
     names = [*PAIRS, "shipped"]
-    found = [Item(f"{name}: weights", lambda n=name: roofline(card, pairs, n), 90) for name in names]
+    found = [
+        Item(f"{name}: weights", lambda n=name: roofline(card, pairs, n), 90) for name in names
+    ]
     for batch in card.pick(BATCHES, (1, 2)):
         for name in names:
             for arm in OURS:

@@ -2,15 +2,15 @@
 against."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
+import time
 from typing import Any
 
 import torch
-
 import verify
+
 from gpu_stages.card import Card
 from gpu_stages.command import command
 from gpu_stages.plan import Failed, Item
@@ -33,7 +33,8 @@ def items(card: Card) -> list[Item]:
 def machine(card: Card) -> dict[str, Any]:
     """Hardware, driver and tools."""
     told: dict[str, Any] = {
-        "processor": verify.processor(), "cores": os.cpu_count(), "system": platform.platform(),
+        "date": time.strftime("%Y-%m-%d"), "processor": verify.processor(), "cores": os.cpu_count(),
+        "system": platform.platform(),
         "python": platform.python_version(),
         "tools": {name: shutil.which(name) for name in TOOLS},
     }  # fmt: skip

@@ -81,7 +81,9 @@ class Pairs:
         self.key: tuple[Any, ...] = ()
         self.pair: Pair | None = None
 
-    def get(self, name: str, vocab: int = 32_000, context: int = 2048, prompt: int = PROMPT) -> Pair:
+    def get(
+        self, name: str, vocab: int = 32_000, context: int = 2048, prompt: int = PROMPT
+    ) -> Pair:
         """A pair by name: of `PAIRS`, or "shipped"."""
         key = (name, vocab, context, prompt)
         if self.key != key or self.pair is None:

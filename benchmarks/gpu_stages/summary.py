@@ -63,7 +63,9 @@ def verification(found: Results) -> list[str]:
     """Ours against transformers' function and the targets."""
     lines = []
     for key, result in found.items():
-        times = {row["row"]: row["median_us"] for row in result.get("rows", []) if "median_us" in row}
+        times = {
+            row["row"]: row["median_us"] for row in result.get("rows", []) if "median_us" in row
+        }
         name = min((n for n in OURS if n in times), key=lambda n: times[n], default=None)
         if name is None or (key not in TARGETS and BASE not in times):
             continue

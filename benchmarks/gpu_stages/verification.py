@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import torch
-
 import contestants
+import torch
 import verify
+from inputs import make
+
 from gpu_stages.card import Card
 from gpu_stages.plan import Item
-from inputs import make
 
 Shape = tuple[int, int, int, str, bool]
 

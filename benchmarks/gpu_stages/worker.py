@@ -101,9 +101,7 @@ def work(
     return True
 
 
-def main(
-    stages: Sequence[Stage], out: Path, deadline: float, rehearse: bool, parent: int
-) -> int:
+def main(stages: Sequence[Stage], out: Path, deadline: float, rehearse: bool, parent: int) -> int:
     """All stages in turn; the exit code says whether another process should go on."""
     bind_to_parent()
     print(f"worker {os.getpid()}", flush=True)

@@ -88,7 +88,7 @@ class CudaCapture:
             raise ConfigurationError(
                 f"graphs are captured on a CUDA device; got a target on {device}; leave graphs out"
             )
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm(self, run: Callable[[], R]) -> R:
         """Run on the capture's stream, so that what belongs to a stream is made for this one."""
@@ -112,18 +112,16 @@ class CudaCapture:
         return result, replay
 
 
-class _Held(TorchDispatchMode):
+class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the tensors that captured work reads but did not make: a graph knows their addresses
     alone, and a cache of small constants might let them go."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.outside: dict[int, Tensor] = {}
         self._inside: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.data_ptr() not in self._inside:
                 self.outside.setdefault(leaf.data_ptr(), leaf)

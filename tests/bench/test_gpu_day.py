@@ -1,5 +1,6 @@
 """benchmarks/gpu_day.py: its rehearsal runs every stage, and no failure or kill ends the day."""
 
+# ruff: noqa: E402
 import ast
 import json
 import os
@@ -200,6 +201,41 @@ def test_the_table_says_what_missed_its_target(tmp_path):
     assert "50.0x of transformers (400 us); target 9.5 / 7.5 us: accept" in said
     rows[1]["median_us"] = 20.0
     assert "MISSED" in summary.text({"verification": record})
+
+
+def test_readmes_tables_come_from_a_days_files_and_no_rehearsals(rehearsal, tmp_path):
+    import table
+
+    with pytest.raises(SystemExit, match="is a rehearsal"):
+        table.read(rehearsal[0])
+    shutil.copytree(rehearsal[0], tmp_path / "card")
+    for name in NAMES:
+        path = tmp_path / "card" / f"{name}.json"
+        document = json.loads(path.read_text()) | {"rehearsal": False}
+        if name == "environment":
+            document["items"]["machine"]["result"]["gpu"] = "a card"
+        path.write_text(json.dumps(document))
+    document = table.read(tmp_path / "card")
+    text = table.markdown(document, table.GPU_ROWS)
+    assert "| 1, 2, 40, bf16 | mixed |" in text
+    assert text.startswith("a card, torch ")
+    lines = table.generation(tmp_path / "card").splitlines()
+    assert lines[0].startswith("| pair, batch, tokens/s | plain | chain | tree | transformers |")
+    assert len(lines) == 2 + 6
+    assert "x)" in lines[2]
+
+
+def test_targets_are_those_of_the_page():
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    lines = re.findall(
+        r"^\| (\d+), (\d+), (\d+)k, bf16 \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|", page, re.M
+    )
+    vocabularies = {"32": 32_000, "152": 151_936, "256": 256_000}
+    told = {
+        f"B={batch} gamma={gamma} V={vocabularies[vocab]} bf16": (float(accept), float(good))
+        for batch, gamma, vocab, accept, good in lines
+    }
+    assert told == summary.TARGETS
 
 
 def test_every_test_of_a_kernel_on_a_device_is_in_one_group():

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny import DRAFTERS, PROMPTS, begun, decode, llama, perturbed
 
 from outrider import Engine, Limits, Root, verifiers
 from outrider.graphs import verbs
 from outrider.models import adapt
 from outrider.sampling import Sampling
+from tiny import DRAFTERS, PROMPTS, begun, decode, llama, perturbed
 
 pytestmark = [
     pytest.mark.gpu,
