@@ -31,11 +31,10 @@ def _item(
     card: Card, pairs: Pairs, key: str, counts: tuple[int, ...], context: int = 0, vocab: int = 0
 ) -> Item:
     prompt = context or card.pick(128, 8)
-    width = vocab or card.pick(32_000, 64)
 
     def run() -> dict[str, Any]:
-        pair = pairs.get(PAIR, width, card.pick(8192, 256), prompt)
-        size = {"context": prompt, "gamma": len(counts), "vocab": width}
+        pair = pairs.get(PAIR, vocab, card.pick(8192, 256), prompt)
+        size = {"context": prompt, "gamma": len(counts), "vocab": vocab or card.pick(32_000, 64)}
         return size | arms.ours(card, pair, counts, 1, card.pick(64, 4), TEMPERATURE)
 
     return Item(key, run, 60)

@@ -5,9 +5,11 @@ draft agrees often. Its acceptance (`alpha`) is measured and stands beside every
 nothing about trained pairs. The cost of a step does not depend on it.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_stages.card import Card
@@ -32,7 +34,6 @@ SIZES = {
 }  # fmt: skip
 TINY = Size(32, 48, 2, 2, 2)
 PAIRS = {"1B + 70M": ("1B", "70M"), "7B + 115M": ("7B", "115M")}
-PROMPT = 128
 
 
 def llama(card: Card, name: str, vocab: int, context: int, seed: int) -> LlamaForCausalLM:
@@ -55,17 +56,20 @@ def llama(card: Card, name: str, vocab: int, context: int, seed: int) -> LlamaFo
     return model
 
 
-def random_pair(
-    card: Card, name: str, vocab: int = 32_000, context: int = 2048, prompt: int = PROMPT
-) -> Pair:
-    """A pair of `PAIRS` with 32 prompts of random tokens."""
+def random_pair(card: Card, name: str, vocab: int, context: int) -> Pair:
+    """A pair of `PAIRS`, without prompts."""
     target, draft = PAIRS[name]
-    rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, vocab, (32, prompt), generator=rng).to(card.device)
     return Pair(
         f"{name}, random weights, T = {TEMPERATURE:g}", llama(card, target, vocab, context, 0),
-        llama(card, draft, vocab, context, 1), list(ids.split(1)), [""] * 32, lambda ids: "",
+        llama(card, draft, vocab, context, 1), [], [], lambda ids: "",
     )  # fmt: skip
+
+
+def random_prompts(card: Card, vocab: int, length: int) -> list[Tensor]:
+    """32 prompts [1, length] of random tokens."""
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, vocab, (32, length), generator=rng).to(card.device)
+    return list(ids.split(1))
 
 
 def packaged(card: Card) -> Pair:
@@ -78,23 +82,22 @@ class Pairs:
 
     def __init__(self, card: Card) -> None:
         self.card = card
-        self.key: tuple[Any, ...] = ()
-        self.pair: Pair | None = None
+        self._key: tuple[str, int, int] | None = None
+        self._pair: Pair | None = None
 
-    def get(
-        self, name: str, vocab: int = 32_000, context: int = 2048, prompt: int = PROMPT
-    ) -> Pair:
-        """A pair by name: of `PAIRS`, or "shipped"."""
-        key = (name, vocab, context, prompt)
-        if self.key != key or self.pair is None:
-            self.pair = None
-            self.card.free()
-            if name == "shipped":
-                self.pair = packaged(self.card)
-            else:
-                self.pair = random_pair(self.card, name, vocab, context, prompt)
-            self.key = key
-        return self.pair
+    def get(self, name: str, vocab: int = 0, context: int = 0, prompt: int = 0) -> Pair:
+        """A pair by name: of `PAIRS`, or "shipped". Zeros take the usual sizes."""
+        card = self.card
+        vocab, context = vocab or card.pick(32_000, 64), context or card.pick(2048, 256)
+        if self._pair is None or self._key != (name, vocab, context):
+            self._pair = None
+            card.free()
+            make = packaged(card) if name == "shipped" else random_pair(card, name, vocab, context)
+            self._pair, self._key = make, (name, vocab, context)
+        if name == "shipped":
+            return self._pair
+        prompts = random_prompts(card, vocab, prompt or card.pick(128, 8))
+        return replace(self._pair, prompts=prompts, references=[""] * len(prompts))
 
 
 def weight_bytes(model: Any) -> int:

@@ -32,8 +32,19 @@ def text(records: Mapping[str, Record | DamagedFile]) -> str:
         says = SAYS[name](record.results()) if record.items else ["not begun"]
         lines.append(f"{name} | {done} | {failed} | {left} | {says[0] if says else ''}")
         details += [f"  {line}" for line in says[1:]]
-        details += [f"  {name}: {key}: {_first(why)}" for key, why in record.failures.items()]
+        details += [f"  {name}: {line}" for line in _failures(record.failures)]
     return "\n".join([*lines, *details])
+
+
+def _failures(found: dict[str, str]) -> list[str]:
+    """One line for each way to fail: who failed first, how many with them, and why."""
+    ways: dict[str, list[str]] = {}
+    for key, why in found.items():
+        ways.setdefault(_first(why), []).append(key)
+    return [
+        f"{keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''}: {why}"
+        for why, keys in ways.items()
+    ]
 
 
 def _first(why: str) -> str:
