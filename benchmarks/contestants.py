@@ -74,20 +74,20 @@ def _function(function: Callable[..., Any]) -> Callable[[Inputs], Any]:
 
 
 def _rule(backend: str, rule: str = "rejection", kept: bool = False) -> Callable[[Inputs], Any]:
-    judge = verifiers.get(rule)
+    chosen = verifiers.get(rule)
 
     def run(x: Inputs) -> Any:
         with ops.use(backend):
-            return judge(x.draft if kept else x.cold, x.scores, x.draws)
+            return verifiers.judge(chosen, x.draft if kept else x.cold, x.scores, x.draws)
 
     return run
 
 
 def _chain(kept: bool) -> Callable[[Inputs], Any]:
-    from outrider.ops.cpu.chain import chain
+    from outrider.ops.cpu import chain
 
     def run(x: Inputs) -> Any:
-        return chain(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
+        return chain.judge(x.draft if kept else x.cold, x.scores, x.draws, overlap=False)
 
     return run
 
@@ -229,8 +229,9 @@ def _sync_free(x: Inputs) -> Any:
 
 def on_gpu() -> list[Contestant]:
     """Contestants on a CUDA device."""
+    from kernels.one_launch import chain_one_launch
+
     from outrider.ops.baselines.ideal import ideal_sigmoid
-    from outrider.ops.triton.one import chain_one_launch
 
     def one(kept: bool) -> Callable[[Inputs], Any]:
         return lambda x: chain_one_launch(x.draft if kept else x.cold, x.scores, x.draws)

@@ -15,10 +15,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from outrider import Limits, Sampling, step, verifiers
-from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.drafters.make import with_model
+from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.models.cache import SlotCache
 from outrider.request import Request
+from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)
 
@@ -34,12 +34,15 @@ class Instant:
         table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
         self.table = table.bfloat16().float()  # as a CPU model in half precision answers
 
-    def open(self, rows: int, capacity: int) -> SlotCache:
+    def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache: Any, tokens: Any, at: Any, slots: Any, seen: Any, *, last: Any = None):
-        count = tokens.shape[1] if last is None else min(last, tokens.shape[1])
-        return self.table[:, :count]
+    def forward(self, cache: Any, nodes: Nodes, *, last: Any = None, hidden: bool = False):
+        queries = nodes.tokens_BQ.shape[1]
+        return Output(self.table[:, : queries if last is None else min(last, queries)])
+
+    def keep(self, cache: Any, first_B: Any, path_BD: Any) -> None:
+        """There is nothing in the cache."""
 
 
 def time_step(
@@ -87,11 +90,9 @@ def main() -> None:
         "chain 5 coupled": DraftModel(model, (1,) * 5, coupled=True),
         "tree 3-2-1": DraftModel(model, (3, 2, 1)),
         "tree 3-2-2-1": DraftModel(model, (3, 2, 2, 1)),
-        "RSD-S 3x4": with_model("beam", model, num_speculative_tokens=4, width=3),
-        "hub 3-2-2-1": with_model(
-            "hub_tree", model, num_speculative_tokens=4, branching=(3, 2, 2, 1)
-        ),
-        "paths 3x4": with_model("paths", model, num_speculative_tokens=4, width=3),
+        "RSD-S 3x4": Beam(model, 3, 4),
+        "hub 3-2-2-1": HubTree(model, (3, 2, 2, 1)),
+        "paths 3x4": Paths(model, 3, 4),
         "lookup 8": PromptLookup(8),
     }
     print(
@@ -103,7 +104,7 @@ def main() -> None:
             rule = (
                 verifiers.get("match")
                 if temperature == 0
-                else verifiers.default(drafter.kinds, drafter.is_chain)
+                else verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
             )
             rounds = [time_step(drafter, target, rule, temperature, given.steps) for _ in range(5)]
             best = {key: min(r[key] for r in rounds) for key in rounds[0]}

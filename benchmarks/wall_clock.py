@@ -19,8 +19,7 @@ import torch
 
 import outrider
 from outrider import measure, verifiers
-from outrider.drafters import DraftModel
-from outrider.drafters.make import with_model
+from outrider.drafters import DraftModel, DraftOptions, Parts, make
 from outrider.prompts import read_prompts
 from outrider.speculator import Speculator
 
@@ -44,7 +43,8 @@ def families(base: Speculator) -> dict[str, dict[str, Speculator]]:
     def tree(name: str) -> dict[str, Speculator]:
         return {
             f"{name} {'-'.join(map(str, counts))}": base.using(
-                with_model(name, model, branching=counts), verifiers.get("traversal")
+                make(name, Parts((model,)), DraftOptions(branching=counts)),
+                verifiers.get("traversal"),
             )
             for counts in TREES
         }

@@ -19,6 +19,19 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def registries():
+    """Drafters and rules that a test registers are gone when it ends."""
+    from outrider.drafters import DRAFTERS
+    from outrider.verifiers import VERIFIERS
+
+    before = [(registry, dict(registry)) for registry in (DRAFTERS, VERIFIERS)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
 @pytest.fixture(scope="session")
 def shipped():
     """The shipped pair in float32, nothing measured."""

@@ -83,7 +83,9 @@ RUN = ["README.md", "docs/guide.md", "docs/adding-a-drafter.md", "docs/adding-a-
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_examples_of_the_documentation_run(page, unmeasured, tmp_path, monkeypatch, capsys):
+def test_examples_of_the_documentation_run(
+    page, unmeasured, registries, tmp_path, monkeypatch, capsys
+):
     found = blocks(PROJECT / page, "python")
     assert found
     if page == "README.md":
@@ -166,12 +168,7 @@ EXCEPTIONS = {
     "drafters/ngram_file.py": "reads a file before any run",
     "tree.py:_children": "builds a table from a tree on the host",
     "sampling.py:rows": "turns settings into tensors before a run",
-    "drafters/beam.py:_by_arrival": "only if the tensors lie on a CPU",
-    "step.py:_all_run_on_host": "only if the tensors lie on a CPU",
-    "step.py:_block_on_host": "only if the tensors lie on a CPU",
-    "drafters/on_host.py": "runs on a CPU only: there is no device to wait for",
-    "drafters/chain_on_host.py": "runs on a CPU only: there is no device to wait for",
-    "drafters/plans.py": "builds tables on the host, once per shape",
+    "sampling.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "shaping.py:": "processors of transformers are Python; native penalties do not come here",

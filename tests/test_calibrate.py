@@ -145,3 +145,13 @@ def test_a_calibration_is_not_recalled_where_idle_threads_wait_differently(monke
     assert calibrate.key(Config()) == asleep
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert calibrate.key(Config()) != asleep
+
+
+def test_costs_are_read_between_and_beyond_the_widths():
+    costs = Calibration(FOUND.setting, {"target": {1: 3.0, 5: 4.0, 9: 8.0}}).costs
+    read = costs.target.milliseconds
+    assert costs.draft is None
+    assert [read(n) for n in (0, 1, 3, 5, 6, 9, 11)] == [3.0, 3.0, 3.5, 4.0, 5.0, 8.0, 10.0]
+    both = Calibration(FOUND.setting, {"target": {1: 3.0}, "draft": {4: 2.0, 1: 1.0}}).costs
+    assert both.target.milliseconds(7) == 3.0
+    assert both.draft.milliseconds(2) == pytest.approx(4 / 3)

@@ -7,6 +7,8 @@ a type checker alone reads (`if TYPE_CHECKING`) is left out.
 import ast
 from pathlib import Path
 
+import pytest
+
 import outrider
 
 ROOT = Path(outrider.__file__).parent
@@ -15,18 +17,20 @@ LAYERS = [
     {"cli", "server"},
     {"bench", "tune"},
     {"compare"},
-    {"measure", "prompts"},
+    {"measure", "progress", "prompts"},
     {"integrations"},
     {"load"},
+    {"settle"},
     {"keywords", "sources"},
     {"certify", "speculator"},
     {"text", "theory"},
     {"engine"},
+    {"seating"},
     {"ledger", "planner"},
     {"blocks", "graphs"},
     {"step"},
-    {"batch"},
-    {"models", "drafters", "verifiers", "calibrate", "check", "request"},
+    {"batch", "check"},
+    {"models", "drafters", "verifiers", "calibrate", "request"},
     {"prefill"},
     {"nodes"},
     {"shaping", "stats"},
@@ -47,7 +51,7 @@ HOMES = {
     "safetensors": {"drafters", "load"},
     "triton": {"ops"},
     "typer": {"cli", "bench"},
-    "rich": {"cli", "bench"},
+    "rich": {"cli", "bench", "progress"},
     "matplotlib": {"bench", "theory", "compare", "cli"},
     "scipy": {"bench", "theory", "certify"},
     "fastapi": {"server"},
@@ -128,6 +132,34 @@ def test_third_parties_stay_where_they_belong():
             if home is not None and part not in home:
                 wrong.append(f"{path}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+#: What nothing outside `ops` may know: operations are called by name, on any device.
+BACKENDS = ("outrider.ops.cpu", "outrider.ops.triton")
+
+
+def test_only_ops_knows_its_backends():
+    wrong = []
+    for part, path, tree in sources():
+        for line, name in imports(tree):
+            inside = any(f"{name}.".startswith(f"{backend}.") for backend in BACKENDS)
+            if part != "ops" and inside:
+                wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_of_backends_are_not_hidden_by_what_they_define():
+    import importlib
+    import types
+
+    for backend in BACKENDS:
+        if backend.endswith("triton"):
+            pytest.importorskip("triton")
+        package = importlib.import_module(backend)
+        for path in Path(package.__path__[0]).glob("[!_]*.py"):
+            module = importlib.import_module(f"{backend}.{path.stem}")
+            assert isinstance(module, types.ModuleType)
+            assert getattr(package, path.stem) is module
 
 
 def test_importing_outrider_loads_nothing_optional():

@@ -1,5 +1,6 @@
 """Tiny Llama models from configurations: no file, no network, the same weights every time."""
 
+import random
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,7 @@ from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
 from outrider.request import Request
+from outrider.tree import shallower
 
 VOCAB = 32
 PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
@@ -82,6 +84,35 @@ DRAFTERS = {
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
+
+
+class Restless:
+    """A drafter that drafts in another of its shapes in every step, and less in some rows.
+
+    Both are chosen at random, before anything is drawn.
+    """
+
+    hidden = False
+
+    def __init__(self, drafter: Any, seed: int = 0) -> None:
+        self.drafter, self.random = drafter, random.Random(seed)
+        self.name, self.kinds, self.shapes = drafter.name, drafter.kinds, drafter.shapes
+        self.seen: set[Any] = set()
+
+    def open(self, context: Any, capacity: int) -> Any:
+        return self.drafter.open(context, capacity)
+
+    def propose(self, memory: Any, context: Any, shape: Any) -> Any:
+        shape = self.random.choice(self.shapes)
+        self.seen.add(shape.key)
+        draft = self.drafter.propose(memory, context, shape)
+        rows = range(context.length_B.shape[0])
+        return shallower(
+            draft, torch.tensor([self.random.randint(0, shape.max_depth) for _ in rows])
+        )
+
+    def commit(self, memory: Any, context: Any, draft: Any, verdict: Any, scores: Any) -> None:
+        self.drafter.commit(memory, context, draft, verdict, scores)
 
 
 def decode(

@@ -5,53 +5,69 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
+
+import numpy as np
+import torch
 
 from outrider.errors import ConfigurationError
 
 LONGEST = 80  #: characters of a value in a message
 
+Given = TypeVar("Given")
 
-def refuse(name: str, what: str, given: Any, do: str) -> NoReturn:
+
+@runtime_checkable
+class Listable(Protocol):
+    """An array, a tensor or a column: what makes a list of itself."""
+
+    def tolist(self) -> object:
+        """Its values as Python's."""
+        ...
+
+
+def refuse(name: str, what: str, given: object, do: str) -> NoReturn:
     """Raise ConfigurationError: `name` must be `what`, this was given, do that."""
     raise ConfigurationError(f"{name} must be {what}; got {shown(given)}; {do}")
 
 
-def shown(given: Any) -> str:
+def shown(given: object) -> str:
     """A value for a message: its type where the representation fills the screen.
 
     >>> shown("0.6"), shown(list(range(99)))
     ("'0.6'", 'a list of 99')
     """
-    if callable(getattr(given, "parameters", None)):
+    if isinstance(given, torch.nn.Module):
         return f"a {type(given).__name__}"
     text = repr(given)
     if len(text) <= LONGEST and "\n" not in text:
         return text
-    count = f" of {len(given)}" if hasattr(given, "__len__") else ""
+    count = f" of {len(given)}" if isinstance(given, Sized) else ""
     return f"a {type(given).__name__}{count}"
 
 
-def plain(given: Any) -> Any:
+def plain(given: Given) -> Given:
     """A scalar of NumPy or torch as Python's; anything else as it is."""
-    if getattr(given, "shape", None) == () and hasattr(given, "item"):
-        return given.item()
+    if isinstance(given, (np.generic, np.ndarray, torch.Tensor)) and given.shape == ():
+        return cast(Given, given.item())
     return given
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is a whole number."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def whole(name: str, given: Any, do: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+def whole(
+    name: str, given: object, do: str, least: int | None = None, most: int = 2**63 - 1
+) -> int:
     """A whole number of at least `least`; `do` says what to do about another value.
 
     >>> whole("top_k", 5, "use 0 to switch it off", least=0)
@@ -70,7 +86,7 @@ def at_least(least: int | None) -> str:
     return "" if least is None else f" of at least {least}"
 
 
-def number(name: str, given: Any, what: str, do: str) -> float:
+def number(name: str, given: object, what: str, do: str) -> float:
     """A number. Its range is the caller's to check; `what` and `do` tell the user.
 
     >>> number("top_p", 1, "a number in (0, 1]", "use 1 to switch it off")
@@ -86,12 +102,25 @@ def number(name: str, given: Any, what: str, do: str) -> float:
     return value if type(value) in (int, float) else wide
 
 
+def by_name(name: str, given: object) -> dict[str, object]:
+    """Options by name, the empty dictionary for None.
+
+    >>> by_name("rule_options", {"lenience": 0.3})
+    {'lenience': 0.3}
+    """
+    options = {} if given is None else given
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        what = "a mapping of names to values"
+        refuse(name, what, given, f"write {name}={{'name': value}}")
+    return dict(options)
+
+
 def several(
     name: str,
-    given: Any,
+    given: object,
     what: str,
     do: str,
-    fits: Callable[[Any], bool],
+    fits: Callable[..., bool],
     *,
     ordered: bool = True,
 ) -> tuple[Any, ...]:
@@ -102,10 +131,12 @@ def several(
     """
     if isinstance(given, (str, bytes, Mapping)) or (ordered and isinstance(given, Set)):
         refuse(name, what, given, do)
+    if not isinstance(given, Iterable):
+        refuse(name, what, given, do)
     try:
         values = tuple(plain(one) for one in given)
-    except TypeError:  # no list at all
+    except TypeError:  # an array of no dimension
         refuse(name, what, given, do)
     if not all(fits(value) for value in values):
-        refuse(name, what, values if hasattr(given, "__next__") else given, do)
+        refuse(name, what, values if isinstance(given, Iterator) else given, do)
     return values

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from outrider.step import Block, BlockLists
-from outrider.types import Draft, Verdict
+from outrider.types import Block, BlockLists, Draft, Verdict
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 
 from outrider.nodes import causal
+from outrider.types import Costs, Curve, LanguageModel
+
+Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
@@ -45,8 +48,14 @@ class Calibration:
     curves: dict[str, dict[int, float]] = field(
         default_factory=dict
     )  #: "target"/"draft" -> n -> ms
-    candidates: list[dict[str, Any]] = field(default_factory=list)
+    candidates: list[dict[str, int | str | float]] = field(default_factory=list)
     cached: bool = False
+
+    @property
+    def costs(self) -> Costs:
+        """The curves, to be read between the widths that were timed."""
+        draft = self.curves.get("draft")
+        return Costs(Curve.of(self.curves["target"]), None if draft is None else Curve.of(draft))
 
 
 def cache_dir() -> Path:
@@ -54,7 +63,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
 
 
-def key(*configs: Any) -> str:
+class Config(Protocol):
+    """The shape of a model, as transformers keeps it."""
+
+    def to_json_string(self) -> str:
+        """All of it as text."""
+        ...
+
+
+def key(*configs: Config | None) -> str:
     """Identity of model shapes, software and processor."""
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
@@ -101,7 +118,9 @@ def remember(identity: str, calibration: Calibration) -> None:
         return
 
 
-def cost(model: Any, widths: Sequence[int] = WIDTHS, repeats: int = 5) -> dict[int, float]:
+def cost(
+    model: LanguageModel, widths: Sequence[int] = WIDTHS, repeats: int = 5
+) -> dict[int, float]:
     """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
@@ -128,7 +147,7 @@ def cost(model: Any, widths: Sequence[int] = WIDTHS, repeats: int = 5) -> dict[i
 
 
 def choose(
-    build: Callable[[Setting], tuple[Any, Any | None]],
+    build: Callable[[Setting], Models],
     *,
     threads: Sequence[int],
     dtypes: Sequence[str],
@@ -145,7 +164,7 @@ def choose(
     before = torch.get_num_threads()
     n = num_speculative_tokens + 1
 
-    def score(models: tuple[Any, Any | None], count: int) -> float:
+    def score(models: Models, count: int) -> float:
         torch.set_num_threads(count)
         target = cost(models[0], (1, n), repeats=6)
         spent = target[1] + target[n]

@@ -1,16 +1,33 @@
 """Checks at load: one vocabulary, one device, and trees that score as their paths do."""
 
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from outrider.errors import UnsupportedModel, VocabularyMismatch
+from outrider.models import CausalModel
 from outrider.nodes import causal, of_tree
 from outrider.tree import branching
-from outrider.types import LanguageModel, Tree
+from outrider.types import LanguageModel, RowStore, Tree
+
+CAPACITY = 128
 
 
-def vocabulary(target_tokenizer: Any, draft_tokenizer: Any, sizes: dict[str, int]) -> int:
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What tells which ids are tokens."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""
+        ...
+
+
+def vocabulary(
+    target_tokenizer: Tokenizer | None,
+    draft_tokenizer: Tokenizer | None,
+    sizes: dict[str, int],
+) -> int:
     """The common vocabulary size: both outputs are cut to the tokenizer's.
 
     Output layers are often padded beyond the tokenizer (to multiples of 64, differently for each
@@ -57,6 +74,12 @@ def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
     return f"target and draft model use different vocabularies: {'; '.join(parts)}; {advice}"
 
 
+def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
+    """The largest difference, relative to the largest logit, that is rounding."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return tolerance or (0.1 if half else 1e-3)
+
+
 @torch.inference_mode()
 def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
     """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
@@ -66,28 +89,25 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
     """
     device = torch.device(model.device)
     tree = branching((2, 2), device)
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    tolerance = tolerance or (0.1 if half else 1e-3)
-    vocab, prefix = model.vocab_size, 6
+    tolerance = _allowed(model.dtype, tolerance)
+    prefix = 6
     steps = torch.arange(prefix + tree.nodes, device=device)
-    tokens = (steps * 7 + 3)[None] % vocab
-    capacity = 128
+    tokens = (steps * 7 + 3)[None] % model.vocab_size
 
-    def fill() -> Any:
-        cache = model.open(1, capacity, model.probe(1))
-        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], capacity), last=1)
+    def fill() -> RowStore:
+        cache: RowStore = model.open(1, CAPACITY, model.probe(1))
+        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], CAPACITY), last=1)
         return cache
 
     first = torch.tensor([prefix], device=device)
     drafted = tokens[:, prefix:]
-    whole = model.forward(fill(), of_tree(drafted, tree, first, capacity)).logits_BQV
+    whole = model.forward(fill(), of_tree(drafted, tree, first, CAPACITY)).logits_BQV
     worst = 0.0
     for leaf in range(tree.levels[-2], tree.nodes):
         path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
         line = prefix + torch.arange(len(path), device=device)[None]
-        single = model.forward(fill(), causal(drafted[:, path], line, capacity)).logits_BQV
-        gap = (whole[:, path].float() - single.float()).abs().max()
-        worst = max(worst, float(gap / single.float().abs().max().clamp(min=1e-6)))
+        single = model.forward(fill(), causal(drafted[:, path], line, CAPACITY)).logits_BQV
+        worst = max(worst, _gap(whole[:, path], single))
     if not worst <= tolerance:
         raise UnsupportedModel(
             f"the {name} model does not score trees as paths: relative difference {worst:.3g}, "
@@ -98,19 +118,16 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
 
 
 @torch.inference_mode()
-def paths(model: Any, name: str, tolerance: float | None = None) -> float | None:
+def paths(model: CausalModel, name: str, tolerance: float | None = None) -> float | None:
     """Compare a tree's scores with the model's own forward of each path, past its window.
 
     Two rows of different lengths, one tree each, windows narrowed for the moment so that a short
-    text reaches past them. Needs a runner that can run the model by its own means; returns None for
-    one that cannot, else the largest difference relative to the largest logit. Raises
-    UnsupportedModel if it is too large or if the model cannot run this way at all.
+    text reaches past them. Returns None for a runner that cannot run the model by its own means,
+    else the largest difference relative to the largest logit. Raises UnsupportedModel if it is too
+    large or if the model cannot run this way at all.
     """
     runner = model.runner
-    if not hasattr(runner, "plain"):
-        return None
-    half = runner.dtype in (torch.bfloat16, torch.float16)
-    tolerance = tolerance or (0.1 if half else 1e-3)
+    tolerance = _allowed(model.dtype, tolerance)
     try:
         with runner.narrowed(4):
             counts = (2, 2) if model.trees else (1, 1, 1)
@@ -119,13 +136,13 @@ def paths(model: Any, name: str, tolerance: float | None = None) -> float | None
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"the {name} model ({type(runner.model).__name__}) cannot be driven with a cache, "
+            f"the {name} model ({runner.name}) cannot be driven with a cache, "
             f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use "
             "another model"
         ) from error
-    if not worst <= tolerance:
+    if worst is not None and not worst <= tolerance:
         raise UnsupportedModel(
-            f"the {name} model ({type(runner.model).__name__}) does not score "
+            f"the {name} model ({runner.name}) does not score "
             f"{'trees as paths' if model.trees else 'chains as its own forward does'}: relative "
             f"difference {worst:.3g}, allowed {tolerance:.3g}; its attention, or a layer that "
             "looks at the whole call, ignores what it is given; use another model or attention "
@@ -134,23 +151,33 @@ def paths(model: Any, name: str, tolerance: float | None = None) -> float | None
     return worst
 
 
-def _paths(model: Any, tree: Tree) -> float:
+def _paths(model: CausalModel, tree: Tree) -> float | None:
     device = torch.device(model.device)
-    lengths, capacity = torch.tensor([9, 6], device=device), 128
-    steps = torch.arange(int(lengths.max()) + tree.nodes, device=device)
+    lengths = [9, 6]
+    longest, inputs = max(lengths), model.probe(len(lengths))
+    steps = torch.arange(longest + tree.nodes, device=device)
     tokens = torch.stack([steps * 7 + 3, steps * 5 + 1]) % model.vocab_size
-    cache = model.open(2, capacity, model.probe(2))
-    at = steps[: int(lengths.max())].expand(2, -1)
-    model.forward(cache, causal(tokens[:, : at.shape[1]], at, capacity), last=1)
     drafted = tokens.flip(1)[:, : tree.nodes]
-    scores = model.forward(cache, of_tree(drafted, tree, lengths, capacity)).logits_BQV
-    worst = 0.0
-    for row, length in enumerate(lengths.tolist()):
+    lines = []
+    for row, length in enumerate(lengths):
+        source = None if inputs is None else inputs.take([row])
         for node in range(tree.levels[-2], tree.nodes):
             path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
-            own = model.runner.plain(whole)[0, length:, : model.vocab_size].float()
-            gap = (scores[row, path].float() - own).abs().max()
-            gap = gap / own.abs().max().clamp(min=1e-6)
-            worst = max(worst, float(gap if torch.isfinite(gap) else torch.inf))
-    return worst
+            logits = model.runner.plain(whole, source)
+            if logits is None:
+                return None
+            lines.append((row, path, logits[0, length:, : model.vocab_size]))
+    cache = model.open(len(lengths), CAPACITY, inputs)
+    at = steps[:longest].expand(len(lengths), -1)
+    model.forward(cache, causal(tokens[:, :longest], at, CAPACITY), last=1)
+    first = torch.tensor(lengths, device=device)
+    scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+
+
+def _gap(scores: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest logit expected."""
+    gap = (scores.float() - expected.float()).abs().max()
+    gap = gap / expected.float().abs().max().clamp(min=1e-6)
+    return float(gap if torch.isfinite(gap) else torch.inf)

@@ -10,21 +10,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 
-from outrider import arguments, calibrate
+from outrider import arguments, calibrate, measure
+from outrider.certify.report import Row
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
-from outrider.integrations.arms import Made, Stock
+from outrider.integrations.arms import Completion, Stock
 from outrider.load import load, shipped
-from outrider.measure import Ratio, bootstrap
+from outrider.measure import Ratio, Trial
 from outrider.prompts import read_prompts
 from outrider.sampling import Sampling
 from outrider.sources import DTYPES
 from outrider.speculator import Speculator, Stop
-from outrider.stats import Stats
+from outrider.stats import VERBS
 from outrider.text import encode
 from outrider.tree import parents_of
 
@@ -55,18 +55,22 @@ class Plan:
     packed: bool | None = None  #: pack our weights on a CPU; None measures
 
     def __post_init__(self) -> None:
-        plain: dict[str, Any] = {}
-        for name in ("count", "max_new_tokens", "repeats", "threads"):
-            given = getattr(self, name)
+        plain: dict[str, object] = {}
+        for name, given in (
+            ("count", self.count),
+            ("max_new_tokens", self.max_new_tokens),
+            ("repeats", self.repeats),
+            ("threads", self.threads),
+        ):
             if given is not None or name in ("max_new_tokens", "repeats"):
                 plain[name] = arguments.whole(name, given, "use 1 or more", least=1)
-        for name in ("chains", "assisted"):
+        for name, lengths in (("chains", self.chains), ("assisted", self.assisted)):
             what, do = "whole numbers of at least 1", f"write {name}=(2, 4)"
-            plain[name] = arguments.several(name, getattr(self, name), what, do, _positive)
+            plain[name] = arguments.several(name, lengths, what, do, _positive)
         what, do = "lists of whole numbers of at least 1", "write trees=((3, 2), (2, 2, 1))"
         trees = arguments.several("trees", self.trees, what, do, _is_tree)
         plain["trees"] = tuple(tuple(map(int, counts)) for counts in trees)
-        for counts in plain["trees"]:
+        for counts in trees:
             parents_of(counts)  # too many nodes
         what, do = "numbers", "write temperatures=(0.0, 1.0)"
         plain["temperatures"] = arguments.several(
@@ -82,46 +86,28 @@ class Plan:
             Sampling(temperature)
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: object) -> bool:
     return arguments.is_whole(value) and value > 0
 
 
-def _is_tree(counts: Any) -> bool:
+def _is_tree(counts: object) -> bool:
     return isinstance(counts, (list, tuple)) and bool(counts) and all(map(_positive, counts))
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One completion by one arm."""
-
-    arm: str
-    prompt: int
-    repeat: int
-    seconds: float
-    token_ids: list[int]
-    calls: int  #: of the target that yielded tokens; ours reads the prompt in one before these
-    stats: Stats | None
-
-    @property
-    def ms_per_token(self) -> float:
-        """Time of the whole call per emitted token."""
-        return 1e3 * self.seconds / max(len(self.token_ids), 1)
 
 
 @dataclass
 class Table:
-    """All trials at one temperature in one dtype."""
+    """All trials at one temperature in one dtype; times are those of whole calls."""
 
     temperature: float
     dtype: str
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[Trial[Completion]] = field(default_factory=list)
 
     def arms(self, family: str | None = None) -> list[str]:
         """Arm names in order of appearance, of one family (what stands before the colon)."""
         names = list(dict.fromkeys(trial.arm for trial in self.trials))
         return [n for n in names if family is None or n.split(":")[0] == family]
 
-    def of(self, arm: str) -> list[Trial]:
+    def of(self, arm: str) -> list[Trial[Completion]]:
         """The trials of an arm."""
         return [trial for trial in self.trials if trial.arm == arm]
 
@@ -134,36 +120,38 @@ class Table:
 
         def cost(arm: str) -> float:
             mine = self.of(arm)
-            return sum(t.seconds for t in mine) / max(sum(len(t.token_ids) for t in mine), 1)
+            return sum(t.seconds for t in mine) / max(sum(t.tokens for t in mine), 1)
 
         return min(self.arms(family), key=cost)
 
     def ratio(self, fast: str, slow: str) -> Ratio:
         """How many times less time per token `fast` takes, paired by prompt and repeat."""
-        other = {(t.prompt, t.repeat): t.ms_per_token for t in self.of(slow)}
-        pairs = [other[t.prompt, t.repeat] / t.ms_per_token for t in self.of(fast)]
-        return bootstrap(pairs)
+        return measure.ratio(self.trials, fast, slow)
 
     def ratios(self) -> dict[str, Ratio]:
         """The families' best settings against each other."""
         return {f"{a}/{b}": self.ratio(self.best(a), self.best(b)) for a, b in PAIRS}
 
+    def texts(self, arm: str) -> dict[int, list[int]]:
+        """Tokens of an arm by prompt."""
+        return {t.prompt: t.result.token_ids for t in self.of(arm)}
+
     def equal(self, one: str, two: str) -> dict[str, int]:
         """On how many prompts two arms made the same tokens."""
-        mine, theirs = ({t.prompt: t.token_ids for t in self.of(arm)} for arm in (one, two))
+        mine, theirs = (self.texts(arm) for arm in (one, two))
         return {"equal": sum(mine[p] == theirs[p] for p in mine), "of": len(mine)}
 
     def loops(self, arm: str) -> float:
         """Share of texts that run in circles: fewer than half of their 4-grams are distinct."""
-        texts = {t.prompt: t.token_ids for t in self.of(arm)}.values()
+        texts = self.texts(arm).values()
         return sum(map(looping, texts)) / max(len(texts), 1)
 
-    def describe(self, arm: str) -> dict[str, Any]:
+    def describe(self, arm: str) -> Row:
         """One arm's figures."""
         mine = self.of(arm)
-        tokens, calls = sum(len(t.token_ids) for t in mine), sum(t.calls for t in mine)
-        known = [t.stats for t in mine if t.stats is not None]
-        found: dict[str, Any] = {
+        tokens, calls = sum(t.tokens for t in mine), sum(t.result.calls for t in mine)
+        known = [t.result.stats for t in mine if t.result.stats is not None]
+        figures: Row = {
             "ms_per_token": round(self.ms_per_token(arm), 4),
             "tokens_per_second": round(tokens / sum(t.seconds for t in mine), 2),
             "block_efficiency": round(tokens / max(calls, 1), 4),
@@ -172,12 +160,12 @@ class Table:
         }
         if known:
             steps = sum(s.engine_steps for s in known)
-            found["mean_acceptance_length"] = round(1 + sum(s.accepted for s in known) / steps, 4)
-            found["ms_per_step"] = {
-                part: round(sum(getattr(s, f"{part}_ms") for s in known) / steps, 4)
-                for part in ("draft", "target", "verify", "host")
+            figures["mean_acceptance_length"] = round(1 + sum(s.accepted for s in known) / steps, 4)
+            figures["ms_per_step"] = {
+                part: round(sum(vars(s)[f"{part}_ms"] for s in known) / steps, 4)
+                for part in (*VERBS, "host")
             }
-        return found
+        return figures
 
 
 def looping(token_ids: Sequence[int]) -> bool:
@@ -190,7 +178,7 @@ def looping(token_ids: Sequence[int]) -> bool:
     return bool(grams) and len(set(grams)) < 0.5 * len(grams)
 
 
-Arm = Callable[[list[int], Sampling], tuple[Made, Stats | None]]
+Arm = Callable[[list[int], Sampling], Completion]
 
 
 class Comparison:
@@ -209,7 +197,7 @@ class Comparison:
         self.draft = plan.draft
         if plan.target is None and plan.draft is None:
             self.draft = str(shipped("draft"))
-        self.settings: dict[str, Any] = {}
+        self.settings: dict[str, Row] = {}
         self._pair = self._load(plan.dtype)
         self.dtypes = [self._pair.notes.dtype]
         if plan.fastest:
@@ -227,7 +215,10 @@ class Comparison:
         )
         notes = pair.notes
         self.settings[notes.dtype] = {
-            name: getattr(notes, name) for name in ("device", "dtype", "threads", "packed")
+            "device": notes.device,
+            "dtype": notes.dtype,
+            "threads": notes.threads,
+            "packed": notes.packed,
         }
         return pair
 
@@ -255,60 +246,60 @@ class Comparison:
         most, eos = self.plan.max_new_tokens, pair.eos_ids
 
         def ours(speculator: Speculator) -> Arm:
-            def call(prompt: list[int], how: Sampling) -> tuple[Made, Stats | None]:
+            def call(prompt: list[int], how: Sampling) -> Completion:
                 started = time.perf_counter()
                 done = speculator.generate([prompt], how, Stop(most, token_ids=eos))
                 seconds = time.perf_counter() - started
                 tokens = done.completions[0].token_ids
-                return Made(tokens, seconds, done.stats.engine_steps), done.stats
+                return Completion(tokens, seconds, done.stats.engine_steps, done.stats)
 
             return call
 
         def theirs(count: int | None) -> Arm:
-            return lambda prompt, how: (stock.assisted(prompt, how, most, count), None)
+            return lambda prompt, how: stock.assisted(prompt, how, most, count)
 
         arms: dict[str, Arm] = {PLAIN: ours(pair.plain())}
         drafter = pair.engine.drafter
         for count in self.plan.chains:
             if isinstance(drafter, DraftModel):
-                made = pair.using(DraftModel(drafter.model, (1,) * count))
+                chained = pair.using(DraftModel(drafter.model, (1,) * count))
             else:
-                made = pair.using(PromptLookup(count))
-            arms[f"{SPECULATIVE}: {count} tokens"] = ours(made)
+                chained = pair.using(PromptLookup(count))
+            arms[f"{SPECULATIVE}: {count} tokens"] = ours(chained)
         for counts in self.plan.trees:
             assert isinstance(drafter, DraftModel)
             name = ",".join(map(str, counts))
             arms[f"{SPECULATIVE}: tree {name}"] = ours(
                 pair.using(DraftModel(drafter.model, counts))
             )
-        arms[STOCK] = lambda prompt, how: (stock.run(prompt, how, most), None)
+        arms[STOCK] = lambda prompt, how: stock.run(prompt, how, most)
         arms[f"{ASSISTED}: default"] = theirs(None)
         for count in self.plan.assisted:
             arms[f"{ASSISTED}: {count} tokens"] = theirs(count)
         return arms
 
     def _measure(
-        self, table: Table, arms: dict[str, Arm], ids: list[list[int]], progress: Any
+        self,
+        table: Table,
+        arms: dict[str, Arm],
+        ids: list[list[int]],
+        progress: Callable[[], None],
     ) -> None:
-        names = list(arms)
-        for name in names:
-            arms[name](ids[0], Sampling(table.temperature, seed=0))  # warm-up
-        for repeat in range(self.plan.repeats):
-            for number, prompt in enumerate(ids):
-                how = Sampling(table.temperature, seed=1000 * repeat + number)
-                turn = (repeat + number) % len(names)
-                for name in names[turn:] + names[:turn]:
-                    made, stats = arms[name](prompt, how)
-                    table.trials.append(
-                        Trial(name, number, repeat, made.seconds, made.token_ids, made.calls, stats)
-                    )
-                    progress()
+        for arm in arms.values():
+            arm(ids[0], Sampling(table.temperature, seed=0))  # warm-up
+        for repeat, number, name in measure.turns(list(arms), len(ids), self.plan.repeats):
+            how = Sampling(table.temperature, seed=1000 * repeat + number)
+            done = arms[name](ids[number], how)
+            table.trials.append(
+                Trial(name, number, repeat, done.seconds, len(done.token_ids), done)
+            )
+            progress()
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Row:
         """Everything measured, as plain values."""
         main = [t for t in self.tables if t.dtype == self.dtypes[0]]
         greedy = next((t for t in main if t.temperature == 0), None)
-        found: dict[str, Any] = {
+        document: Row = {
             "ratios": {k: asdict(r) for k, r in main[0].ratios().items()},
             "methods": {arm: main[0].describe(arm) for arm in main[0].arms()},
             "text_equal": None,
@@ -327,13 +318,13 @@ class Comparison:
         }
         if greedy is not None:
             pairs = ((SPECULATIVE, PLAIN), (PLAIN, STOCK), (ASSISTED, STOCK))
-            found["text_equal"] = {
+            document["text_equal"] = {
                 f"{a}={b}": greedy.equal(greedy.best(a), greedy.best(b)) for a, b in pairs
             }
-            found["loop_share"] = greedy.loops(PLAIN)
-        return found
+            document["loop_share"] = greedy.loops(PLAIN)
+        return document
 
-    def _block(self, table: Table) -> dict[str, Any]:
+    def _block(self, table: Table) -> Row:
         return {
             "dtype": table.dtype,
             "best": {family: table.best(family) for family in (SPECULATIVE, ASSISTED)},
@@ -341,15 +332,15 @@ class Comparison:
             "methods": {arm: table.describe(arm) for arm in table.arms()},
         }
 
-    def fastest(self) -> dict[str, Any]:
+    def fastest(self) -> Row:
         """Each family in the dtype and setting that serve it best, and ratios of these times.
 
         Tables of different dtypes are not interleaved with each other, so no interval is given.
         """
-        found: dict[str, Any] = {}
+        by_temperature: Row = {}
         for temperature in self.plan.temperatures:
             tables = [t for t in self.tables if t.temperature == temperature]
-            chosen: dict[str, Any] = {}
+            chosen: Row = {}
             for family in (PLAIN, SPECULATIVE, STOCK, ASSISTED):
                 best = min(tables, key=lambda t: t.ms_per_token(t.best(family)))
                 arm = best.best(family)
@@ -362,11 +353,11 @@ class Comparison:
                 f"{a}/{b}": round(chosen[b]["ms_per_token"] / chosen[a]["ms_per_token"], 4)
                 for a, b in PAIRS
             }
-            found[f"{temperature:g}"] = chosen
-        return found
+            by_temperature[f"{temperature:g}"] = chosen
+        return by_temperature
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Row:
     """Machine and versions."""
     import os
     from importlib.metadata import version

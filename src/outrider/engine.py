@@ -21,23 +21,32 @@ from typing import Any
 import torch
 
 from outrider import arguments, graphs, shaping, step, tree, verifiers
-from outrider.batch import Batch, Prefill, groups, slab
+from outrider.batch import Batch
 from outrider.blocks import HostBlock, Pending
-from outrider.errors import CapacityError, ConfigurationError, NumericalError, PromptError
+from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.ledger import Ledger, Phase
-from outrider.planner import Costs, Fixed, Planner
+from outrider.planner import Fixed, Planner
 from outrider.prefill import ROUND, inference
 from outrider.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.sampling import Sampling, fresh_seed
-from outrider.seats import Seats
+from outrider.seating import Seating
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.step import Block, BlockLists
-from outrider.types import Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
+from outrider.types import (
+    Block,
+    BlockLists,
+    Costs,
+    Draft,
+    Drafter,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
 Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
-CHUNK = 64  #: prompt tokens read between two steps of those who run
 
 
 class Engine:
@@ -145,14 +154,14 @@ class Run(Iterator[HostBlock]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        self._room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
         self.rule = engine.choose_rule("all")
         self._graphed: Graphed | None = None
-        self.seats = Seats(arguments.whole("seats", seats, "give at least one", least=1))
-        self.batch: Batch | None = None
+        seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
+        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
+        self._reads = engine.target.probe(1) is not None
         self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
-        self._prefill: tuple[list[int], Prefill] | None = None
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -173,7 +182,7 @@ class Run(Iterator[HostBlock]):
             )
         target, entries = self.engine.target, self._ledger.entries
         for number, request in enumerate(requests, len(entries)):
-            check(request, number, target)
+            check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
                 graphs.check(request.sampling, number)
@@ -193,7 +202,7 @@ class Run(Iterator[HostBlock]):
             if sampling is not request.sampling:
                 request = replace(request, sampling=sampling)
             numbers.append(self._ledger.add(request))
-        self.seats.waiting += numbers
+        self._seating.seats.waiting += numbers
         if any(sampling.temperature for sampling in settings):
             self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
@@ -213,7 +222,7 @@ class Run(Iterator[HostBlock]):
         waits = self._ledger.entries[number].phase is Phase.WAITING
         self._ledger.end(number, reason, keep)
         if waits:
-            self.seats.waiting.remove(number)
+            self._seating.seats.waiting.remove(number)
         if self.done:
             self._mark = 0.0
 
@@ -223,6 +232,11 @@ class Run(Iterator[HostBlock]):
     def done(self) -> bool:
         """Whether every request is over."""
         return not self._ledger.left
+
+    @property
+    def batch(self) -> Batch | None:
+        """The rows under way, for steps by hand and tests; None before the first step."""
+        return self._seating.batch
 
     @property
     def phases(self) -> list[Phase]:
@@ -283,107 +297,29 @@ class Run(Iterator[HostBlock]):
     @inference
     def _turn(self) -> None:
         self._mark = self._mark or time.perf_counter()
-        self._leave()
-        spent = self._seat()
-        if self.seats.rows:
+        self._seating.leave()
+        spent = self._seating.arrive()
+        if self._seating.rows:
             self._advance()
         now, stats = time.perf_counter(), self._ledger.stats
         stats.seconds += now - self._mark - spent
         stats.prefill_ms += 1e3 * spent
         self._mark = 0.0 if self.done else now
 
-    def _seated(self) -> list[Request]:
-        return [self._ledger.entries[number].request for number in self.seats.rows]
-
-    def _leave(self) -> None:
-        """Rows that are over leave: rows from the end move into their seats."""
-        rows, entries = self.seats.rows, self._ledger.entries
-        over = [row for row, number in enumerate(rows) if entries[number].over]
-        if not over:
-            return
-        batch = self.batch
-        assert batch is not None
-        poisoned = any(isinstance(entries[rows[row]].error, NumericalError) for row in over)
-        holes, movers = self.seats.leave(over)
-        if poisoned:  # a NaN in a seat's slots would poison who sits there next, masked or not
-            moved = dict(zip(holes, movers, strict=True))
-            alive = [moved.get(row, row) for row in range(len(rows))]
-            self.batch = batch.take(alive) if alive else None
-            return
-        if holes:
-            batch = batch.put(holes, batch.take(movers))
-        batch = batch.narrow(len(rows))
-        if not any(request.sampling.shapes for request in self._seated()):
-            plain = batch.context.sampling._replace(shaping=None)
-            batch = batch._replace(context=batch.context._replace(sampling=plain))
-        self.batch = batch
-
-    def _seat(self) -> float:
-        """Read prompts of those who wait: all of them while nobody runs, else a piece of a group.
-
-        Returns the seconds that it took.
-        """
-        through = not self.seats.rows
-        started = time.perf_counter()
-        while self._prefill is not None or self._call():
-            assert self._prefill is not None
-            numbers, prefill = self._prefill
-            entries = [self._ledger.entries[number] for number in numbers]
-            alive = [at for at, entry in enumerate(entries) if not entry.over]
-            batch = prefill.step(None if through else CHUNK) if alive else None
-            if alive and batch is None:
-                break
-            self._prefill = None
-            if batch is not None:
-                batch = batch if len(alive) == len(numbers) else batch.take(alive)
-                self._join([numbers[at] for at in alive], batch)
-            if not through:
-                break
-        return time.perf_counter() - started
-
-    def _call(self) -> bool:
-        """Begin to read the next in the queue, with those behind it who fit and are as long."""
-        engine, entries, ahead = self.engine, self._ledger.entries, self.seats.ahead()
-        if not ahead:
-            return False
-        lengths = [len(entries[number].request.prompt) for number in ahead]
-        group = next(sorted(rows) for rows in groups(lengths) if 0 in rows)
-        numbers = [ahead[at] for at in group]
-        requests = [entries[number].request for number in numbers]
-        self._prefill = numbers, Prefill(engine.target, engine.drafter, requests, self._room)
-        for number in numbers:
-            self.seats.waiting.remove(number)
-            entries[number].move(Phase.PREFILLING)
-        return True
-
-    def _join(self, numbers: list[int], newcomers: Batch) -> None:
-        """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
-        engine = self.engine
-        alone = len(numbers) == self.seats.count or newcomers.context.inputs is not None
-        if self.batch is None and alone:  # they are the batch
-            self.batch = newcomers
-            self.seats.sit(numbers)
-        else:
-            if self.batch is None:
-                self.batch = slab(engine.target, engine.drafter, self.seats.count, self._room)
-            self.batch = self.batch.put(self.seats.sit(numbers), newcomers)
-        for number in numbers:
-            self._ledger.run(number)
-
     def _advance(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         clock = self._clock
-        while self.seats.rows:
+        while self._seating.rows:
             batch, shape = self._bounded(), self._shape()
             clock.start()
             try:
-                draft, scores, verdict, self.batch, block = self._made(batch, shape)
+                draft, scores, verdict, self._seating.batch, block = self._made(batch, shape)
                 break
             except shaping.ProcessorError as error:
                 self._blame(error)
         else:
             return
-        rows = list(self.seats.rows)
+        rows = list(self._seating.rows)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
         if self._observe is not None:
             with torch.inference_mode(False):  # an observer may differentiate copies
@@ -416,14 +352,15 @@ class Run(Iterator[HostBlock]):
 
     def _bounded(self) -> Batch:
         """The batch with the length that no row exceeds: blocks that are unread count in full."""
-        assert self.batch is not None
-        longest = max(self._ledger.entries[number].length for number in self.seats.rows)
-        bound = min(longest + len(self._unread) * self._size, self._room - self._size)
-        self.batch = self.batch._replace(context=self.batch.context._replace(bound=bound))
-        return self.batch
+        batch = self._seating.batch
+        assert batch is not None
+        longest = max(self._ledger.entries[number].length for number in self._seating.rows)
+        ahead = len(self._unread) * self._size
+        bound = min(longest + ahead, self._seating.capacity - self._size)
+        return batch._replace(context=batch.context._replace(bound=bound))
 
     def _shape(self) -> Shape:
-        shape = self.engine.planner.plan(self._plan, self._seated())
+        shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
         shapes = self.engine.drafter.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
@@ -434,15 +371,15 @@ class Run(Iterator[HostBlock]):
 
     def _blame(self, error: shaping.ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
-        number, cause = self.seats.rows[error.row], error.__cause__
+        number, cause = self._seating.rows[error.row], error.__cause__
         assert isinstance(cause, Exception)
         length = self._ledger.entries[number].length
         cause.add_note(f"in a logits processor of request {number} after {length} tokens")
         self._ledger.ready.append(self._ledger.fail(number, cause))
-        self._leave()
+        self._seating.leave()
 
     def _all_over(self) -> bool:
-        return all(self._ledger.entries[number].over for number in self.seats.rows)
+        return all(self._ledger.entries[number].over for number in self._seating.rows)
 
     def _tell(self, block: BlockLists, numbers: list[int], pending: Pending | None = None) -> None:
         blocks = self._ledger.tell(block, numbers, pending)

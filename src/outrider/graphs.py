@@ -23,8 +23,7 @@ from outrider.batch import Batch
 from outrider.errors import ConfigurationError
 from outrider.prefill import inference, width
 from outrider.sampling import Sampling
-from outrider.step import Block
-from outrider.types import Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
+from outrider.types import Block, Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
 
 R = TypeVar("R")
 

@@ -11,17 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider import arguments
+from outrider.drafters import DRAFTERS
+from outrider.drafters.recipes import COMMON
 from outrider.errors import ConfigurationError, UnknownName
 
-SHAPE = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance", "coupled")
-OURS = ("draft", "drafter", *SHAPE, "rule", "ngram", "table")
-METHODS = {
-    "draft_model": "draft_model",
-    "ngram": "prompt_lookup",
-    "prompt_lookup": "prompt_lookup",
-    "ngram_table": "ngram_table",
-    "root": "root",
-}
+OURS = ("draft", "drafter", *COMMON, "drafter_options", "table", "rule", "rule_options")
+NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
 #: Names that a generation configuration of transformers carries.
 CONFIGURED = (
@@ -46,7 +41,7 @@ KNOWN = (
 )
 
 
-def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def load_arguments(given: Mapping[str, object]) -> dict[str, Any]:
     """Arguments of `outrider.load` from a `speculative_config` or transformers' keywords.
 
     >>> load_arguments({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 3})
@@ -56,9 +51,9 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         if key not in KNOWN:
             raise UnknownName("speculative setting", key, KNOWN)
     asked = {key: value for key, value in given.items() if value is not None}
-    found = {key: asked[key] for key in OURS if key in asked}
+    found: dict[str, Any] = {key: asked[key] for key in OURS if key in asked}
 
-    def put(name: str, value: Any, source: str) -> None:
+    def put(name: str, value: object, source: str) -> None:
         if name in found and found[name] is not value and found[name] != value:
             raise ConfigurationError(
                 f"{source}={value!r} contradicts {name}={found[name]!r}; give one of them"
@@ -74,9 +69,9 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
             put("num_speculative_tokens", count, name)
     if "method" in asked:
         method = str(asked["method"])
-        if method not in METHODS:
-            raise UnknownName("speculative method", method, METHODS)
-        put("drafter", METHODS[method], "method")
+        if method not in (NGRAM, *DRAFTERS):
+            raise UnknownName("speculative method", method, (NGRAM, *DRAFTERS))
+        put("drafter", "prompt_lookup" if method == NGRAM else method, "method")
     if "prompt_lookup_num_tokens" in asked:
         put("drafter", "prompt_lookup", "prompt_lookup_num_tokens")
     if isinstance(found.get("ngram"), list):
@@ -91,7 +86,7 @@ def load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _ngram(asked: Mapping[str, Any], put: Callable[[str, Any, str], None]) -> None:
+def _ngram(asked: Mapping[str, object], put: Callable[[str, object, str], None]) -> None:
     """The n-grams of prompt lookup, under the names that vLLM and transformers have for them."""
     sizes = {
         name: arguments.whole(name, asked[name], "give at least 1, or leave it out", least=1)
@@ -108,7 +103,7 @@ def _ngram(asked: Mapping[str, Any], put: Callable[[str, Any, str], None]) -> No
         put("ngram", (least, most), name)
 
 
-def _refuse(asked: Mapping[str, Any]) -> None:
+def _refuse(asked: Mapping[str, object]) -> None:
     if asked.get("draft_sample_method", "probabilistic") != "probabilistic":
         raise ConfigurationError(
             "draft_sample_method must be 'probabilistic': drafts are drawn from the draft model's "

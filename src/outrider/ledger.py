@@ -18,8 +18,7 @@ from outrider.blocks import HostBlock, Pending
 from outrider.errors import ConfigurationError, NumericalError
 from outrider.request import Request
 from outrider.stats import RequestStats, Stats
-from outrider.step import BlockLists
-from outrider.types import FAULT, REASONS
+from outrider.types import FAULT, REASONS, BlockLists
 
 
 class Phase(Enum):

@@ -3,9 +3,9 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,21 +14,24 @@ from outrider.sampling import Sampling
 from outrider.speculator import Generation, Speculator, Stop
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
+Arm = TypeVar("Arm")
+Result = TypeVar("Result", covariant=True)
+
 
 @dataclass(frozen=True)
-class Trial:
-    """One completion of one prompt by one arm."""
+class Trial(Generic[Result]):
+    """One completion of one prompt by one arm, with whatever the arm returned."""
 
     arm: str
     prompt: int
     repeat: int
     seconds: float
     tokens: int
-    result: Generation
+    result: Result
 
     @property
     def ms_per_token(self) -> float:
-        """Decode time per emitted token, prefill excluded."""
+        """Time per emitted token; what is timed is the arm's to say."""
         return 1e3 * self.seconds / max(self.tokens, 1)
 
 
@@ -44,6 +47,18 @@ class Ratio:
         return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
+def turns(arms: Sequence[Arm], prompts: int, repeats: int = 1) -> Iterator[tuple[int, int, Arm]]:
+    """(repeat, prompt, arm): every arm on every prompt, arms in turn, the starting arm rotating.
+
+    >>> [arm for _, prompt, arm in turns("abc", 2)]
+    ['a', 'b', 'c', 'b', 'c', 'a']
+    """
+    for repeat in range(repeats):
+        for prompt in range(prompts):
+            for place in range(len(arms)):
+                yield repeat, prompt, arms[(repeat + prompt + place) % len(arms)]
+
+
 def interleave(
     arms: dict[str, Speculator],
     prompts: Sequence[str],
@@ -51,28 +66,24 @@ def interleave(
     stop: Stop,
     repeats: int = 1,
     progress: Callable[[], None] | None = None,
-) -> list[Trial]:
-    """Every arm on every prompt, arms in turn, the starting arm rotating, one warm-up each.
+) -> list[Trial[Generation]]:
+    """Every arm on every prompt in `turns`, after one warm-up each; times are without prefill.
 
     `sampling(i)` gives prompt i's settings, the same for all arms.
     """
-    names = list(arms)
-    for name in names:
-        arms[name].generate(prompts[0], sampling(0), Stop(8, token_ids=()))
+    for arm in arms.values():
+        arm.generate(prompts[0], sampling(0), Stop(8, token_ids=()))
     trials = []
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            turn = (repeat + number) % len(names)
-            for name in names[turn:] + names[:turn]:
-                result = arms[name].generate(prompt, sampling(number), stop)
-                stats = result.stats
-                trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
-                if progress is not None:
-                    progress()
+    for repeat, number, name in turns(list(arms), len(prompts), repeats):
+        result = arms[name].generate(prompts[number], sampling(number), stop)
+        stats = result.stats
+        trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
+        if progress is not None:
+            progress()
     return trials
 
 
-def ratio(trials: Sequence[Trial], fast: str, slow: str, resamples: int = 2000) -> Ratio:
+def ratio(trials: Sequence[Trial[object]], fast: str, slow: str, resamples: int = 2000) -> Ratio:
     """Time per token of `slow` over `fast`, paired by prompt and repeat."""
     by_arm = {
         arm: {(t.prompt, t.repeat): t.ms_per_token for t in trials if t.arm == arm}
@@ -111,11 +122,11 @@ class Ceiling:
     outside_share: float  #: outside_ms over the whole step
 
 
-def ceiling(trials: Sequence[Trial], fast: str, slow: str) -> Ceiling:
+def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceiling:
     """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
 
     def total(arm: str, name: str) -> float:
-        return float(sum(getattr(t.result.stats, name) for t in trials if t.arm == arm))
+        return float(sum(vars(t.result.stats)[name] for t in trials if t.arm == arm))
 
     steps, plain_steps = total(fast, "engine_steps"), total(slow, "engine_steps")
     tokens = total(fast, "new_tokens") / steps
@@ -142,12 +153,12 @@ class Timed:
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
 
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
         """The model's own cache."""
         return self.model.open(rows, capacity, inputs)
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self, cache: object, nodes: Nodes, *, last: int | None = None, hidden: bool = False
     ) -> Output:
         """The model's own answer, timed."""
         self._wait()
@@ -162,7 +173,7 @@ class Timed:
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize()
 
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
         """As the model does."""
         self.model.keep(cache, first_B, path_BD)
 

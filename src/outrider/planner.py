@@ -4,17 +4,15 @@ A plan may depend on committed text and on verdicts of earlier steps, never on t
 (docs/rules.md, "What a draft must say about itself").
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outrider.blocks import HostBlock
 from outrider.request import Request
-from outrider.types import Shape
+from outrider.types import Costs, Shape
 
 P = TypeVar("P")
-#: Milliseconds of one call over n nodes: "target" and "draft" -> n -> ms.
-Costs = Mapping[str, Mapping[int, float]]
 
 
 class Planner(Protocol[P]):
@@ -37,7 +35,7 @@ class Planner(Protocol[P]):
 class Fixed:
     """The drafter's usual shape in every step.
 
-    >>> from outrider.types import Shape
+    >>> from outrider.types import Costs, Shape
     >>> usual, small = Shape(5, 5, 4, True), Shape(2, 2, 1, True)
     >>> Fixed().plan(Fixed().open([usual, small], None), []).max_depth
     4

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
+from outrider.certify.report import Row
 from outrider.errors import PromptError
 from outrider.load import shipped
 
 
-def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
+def read_rows(path: str | Path | None = None) -> list[Row]:
     """Prompts of a file as dictionaries with `prompt` and whatever else their lines say.
 
     A file has one JSON object with a `prompt` field a line, or one prompt a line; only a line feed
@@ -27,11 +27,11 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
             f"cannot read prompts; got {str(where)!r}: {error}; give a UTF-8 file with one JSON "
             "object or one prompt a line"
         ) from error
-    found = []
+    rows = []
     for number, line in enumerate((one.rstrip("\r") for one in lines), start=1):
         if not line.strip():
             continue
-        row: dict[str, Any] = {"prompt": line}
+        row: Row = {"prompt": line}
         if line.lstrip().startswith("{"):
             try:
                 row = json.loads(line)
@@ -43,10 +43,10 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
                 ) from error
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise PromptError(f"line {number} of {str(where)!r} has no text in prompt; remove it")
-        found.append(row)
-    if not found:
+        rows.append(row)
+    if not rows:
         raise PromptError(f"no prompt; got an empty file {str(where)!r}; add at least one line")
-    return found
+    return rows
 
 
 def read_prompts(path: str | Path | None = None, count: int | None = None) -> list[str]:

@@ -6,8 +6,8 @@ its row's number or at the other rows is asked about one text at a time, or refu
 for several requests.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,10 +42,24 @@ class OneByOne:
         return torch.cat([self.inner(text[None], line[None]) for text, line in pairs])
 
 
+@runtime_checkable
+class _Declared(Protocol):
+    """A processor that says itself whether it can be replayed."""
+
+    replayable: bool
+
+
+@runtime_checkable
+class _Constrained(Protocol):
+    """transformers' prefix-constrained processor, which counts rows to know its own."""
+
+    _prefix_allowed_tokens_fn: Callable[[int, Tensor], Sequence[int]]
+
+
 class _Allowed:
     """transformers' prefix-constrained processor with its batch row kept."""
 
-    def __init__(self, inner: Any, row: int) -> None:
+    def __init__(self, inner: _Constrained, row: int) -> None:
         self.allowed, self.row = inner._prefix_allowed_tokens_fn, row
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -70,7 +84,7 @@ def of_row(processors: tuple[Processor, ...], row: int) -> tuple[Processor, ...]
 
 def _told(processor: Processor, row: int) -> Processor:
     inner = processor.inner if isinstance(processor, OneByOne) else processor
-    if not hasattr(inner, "_prefix_allowed_tokens_fn"):
+    if not isinstance(inner, _Constrained):
         return processor
     allowed = _Allowed(inner, row)
     return OneByOne(allowed) if isinstance(processor, OneByOne) else allowed
@@ -94,7 +108,7 @@ def replayable(
     for number, processor in enumerate(processors):
         name, shared = type(processor).__name__, 1 if uses is None else uses[number]
         reason, stacks = REFUSED.get(name), True
-        if reason is None and getattr(processor, "replayable", True) is False:
+        if reason is None and isinstance(processor, _Declared) and processor.replayable is False:
             reason = "it says so itself (replayable = False)"
         if reason is None:
             own = of_row((processor,), 0)[0]
@@ -131,7 +145,8 @@ def _tried(
         ids = torch.cat([base, tail], 1)
         scores = processor(ids, logits.clone())
         if not isinstance(scores, Tensor) or scores.shape != logits.shape:
-            raise TypeError(f"returned {getattr(scores, 'shape', type(scores).__name__)}")
+            shape = scores.shape if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"returned {shape}")
         return scores.clone()
 
     try:

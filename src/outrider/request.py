@@ -73,7 +73,7 @@ def token_ids(prompt: Any, number: int = 0) -> list[int]:
     >>> token_ids((5, 6))
     [5, 6]
     """
-    if hasattr(prompt, "tolist"):
+    if isinstance(prompt, arguments.Listable):
         prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
         if set(map(type, prompt)) <= {int}:
@@ -113,8 +113,10 @@ def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
     return list(given)
 
 
-def check(request: Request, number: int, target: LanguageModel) -> None:
+def check(request: Request, number: int, target: LanguageModel, reads: bool) -> None:
     """Refuse what this model cannot decode; `number` names the request.
+
+    `reads` says whether the model reads inputs besides the text.
 
     Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
     context, CapacityError for a text without any end, ConfigurationError for missing or useless
@@ -141,6 +143,12 @@ def check(request: Request, number: int, target: LanguageModel) -> None:
         raise CapacityError(
             f"prompt {number} has no token budget and the model names no context to end at; "
             "got max_new_tokens=None; give max_new_tokens"
+        )
+    if reads != (request.inputs is not None):
+        have, do = ("no inputs", "give") if reads else ("inputs", "leave out")
+        what = "something besides the text" if reads else "text alone"
+        raise ConfigurationError(
+            f"the model reads {what}; got request {number} with {have}; {do} inputs"
         )
 
 

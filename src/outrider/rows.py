@@ -5,7 +5,7 @@ row each; what is in use anywhere is known on the host beside them, as an upper 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ def placed(mine: Tensor, seats: Sequence[int], theirs: Tensor, fill: float = 0) 
     rows = max(mine.shape[0], 1 + max(seats, default=-1))
     wide = [max(a, b) for a, b in zip(mine.shape[1:], theirs.shape[1:], strict=True)]
     both = mine.new_full((rows, *wide), fill)
-    both[(slice(mine.shape[0]), *map(slice, mine.shape[1:]))] = mine
+    both[tuple(slice(size) for size in mine.shape)] = mine
     for row, seat in enumerate(seats):
         both[seat] = fill
-        both[(seat, *map(slice, theirs.shape[1:]))] = theirs[row]
+        both[seat][tuple(slice(size) for size in theirs.shape[1:])] = theirs[row]
     return both
 
 
@@ -76,7 +76,7 @@ class Shaping(NamedTuple):
     def take(self, rows: Sequence[int]) -> "Shaping":
         """A copy of these rows, in this order."""
         return self._replace(
-            **{name: picked(t, rows) for name, t in _columns(self)},
+            **_columns(self, lambda table: picked(table, rows)),
             processors=tuple(self.processors[row] for row in rows),
             padding=tuple(self.padding[row] for row in rows),
             ends=tuple(self.ends[row] for row in rows),
@@ -84,8 +84,8 @@ class Shaping(NamedTuple):
 
     def put(self, seats: Sequence[int], other: "Shaping") -> "Shaping":
         """The rows of `other` in these seats; what one side lacks has no effect in its rows."""
-        ours, theirs = dict(_columns(self)), dict(_columns(other))
-        columns = {}
+        ours, theirs = _columns(self), _columns(other)
+        columns: dict[str, Any] = {}
         for name in ours | theirs:
             off = 1 if name == "repetition_B" else 0  # what changes nothing
             like = ours[name] if name in ours else theirs[name]
@@ -106,7 +106,7 @@ class Shaping(NamedTuple):
     def narrow(self, rows: int) -> "Shaping":
         """The first rows."""
         return self._replace(
-            **{name: t[:rows] for name, t in _columns(self)},
+            **_columns(self, lambda table: table[:rows]),
             processors=self.processors[:rows],
             padding=self.padding[:rows],
             ends=self.ends[:rows],
@@ -131,7 +131,7 @@ class SamplingRows(NamedTuple):
     def take(self, rows: Sequence[int]) -> "SamplingRows":
         """A copy of these rows. Host constants stay: they are upper bounds."""
         return self._replace(
-            **{name: picked(t, rows) for name, t in _columns(self)},
+            **_columns(self, lambda table: picked(table, rows)),
             shaping=None if self.shaping is None else self.shaping.take(rows),
         )
 
@@ -143,11 +143,11 @@ class SamplingRows(NamedTuple):
         shaping = None
         if self.shaping is not None or other.shaping is not None:
             mine = self.shaping or Shaping.neutral(rows, device)
-            theirs = other.shaping or Shaping.neutral(other.seed_B.shape[0], device)
-            shaping = mine.put(seats, theirs)
-        pairs = zip(_columns(self), _columns(other), strict=True)
+            newcomers = other.shaping or Shaping.neutral(other.seed_B.shape[0], device)
+            shaping = mine.put(seats, newcomers)
+        theirs = _columns(other)
         return self._replace(
-            **{name: placed(mine, seats, theirs) for (name, mine), (_, theirs) in pairs},
+            **{name: placed(t, seats, theirs[name]) for name, t in _columns(self).items()},
             greedy=self.greedy if self.greedy == other.greedy else "some",
             most_top_k=max(self.most_top_k, other.most_top_k),
             all_top_k=self.all_top_k and other.all_top_k,
@@ -159,12 +159,14 @@ class SamplingRows(NamedTuple):
     def narrow(self, rows: int) -> "SamplingRows":
         """The first rows."""
         return self._replace(
-            **{name: t[:rows] for name, t in _columns(self)},
+            **_columns(self, lambda table: table[:rows]),
             shaping=None if self.shaping is None else self.shaping.narrow(rows),
         )
 
 
-def _columns(table: Shaping | SamplingRows) -> list[tuple[str, Tensor]]:
-    """The tensors of a table, which have a row for each of its rows."""
-    named = zip(table._fields, table, strict=True)
-    return [(name, value) for name, value in named if isinstance(value, Tensor)]
+def _columns(
+    store: Shaping | SamplingRows, change: Callable[[Tensor], Tensor] = lambda table: table
+) -> dict[str, Any]:
+    """The tensors of a store by name, changed: each has a row for each of its rows."""
+    named = zip(store._fields, store, strict=True)
+    return {name: change(value) for name, value in named if isinstance(value, Tensor)}

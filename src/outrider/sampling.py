@@ -186,56 +186,6 @@ def warp(logits_BRV: Tensor, sampling: SamplingRows) -> Laws:
 
 def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor | None:
     """The smallest logit that stays in, float32 [B, R]; None when no filter is in use."""
-    k, p = sampling.most_top_k, sampling.any_top_p
-    if not (k or p or sampling.any_min_p):
+    if not (sampling.most_top_k or sampling.any_top_p or sampling.any_min_p):
         return None
-    chosen = ops.floors(
-        logits_BRV,
-        sampling.inverse_temperature_B,
-        sampling.top_k_B if k else None,
-        sampling.top_p_B if p else None,
-        sampling.min_p_B if sampling.any_min_p else None,
-    )
-    if chosen is not None:
-        return chosen
-    logits = logits_BRV.float()
-    vocab = logits.shape[-1]
-    inverse = sampling.inverse_temperature_B
-    if sampling.greedy != "none":
-        inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
-    partial = 0 < k < vocab and (sampling.all_top_k or not p)
-    fast = None
-    if p and not partial:
-        fast = ops.nucleus(logits, inverse, sampling.top_k_B if k else None, sampling.top_p_B)
-    inverse = inverse[:, None, None]
-    floor = torch.full(logits.shape[:2], -torch.inf, device=logits.device)
-    if fast is not None:
-        floor = fast
-    elif k or p:
-        count = min(k, vocab) if partial else vocab
-        values = logits.topk(count, -1).values  # descending
-        if k:
-            on = sampling.top_k_B > 0
-            last = (sampling.top_k_B.clamp(1, count) - 1)[:, None, None]
-            kth = values.gather(2, last.expand(-1, values.shape[1], 1))[..., 0]
-            floor = torch.where(on[:, None], kth, floor)
-        if p:
-            scaled = (values * inverse).masked_fill(values < floor[..., None], -torch.inf)
-            probs = scaled.softmax(-1)
-            if partial:  # ties at the top-k floor stay in, those beyond `count` as well
-                missing = (logits == floor[..., None]).sum(-1) - (values == floor[..., None]).sum(
-                    -1
-                )
-                probs = probs / (
-                    1 + missing[..., None] * probs.gather(2, last.expand(-1, probs.shape[1], 1))
-                )
-            before = probs.cumsum(-1) - probs
-            limit = sampling.top_p_B[:, None, None]
-            inside = (before < limit) | (limit >= 1)
-            inside[..., 0] = True
-            nucleus = torch.where(inside, values, torch.inf).amin(-1)
-            floor = torch.where(limit[..., 0] < 1, torch.maximum(floor, nucleus), floor)
-    if sampling.any_min_p:
-        top = logits.amax(-1)
-        floor = torch.maximum(floor, top + sampling.min_p_B.log()[:, None] / inverse[..., 0])
-    return floor
+    return ops.floors(logits_BRV, sampling)

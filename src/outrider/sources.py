@@ -1,14 +1,18 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments, check
 from outrider.calibrate import Setting
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, refusals
+
+Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -16,13 +20,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Source:
     """A model by path, hub name or object: config first, weights when they are needed."""
 
-    def __init__(self, given: Any, role: str) -> None:
+    def __init__(self, given: Given, role: str) -> None:
         self.given, self.role = given, role
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, PreTrainedModel] = {}
         self._chain_only: bool | None = None  # unknown until the first check
-        self.config: Any = None
-        if given is None:
-            return
+        self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
@@ -37,9 +39,6 @@ class Source:
                 f"a config.json and no hub name that can be reached ({first_line(error)}); check "
                 "the path or download the model first"
             ) from error
-
-    def __bool__(self) -> bool:
-        return self.given is not None
 
     def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
         """The model behind its runner, checked once against its own forward.
@@ -69,22 +68,22 @@ class Source:
 
     def loaded_dtype(self) -> str | None:
         """The dtype of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return str(self.given.dtype).removeprefix("torch.")
 
     def loaded_device(self) -> torch.device | None:
         """The device of a model object that was passed in."""
-        if isinstance(self.given, (str, Path)) or self.given is None:
+        if isinstance(self.given, (str, Path)):
             return None
         return torch.device(self.given.device)
 
     def checkpoint_dtype(self) -> str:
         """The dtype the checkpoint was saved in."""
-        saved = getattr(self.config, "dtype", None)
+        saved = self.config.dtype
         return str(saved).removeprefix("torch.") if saved is not None else "float32"
 
-    def model(self, dtype: str, device: torch.device) -> Any:
+    def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model in this dtype."""
         if not isinstance(self.given, (str, Path)):
             if str(self.given.dtype).removeprefix("torch.") != dtype:
@@ -103,7 +102,7 @@ class Source:
             ).to(device)
         return self._models[dtype]
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
@@ -116,28 +115,26 @@ class Source:
 
     def eos_ids(self) -> tuple[int, ...]:
         """End-of-sequence ids of the generation config."""
-        settings: Any = None
+        settings = self.config
         if isinstance(self.given, (str, Path)):
             from transformers import GenerationConfig
 
-            try:
+            with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
-            except OSError:
-                settings = self.config
-        elif self.given is not None:
+        else:  # models that cannot generate by themselves have none
             settings = getattr(self.given, "generation_config", None) or self.config
-        found = getattr(settings, "eos_token_id", None)
-        if found is None:
+        ids = settings.to_dict().get("eos_token_id")
+        if ids is None:
             return ()
-        return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-def read_tokenizer(given: Any) -> Any:
+def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
-        if not (callable(given) and hasattr(given, "get_vocab")):
+        if not (callable(given) and isinstance(given, check.Tokenizer)):
             what, do = "a tokenizer of transformers, or its path", "see AutoTokenizer"
-            if hasattr(given, "get_vocab"):
+            if isinstance(given, check.Tokenizer):
                 do = "wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
             arguments.refuse("tokenizer", what, given, do)
         return given

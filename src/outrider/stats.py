@@ -3,13 +3,8 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class Clock:
@@ -23,29 +18,27 @@ class Clock:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._cuda = torch.device(device).type == "cuda"
-        self._last: Any = None
+        self._last = 0.0
+        self._event: torch.cuda.Event | None = None
         self._ms: dict[str, float] = {}
-        self._events: list[tuple[str, Any, Any]] = []
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = _event()
-        event.record()
-        return event
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
         """Time from here on belongs to the next lap."""
-        self._last = self._now()
+        if self._cuda:
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         """What was done since the last mark has this name."""
-        now = self._now()
-        if self._cuda:
-            self._events.append((name, self._last, now))
+        last, event = self._last, self._event
+        self.start()
+        if event is None or self._event is None:
+            self._add(name, 1e3 * (self._last - last))
         else:
-            self._add(name, 1e3 * (now - self._last))
-        self._last = now
+            self._events.append((name, event, self._event))
 
     def _add(self, name: str, milliseconds: float) -> None:
         self._ms[name] = self._ms.get(name, 0.0) + milliseconds
@@ -124,7 +117,7 @@ class RequestStats:
         for depth, count in enumerate(theirs):
             mine[depth] += count
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values for JSON, derived figures included."""
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -175,7 +168,7 @@ class Stats(RequestStats):
             setattr(self, f"{verb}_ms", times.get(verb, 0.0))
         self.host_ms = self.seconds * 1e3 - sum(times.values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
         return super().as_dict() | {

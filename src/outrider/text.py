@@ -2,14 +2,34 @@
 
 from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Real
-from typing import Any
+from typing import Protocol, TypeGuard
+
+from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, PromptError
 from outrider.request import token_ids
 
 
-def separate(prompts: Any) -> list[Any]:
+class Tokenizer(Protocol):
+    """What text needs of a tokenizer; chats and special tokens are those of transformers' own."""
+
+    def __call__(self, text: str) -> Mapping[str, list[int]]:
+        """`input_ids` of a text."""
+        ...
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """The text of token ids."""
+        ...
+
+
+def separate(prompts: object) -> list[object]:
     """The prompts of a call, which gives one or several: text, token ids or conversations.
 
     Raises PromptError for what is no prompt at all; each prompt is looked at by `encode`.
@@ -17,7 +37,7 @@ def separate(prompts: Any) -> list[Any]:
     >>> separate([5, 6]), separate(["a", "b"])
     ([[5, 6]], ['a', 'b'])
     """
-    if hasattr(prompts, "tolist"):  # a tensor or an array of token ids
+    if isinstance(prompts, arguments.Listable):  # a tensor or an array of token ids
         prompts = prompts.tolist()
     if isinstance(prompts, str):
         return [prompts]
@@ -32,7 +52,7 @@ def separate(prompts: Any) -> list[Any]:
     return every
 
 
-def _no_prompt(what: str, given: Any) -> PromptError:
+def _no_prompt(what: str, given: object) -> PromptError:
     """The error for something that is no prompt, with what to do about it."""
     do = "give a string, a list of whole numbers, or a list of them for several prompts"
     if isinstance(given, (bytes, bytearray)):
@@ -49,12 +69,10 @@ def _no_prompt(what: str, given: Any) -> PromptError:
     )
 
 
-def encode(
-    tokenizer: Any, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], number: int = 0
-) -> list[int]:
+def encode(tokenizer: Tokenizer | None, prompt: object, number: int = 0) -> list[int]:
     """Token ids of a prompt; ids pass through, messages go through the chat template."""
     prompt = arguments.plain(prompt)
-    if not isinstance(prompt, Sequence) and not hasattr(prompt, "tolist"):
+    if not isinstance(prompt, (Sequence, arguments.Listable)):
         raise _no_prompt(f"prompt {number}", prompt)
     if isinstance(prompt, (bytes, bytearray)):
         raise _no_prompt(f"prompt {number}", prompt)
@@ -78,18 +96,19 @@ def encode(
             f"prompt {number} is not valid text; got {prompt[error.start]!r} at character "
             f"{error.start}; give UTF-8"
         ) from error
-    ids: list[int] = tokenizer(prompt)["input_ids"]
-    return ids
+    return tokenizer(prompt)["input_ids"]
 
 
-def is_chat(prompt: Any) -> bool:
+def is_chat(prompt: object) -> TypeGuard[Sequence[object]]:
     """Whether a prompt is a conversation: a list of messages."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def chat(tokenizer: Any, messages: Any, number: int = 0) -> list[int]:
+def chat(tokenizer: Tokenizer | None, messages: Sequence[object], number: int = 0) -> list[int]:
     """Token ids of a conversation, with the opening of the assistant's next turn."""
-    if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.chat_template is None:
         raise ConfigurationError(
             f"prompt {number} is a list of messages, but there is no chat template; got "
             f"{'no tokenizer' if tokenizer is None else 'a tokenizer without one'}; set "
@@ -113,14 +132,15 @@ def chat(tokenizer: Any, messages: Any, number: int = 0) -> list[int]:
     return ids
 
 
-def special_stops(tokenizer: Any, strings: Sequence[str]) -> tuple[int, ...]:
+def special_stops(tokenizer: Tokenizer | None, strings: Sequence[str]) -> tuple[int, ...]:
     """Ids of the stop strings that are special tokens, which no decoded text contains.
 
     Raises ConfigurationError for a stop string with a special token inside: it could never match.
     """
-    names = getattr(tokenizer, "all_special_tokens", ())  # only tokenizers of transformers tell
-    ids = dict(zip(names, getattr(tokenizer, "all_special_ids", ()), strict=True))
-    for id_, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):  # others do not tell
+        return ()
+    ids = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    for id_, token in tokenizer.added_tokens_decoder.items():
         if token.special:
             ids[token.content] = id_
     for given in strings:
@@ -142,7 +162,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Any, stop_strings: Sequence[str] = (), prompt: Sequence[int] = ()
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt: Sequence[int] = ()
     ) -> None:
         if any(not s for s in stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
@@ -183,10 +203,9 @@ class Detokenizer:
         return next(ends, 0)
 
     def _text(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
+        return self.tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return text
 
     def _decode(self) -> None:
         known = self._text(self.ids[self._prefix : self._read])

@@ -137,7 +137,7 @@ def shallower(draft: Draft, most_B: Tensor) -> Draft:
     deep = draft.tree.depth_BN[..., None] >= most_B[:, None, None]
     draws = draft.draws_BNK.masked_fill(deep, -1)
     rows = draft.row_BNK.masked_fill(deep, -1)
-    return draft._replace(draws_BNK=draws, row_BNK=rows, lists=None)
+    return draft._replace(draws_BNK=draws, row_BNK=rows)
 
 
 @lru_cache(maxsize=512)

@@ -11,9 +11,10 @@ A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1:
 rows share it and it broadcasts.
 """
 
-from collections.abc import Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,15 +35,30 @@ RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
 REASONS = ("running", "stop", "length", "context", "fault")
 
 
-class Weights(NamedTuple):
-    """Laws in NumPy: probabilities but for a factor per row. They stand for `of` alone."""
+class Host(Protocol):
+    """What a backend on the host keeps beside tensors; nobody else looks inside."""
 
-    values: Any  #: R arrays [B, V], or one array [R, B, V]
-    sums: list[list[float]]  #: of each of them, [R][B]
-    of: tuple[Tensor, Tensor, Tensor | None]  #: logits, inverse temperature and floor of the laws
-    fault: bool  #: whether a logit is NaN or +inf
+    def stack(self, others: "Sequence[Host]") -> "Host":
+        """The same for laws of several levels, one after another."""
+        ...
 
 
+T = TypeVar("T", bound=type[tuple[object, ...]])
+
+
+def _forgetful(table: T) -> T:
+    """`_replace` of this tuple drops `host`, which stands for the tensors as they were."""
+    plain = table._replace  # type: ignore[attr-defined]
+
+    def replace(self: tuple[object, ...], **fields: object) -> tuple[object, ...]:
+        changed: tuple[object, ...] = plain(self, **{"host": None} | fields)
+        return changed
+
+    table._replace = replace  # type: ignore[attr-defined]
+    return table
+
+
+@_forgetful
 class Laws(NamedTuple):
     """Next-token laws at R prefixes, not yet normalised, so that a kernel may read them in place.
 
@@ -56,7 +72,12 @@ class Laws(NamedTuple):
     floor_BR: Tensor | None = None
     lse_BR: Tensor | None = None  #: log-sum-exp of the scaled, filtered logits, if it was kept
     greedy: Greedy = "some"  #: host constant: which rows have inverse temperature +inf
-    weights: Weights | None = None  #: the same laws as the CPU code drew from them, if kept
+    host: Host | None = None  #: what a draw on the host has computed of them; `_replace` drops it
+
+    @property
+    def device(self) -> torch.device:
+        """Where the laws lie."""
+        return self.logits_BRV.device
 
 
 class Tree(NamedTuple):
@@ -78,22 +99,6 @@ class Tree(NamedTuple):
         return self.levels[-1]
 
 
-class DraftLists(NamedTuple):
-    """A draft's small tables as Python lists, one entry per row: code on a host reads these.
-
-    They stand for the tensors in `of` and for no others: `ops.cpu.lists` reads a draft anew when
-    one of its tables was replaced.
-    """
-
-    tokens: list[list[int]]
-    draws: list[list[list[int]]]
-    kinds: list[list[list[int]]]
-    rows: list[list[list[int]]]
-    of: tuple[Tensor, Tensor, Tensor, Tensor]  #: tokens, draws, kinds, rows
-    drawn_chain: bool = False  #: node i has one child, i + 1, drawn from law row i, for all i < D
-    places: "Places | None" = None
-
-
 class Draft(NamedTuple):
     """What is proposed below the pending token, with the laws it was drawn from.
 
@@ -109,10 +114,14 @@ class Draft(NamedTuple):
     row_BNK: Tensor
     laws: Laws | None
     kinds: frozenset[Kind]  #: host constant: every kind that occurs
-    lists: DraftLists | None = None  #: the tables as lists, if the drafter has them at hand
     #: where the drafter's own cache holds each node, counted from the root's slot (-1: it does
     #: not), if not at the node's number
     places_BN: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the draft lies."""
+        return self.tokens_BN.device
 
 
 class Scores(NamedTuple):
@@ -139,35 +148,49 @@ class Draws(NamedTuple):
     target_race_BDV: Tensor | None = None  #: Exp(1) noise of the target at depths 0..D
 
 
-class Places(NamedTuple):
-    """Where a drafter put its nodes, and what they see: the target's nodes lie and see alike."""
-
-    length_B: Tensor  #: the committed lengths that this holds for
-    slots_BN: Tensor
-    visible_BNW: Tensor
-
-
-class VerdictLists(NamedTuple):
-    """A verdict as Python lists, for the tensors in `of` alone."""
-
-    path: list[list[int]]
-    counts: list[int]
-    following: list[int]
-    overlap: list[list[float]] | None
-    of: tuple[Tensor, Tensor, Tensor, Tensor | None]  #: path, count, next, overlap
-    sane: Tensor | None = None  #: logits of which every law was seen to have possible tokens
-
-
 class Verdict(NamedTuple):
     """The accepted path, its length and one more token."""
 
     path_BD: Tensor  #: int64 accepted nodes, root left out, -1 padded
     count_B: Tensor  #: int64, 0..D
     next_B: Tensor  #: int64, residual token after a rejection, bonus token after a leaf
-    overlap_BD: Tensor | None = (
-        None  #: sum min(target, draft) at each examined depth, NaN elsewhere
-    )
-    lists: VerdictLists | None = None  #: the same as lists, if the rule has them at hand
+    overlap_BD: Tensor | None = None  #: sum min(p, q) at each examined depth, NaN elsewhere
+
+
+class Ends(NamedTuple):
+    """When each row of a batch ends, and whether it has."""
+
+    length_B: Tensor  #: committed tokens
+    limit_B: Tensor  #: committed length at which a row ends
+    limit_reason_B: Tensor  #: the reason to tell then
+    stop_BS: Tensor  #: stop token ids, -1 padded
+    reason_B: Tensor  #: RUNNING, or why the row has ended
+
+
+class BlockLists(NamedTuple):
+    """A block as Python lists, one entry per row."""
+
+    tokens: list[list[int]]
+    emitted: list[int]
+    reason: list[int]
+    accepted: list[int]
+    drafted: list[int]
+    overlap: list[float]
+    overlaps: list[int]
+
+
+class Block(NamedTuple):
+    """What a step emits, still on the device: `tokens_BT[b, :emitted_B[b]]`."""
+
+    tokens_BT: Tensor
+    emitted_B: Tensor
+    reason_B: Tensor
+    accepted_B: Tensor
+    drafted_B: Tensor
+    overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
+    overlaps_B: Tensor
+    start_B: Tensor  #: committed length before the step
+    lists: BlockLists | None = None  #: the same as lists, if it was settled on the host
 
 
 class Outcome(NamedTuple):
@@ -284,6 +307,15 @@ class RowStore(Protocol):
         ...
 
 
+class Cache(RowStore, Protocol):
+    """What a model keeps of the rows that it has read."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+        ...
+
+
 class LanguageModel(Protocol):
     """One decoder driven over trees: target and draft model alike."""
 
@@ -332,6 +364,42 @@ class LanguageModel(Protocol):
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks, calibration and certification; None for models of text alone."""
         ...
+
+
+class Curve(NamedTuple):
+    """What one model call costs by its number of nodes, measured at some widths."""
+
+    nodes: tuple[int, ...]  #: growing, at least one
+    times: tuple[float, ...]  #: milliseconds
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Curve":
+        """From milliseconds by number of nodes.
+
+        >>> Curve.of({4: 8.0, 1: 5.0}).milliseconds(2)
+        6.0
+        """
+        nodes = sorted(measured)
+        return cls(tuple(nodes), tuple(measured[n] for n in nodes))
+
+    def milliseconds(self, nodes: int) -> float:
+        """Between two widths: a straight line; below the least: its cost; above: as between the
+        last two."""
+        if nodes <= self.nodes[0] or len(self.nodes) == 1:
+            return self.times[0]
+        right = min(bisect_left(self.nodes, nodes), len(self.nodes) - 1)
+        (low, high), (least, most) = (
+            self.nodes[right - 1 : right + 1],
+            self.times[right - 1 : right + 1],
+        )
+        return least + (most - least) * (nodes - low) / (high - low)
+
+
+class Costs(NamedTuple):
+    """Milliseconds of a call of either model, for planners."""
+
+    target: Curve
+    draft: Curve | None = None  #: None without a draft model
 
 
 class Context(NamedTuple):

@@ -235,7 +235,7 @@ def test_trees_have_the_sizes_of_the_paper():
     for budget, arms in trees.budgets().items():
         for arm in arms:
             drafter = arm.make(pair()[1])
-            assert drafter.max_nodes - 1 <= budget, (budget, arm)
+            assert drafter.shapes[0].max_nodes - 1 <= budget, (budget, arm)
     for depth, arms in trees.draft_lengths().items():
         assert {arm.depth for arm in arms} == {depth}
 
@@ -259,7 +259,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     target, small = pair(0.3)
     speculator = Speculator(Engine(target, DraftModel(small, (1,))), _Letters(), (), _Notes())
     prompts = [{"prompt": f"def f{i}(x):"} for i in range(16)]
-    sources = {"draft model": Source(model=small)}
+    sources = {"draft model": Source(small)}
     how = {"tokens": 16 * 200, "new_tokens": 200, "seed": 3}
     found = alpha_measure.alphas(speculator, prompts, sources, 1.0, **how)
     lenient = found["lenient"]["draft model"]

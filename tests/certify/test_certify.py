@@ -260,7 +260,7 @@ def test_the_matrix_holds_every_legal_pair_of_the_registries():
     assert len(keys) == len(todo)
     for label, drafter in made.items():
         for rule in verifiers.VERIFIERS.values():
-            legal = rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain)
+            legal = rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain)
             if drafter.kinds:  # without a draft all rules are one, and two of them are tried
                 assert (f"{label} / {rule.name}" in keys) == legal
     assert {item.rule.name for item in todo} == {r.name for r in EXACT}
@@ -270,9 +270,13 @@ def test_the_matrix_holds_every_legal_pair_of_the_registries():
 @pytest.mark.parametrize("label", list(matrix_drafters()))
 def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
     target, drafter = pair()[0], matrix_drafters()[label]
-    if not drafter.is_chain and rule.chain_only:
+    is_chain = drafter.shapes[0].is_chain
+    if not is_chain and rule.chain_only:
         legal = False
-    elif drafter.is_chain and rule.kinds & {Kind.WITH, Kind.WITHOUT}:  # one draw: the same
+    elif is_chain and rule.kinds & {
+        Kind.WITH,
+        Kind.WITHOUT,
+    }:  # one draw: the same
         legal = drafter.kinds <= rule.kinds | {Kind.WITH, Kind.WITHOUT}
     else:
         legal = drafter.kinds <= rule.kinds

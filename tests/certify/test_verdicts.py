@@ -27,7 +27,7 @@ def exact_pairs():
     for name, make in DRAFTERS.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
-            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 

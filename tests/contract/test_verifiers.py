@@ -1,5 +1,6 @@
 """Every registered rule: verdicts follow its declared law; it is pure and blind to its batch."""
 
+from dataclasses import fields
 from itertools import pairwise
 
 import enumeration as e
@@ -12,12 +13,14 @@ from outrider import ops, verifiers
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.tree import chain as chain_tree
 from outrider.types import Draft, Draws, Kind, Laws, Scores, Verdict
+from outrider.verifiers.narrowed import Narrowed
 
 RULES = list(verifiers.VERIFIERS.values())
 ROWS = 30_000
 F, WO, WI, CO = Kind.FIXED, Kind.WITHOUT, Kind.WITH, Kind.COUPLED
 
 SCHEMES = {
+    "bare root": lambda w: e.placed(w, ()),
     "chain": lambda w: e.without(w, (1, 1, 1)),
     "placed chain": lambda w: e.placed(w, (1, 1, 1)),
     "ragged chain": lambda w: e.stopped(w, 3, 0.4),
@@ -160,7 +163,7 @@ def test_paths_are_paths(rule, scheme):
         told = ~verdict.overlap_BD.isnan()
         assert told.sum(1).le(verdict.count_B + 1).all()
         assert ((verdict.overlap_BD[told] >= 0) & (verdict.overlap_BD[told] <= 1 + 1e-6)).all()
-    drawn = draft.laws is not None and draft.kinds != {F}
+    drawn = draft.laws is not None and draft.kinds != {F} and draft.tree.max_depth
     if drawn and rule.name not in ("match", "typical"):
         assert verdict.overlap_BD is not None
 
@@ -418,3 +421,14 @@ def test_an_unknown_rule_suggests_a_known_one():
 def test_lossy_parameters_are_checked(make):
     with pytest.raises(ConfigurationError):
         make()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_what_a_rule_is_cannot_be_set(rule):
+    """Nobody may call a rule exact that is not: only parameters are arguments."""
+    if isinstance(rule, Narrowed):
+        assert rule.kinds < rule.rule.kinds
+        assert (rule.exact, rule.chain_only) == (rule.rule.exact, rule.rule.chain_only)
+    else:
+        told = {"name", "exact", "kinds", "chain_only"}
+        assert not told & {field.name for field in fields(rule)}

@@ -1,6 +1,6 @@
 """What tree drafters draw: laws, topologies, shapes."""
 
-import doctest
+import inspect
 import math
 from collections import Counter
 from functools import lru_cache
@@ -22,10 +22,12 @@ from outrider.drafters import (
     Paths,
     SampledTree,
     StaticTree,
-    beam,
+    make,
+    ngram_table,
     shapes,
 )
-from outrider.drafters.make import WITH_MODEL, with_model
+from outrider.drafters.recipes import DraftOptions, Parts
+from outrider.ops.reference import truncated
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
 from tiny import begun, pair
@@ -161,9 +163,9 @@ def test_tokens_outside_the_filters_never_enter_a_tree(make):
 
 def test_one_child_at_every_node_is_a_chain():
     _, small = pair(0.4, VOCAB)
-    for make in (SampledTree, HubTree, StaticTree):
-        drafter = make(small, (1, 1, 1))
-        assert drafter.is_chain
+    for kind in (SampledTree, HubTree, StaticTree):
+        drafter = kind(small, (1, 1, 1))
+        assert drafter.shapes[0].is_chain
         assert propose(drafter, [Sampling(1.0, seed=0)]).tree.is_chain
 
 
@@ -188,16 +190,16 @@ def test_truncated_scores_equal_the_naive_form_and_survive_where_it_does_not():
     rng = np.random.default_rng(0)
     for _ in range(50):
         perturbed, psi = rng.normal(size=6) - 2, rng.normal() - 2
-        found = beam.truncated(
+        found = truncated(
             torch.tensor([[psi]], dtype=torch.float64), torch.tensor(perturbed)[None, None]
         )
         np.testing.assert_allclose(found[0, 0], naive(psi, perturbed), atol=1e-9)
         assert float(found.max()) == pytest.approx(psi, abs=1e-12)
     far = torch.tensor(rng.normal(size=6) - 900, dtype=torch.float32)
-    found = beam.truncated(torch.tensor([[-905.0]]), far[None, None])[0, 0]
+    found = truncated(torch.tensor([[-905.0]]), far[None, None])[0, 0]
     assert found.isfinite().all()
     assert (found.argsort() == far.argsort()).all()
-    dead = beam.truncated(torch.tensor([[-torch.inf]]), torch.full((1, 1, 3), -torch.inf))
+    dead = truncated(torch.tensor([[-torch.inf]]), torch.full((1, 1, 3), -torch.inf))
     assert (dead == -torch.inf).all()
 
 
@@ -248,11 +250,6 @@ def test_shapes_are_checked():
     assert math.isclose(expected((-1, 0, 0, 1), (0.5, 0.2)), 1.95)
 
 
-@pytest.mark.parametrize("module", [shapes, beam], ids=lambda m: m.__name__)
-def test_the_examples_in_the_docstrings(module):
-    assert doctest.testmod(module).failed == 0
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda m: Beam(m, 1, 3), lambda m: Paths(m, 1, 3), lambda m: HubTree(m, ())],
@@ -266,7 +263,11 @@ def test_more_children_than_tokens_are_refused_at_set_up():
     _, small = pair(0.4, VOCAB)
     with pytest.raises(ConfigurationError, match="vocabulary of 4; use smaller factors"):
         DraftModel(small, (2, VOCAB + 1))
-    assert DraftModel(small, (VOCAB,)).max_nodes == 1 + VOCAB
+    assert DraftModel(small, (VOCAB,)).shapes[0].max_nodes == 1 + VOCAB
+
+
+def with_model(name, model, **how):
+    return make(name, Parts((model,)), DraftOptions(**how))
 
 
 @pytest.mark.parametrize(
@@ -283,8 +284,8 @@ def test_more_children_than_tokens_are_refused_at_set_up():
         ("static_tree", {}, StaticTree, 34),
         ("static_tree", {"num_speculative_tokens": 2}, StaticTree, 10),
         ("static_tree", {"num_speculative_tokens": 5}, StaticTree, 46),
-        ("sampled_tree", {"branching": (2,)}, SampledTree, 3),
-        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, SampledTree, 8),
+        ("sampled_tree", {"branching": (2,)}, DraftModel, 3),
+        ("sampled_tree", {"acceptance": (0.6, 0.2), "total_tokens": 7}, DraftModel, 8),
         ("dynamic_tree", {"width": 3}, DynamicTree, 17),
         ("dynamic_tree", {"width": 2, "num_speculative_tokens": 2}, DynamicTree, 7),
         ("dynamic_tree", {"width": 4, "num_speculative_tokens": 18}, DynamicTree, 19),
@@ -296,7 +297,7 @@ def test_drafters_by_name(name, how, kind, nodes):
     made = with_model(name, pair(0.4, VOCAB)[1], **how)
     assert type(made) is kind
     assert made.name == name
-    assert made.max_nodes == nodes
+    assert made.shapes[0].max_nodes == nodes
 
 
 def test_the_depth_of_trees_by_name():
@@ -337,5 +338,15 @@ def test_options_that_a_drafter_cannot_use_or_that_disagree_are_refused(name, ho
         with_model(name, pair(0.4, VOCAB)[1], **how)
 
 
-def test_every_drafter_with_a_model_can_be_asked_for_by_name():
-    assert set(DRAFTERS) == {*WITH_MODEL, "root", "prompt_lookup", "ngram_table"}
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
+    """A name that the function behind it does not know would end in a TypeError."""
+    recipe = DRAFTERS[name]
+    known = inspect.signature(recipe.build).parameters
+    assert set(recipe.takes) | set(recipe.needs) <= set(known)
+    models = (pair(0.4, VOCAB)[1],) if recipe.wants("draft") else ()
+    table = ngram_table.count([0, 1, 2, 3] * 4, VOCAB) if recipe.wants("table") else None
+    parts = Parts(models, table, VOCAB)
+    assert make(name, parts).name == name
+    if recipe.wants("num_speculative_tokens"):
+        assert make(name, parts, DraftOptions(2)) != make(name, parts, DraftOptions(4))

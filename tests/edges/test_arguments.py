@@ -181,7 +181,8 @@ def test_drafters_of_too_many_nodes():
         lambda: PromptLookup(4096),
     ):
         drafter = make()
-        with refused("at most 4096 nodes", f"got {drafter.max_nodes} by", drafter.name, "lower"):
+        nodes = drafter.shapes[0].max_nodes
+        with refused("at most 4096 nodes", f"got {nodes} by", drafter.name, "lower"):
             Engine(target, drafter)
     with refused("at most 4096 nodes", "got 5000 by"):
         StaticTree(small, parents=(-1, *range(4999)))
@@ -226,7 +227,7 @@ def test_names_of_other_libraries(given, parts):
     [
         (3, ["draft_model must be a language model", "got 3"]),
         (shipped("draft"), ["draft_model must be a loaded model", "from_pretrained"]),
-        ([llama()], ["draft_model must be a language model", "got a list of 1"]),
+        ([llama()], ["'draft_model' takes one draft model", "got 1 in a list", "paths"]),
         (torch.nn.DataParallel(llama()), ["draft_model must be", "draft_model.module"]),
     ],
     ids=["number", "path", "list", "wrapped"],
@@ -366,7 +367,7 @@ def test_drafters_keep_plain_numbers():
         Paths(model, count=three, depth=three),
         DynamicTree(model, three, three, three),
     ):
-        assert type(drafter.max_nodes) is int
+        assert type(drafter.shapes[0].max_nodes) is int
 
 
 def test_two_names_for_the_same_ngrams_agree():

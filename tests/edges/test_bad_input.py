@@ -111,7 +111,7 @@ def test_models_on_different_devices():
         ({"drafter": "root", "num_speculative_tokens": 2}, ["'root' has no use for num_spec"]),
         ({"drafter": "prompt_lookup", "total_tokens": 9}, ["no use for total_tokens"]),
         ({"branching": (33,)}, ["vocabulary of 32", "smaller factors"]),
-        ({"acceptance": (0.5,)}, ["takes no acceptance", "static_tree"]),
+        ({"acceptance": (0.5,)}, ["no use for acceptance", "static_tree"]),
         ({"drafter": "static_tree", "acceptance": (0.5,)}, ["total_tokens", "give both"]),
         ({"drafter": "static_tree", "acceptance": (0.5, 0.6), "total_tokens": 5}, ["increase"]),
         (
@@ -141,7 +141,7 @@ def test_several_draft_models_are_for_paths():
     both = load(target, small, drafter="paths", width=4, num_speculative_tokens=3, **PLAIN)
     drafter = both.engine.drafter
     assert len(drafter.models) == 2
-    assert drafter.max_nodes == 13
+    assert drafter.shapes[0].max_nodes == 13
     greedy = both.generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     plain = both.plain().generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
     assert greedy.token_ids == plain.token_ids
@@ -307,7 +307,7 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"drafter": "prompt_lookup", "branching": (2, 2)}, "no use for branching"),
         ({"drafter": "root", "width": 3}, "no use for width"),
         ({"drafter": "draft_model", "ngram": (1, 2)}, "no use for ngram"),
-        ({"drafter": "root", "draft": "some/model"}, "no use for a draft model"),
+        ({"drafter": "root", "draft": "some/model"}, "no use for draft; got draft='some/model'"),
         ({"drafter": "ngram_table", "target": "some/model"}, "needs a table"),
         ({"drafter": "draft_model", "table": "mine.safetensors"}, "no use for table"),
         ({"drafter": "ngram_table", "table": "absent.safetensors"}, "cannot read"),
@@ -315,7 +315,7 @@ def test_every_error_is_an_outrider_error_and_a_usual_one():
         ({"num_speculative_tokens": 2.5}, "whole number"),
         ({"num_speculative_tokens": True}, "whole number"),
         ({"branching": (2, True)}, "positive whole numbers"),
-        ({"drafter": "root", "coupled": True, "rule": "rejection"}, "no use for coupled"),
+        ({"drafter": "root", "coupled": True, "rule": "rejection"}, "got coupled=True"),
         ({"packed": "yes", "threads": 1}, "packed must be.*'yes'"),
         ({"device": "nowhere"}, "unknown device.*'nowhere'"),
     ],

@@ -20,7 +20,7 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch):
     """Packing is left to "auto" on the command line; measuring it is not what is tested here."""
-    monkeypatch.setattr(sys.modules["outrider.load"], "can_pack", lambda dtype: False)
+    monkeypatch.setattr(sys.modules["outrider.settle"], "can_pack", lambda dtype: False)
 
 
 @pytest.mark.parametrize(

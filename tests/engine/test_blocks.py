@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from outrider import Sampling, step, verifiers
-from outrider.types import CONTEXT, LENGTH, STOP
+from outrider.ops import reference
+from outrider.ops.cpu import settling
+from outrider.types import CONTEXT, LENGTH, STOP, Ends
 from tiny import DRAFTERS, PROMPTS, begun, pair
 
 STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
@@ -12,10 +14,11 @@ STOPS = [(), (3,), tuple(range(0, 32, 2)), (5, 6), tuple(range(16))]
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "beam"])
 @pytest.mark.parametrize("broken", [None, "wild", "dead"])
-def test_few_rows_and_many_agree(name, broken):
+def test_few_rows_and_many_agree(name, broken, monkeypatch):
+    monkeypatch.setattr(settling, "_FEW_ROWS", 5)
     target, small = pair()
     drafter = DRAFTERS[name](small)
-    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
     for seed in range(12):
         state = begun(
             target,
@@ -26,8 +29,8 @@ def test_few_rows_and_many_agree(name, broken):
             limit=[len(text) + 1 + (seed + row) % 4 for row, text in enumerate(PROMPTS[:5])],
             stop_ids=STOPS if seed % 3 else None,
         )
-        ends = [LENGTH, CONTEXT] * 2 + [LENGTH]
-        state = state._replace(limit_reason_B=torch.tensor(ends))
+        reasons = torch.tensor([LENGTH, CONTEXT] * 2 + [LENGTH])
+        state = state._replace(limit_reason_B=reasons)
         state = state._replace(reason_B=torch.tensor([0, 0, 0, seed % 2 * STOP, 0]))
         draft = step.propose(drafter, state)
         scores = step.score(target, state, draft)
@@ -39,8 +42,15 @@ def test_few_rows_and_many_agree(name, broken):
             logits = scores.laws.logits_BRV.clone()
             logits[seed % 5, -1, 3] = torch.nan
             scores = scores._replace(laws=scores.laws._replace(logits_BRV=logits))
-        few = step._block_on_host(state, draft, scores, verdict)
-        many = step._block(state, draft, scores, verdict)
+        ends = Ends(
+            state.context.length_B,
+            state.limit_B,
+            state.limit_reason_B,
+            state.stop_BS,
+            state.reason_B,
+        )
+        few = settling.settle(draft, scores, verdict, ends)
+        many = reference.settle(draft, scores, verdict, ends)
         for field, ours, theirs in zip(few._fields[:-1], few[:-1], many[:-1], strict=True):
             torch.testing.assert_close(ours, theirs, msg=f"{field} differs: {ours} and {theirs}")
         assert few.lists is not None

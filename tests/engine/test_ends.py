@@ -123,7 +123,7 @@ def test_a_request_can_be_ended_from_outside():
     rows = [[], []]
     for block in run:
         rows[block.row].extend(block.token_ids)
-        if len(rows[0]) >= 10:
+        if len(rows[0]) >= 10 and run.reasons[0] is None:
             run.end(0, "stop")
     assert run.reasons == ["stop", "length"]
     assert rows[1] == plain(PROMPTS[1], 40)

@@ -87,7 +87,11 @@ def test_a_step_is_captured_for_every_bound_of_its_width(monkeypatch):
 
 def sent(block, *more):
     """A block as it leaves a device: copied to the host at once, read later."""
-    tensors = {name: value.clone() for name, value in block._asdict().items() if name != "lists"}
+    tensors = {
+        name: value.clone()
+        for name, value in block._asdict().items()
+        if isinstance(value, torch.Tensor)
+    }
     return Pending(block._replace(**tensors), *more)
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider import Engine, Limits, Sampling, verifiers
+from outrider import DraftModel, Engine, Limits, Sampling, verifiers
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.models import CausalModel, LlamaRunner
+from outrider.tree import shallower
 from outrider.types import Kind
-from tiny import decode, llama, pair, perturbed
+from tiny import Restless, decode, llama, pair, perturbed
 
 VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
 
@@ -88,7 +89,7 @@ def legal():
         for rule in verifiers.VERIFIERS.values():
             if name not in ONLY.get(rule.name, TREES):
                 continue
-            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+            if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 
@@ -105,8 +106,33 @@ def test_the_law_is_the_targets_under_filters(name):
     """A support of three tokens: most trees want more children than there are tokens."""
     _, small = pair(0.4, VOCAB)
     drafter = TREES[name](small)
-    rule = verifiers.default(drafter.kinds, drafter.is_chain)
+    rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
     assert chance(drafter, rule, "filtered")[0] > 1e-4
+
+
+#: Rules and drafts that a shape per step and a depth per row may not bend.
+RESTLESS = [("chain", "block"), ("chain", "rejection"), ("uneven", "rejection"),
+            ("uneven", "traversal"), ("wide hub", "hub"), ("wide hub", "traversal"),
+            ("beam", "traversal"), ("paths", "kseq"), ("two models", "rejection")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rule"), RESTLESS)
+def test_the_law_is_the_targets_with_another_shape_in_every_step(name, rule):
+    _, small = pair(0.4, VOCAB)
+    drafter = Restless(TREES.get(name, lambda m: DraftModel(m, (1, 1, 1)))(small), seed=3)
+    value, accepted = chance(drafter, verifiers.get(rule))
+    assert value > 1e-4
+    assert accepted > 0.05
+
+
+def test_a_depth_that_depends_on_what_was_drawn_is_caught():
+    """A row that drops the tokens it does not like is not the target any more."""
+    _, small = pair(0.4, VOCAB)
+
+    def picky(draft):
+        return shallower(draft, 3 * (draft.tokens_BN[:, 1] % 2))
+
+    assert chance(Lie(DraftModel(small, (1, 1, 1)), picky), verifiers.get("block"))[0] < 1e-4
 
 
 @dataclass(frozen=True)
@@ -135,9 +161,12 @@ def _flatter(draft):
 
 
 def _of_the_first_model(draft):
-    """Every draw declares the law of the first model."""
-    inner = draft.laws.logits_BRV.shape[1] // 2
-    row = torch.where(draft.row_BNK >= inner, draft.row_BNK - inner, draft.row_BNK)
+    """Every draw declares the law of the first model: level by level its rows stand first."""
+    start, row = 0, draft.row_BNK
+    for nodes in (1, 3):
+        second = (row >= start + nodes) & (row < start + 2 * nodes)
+        row = torch.where(second, row - nodes, row)
+        start += 2 * nodes
     return draft._replace(row_BNK=row)
 
 

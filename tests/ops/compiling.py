@@ -14,7 +14,10 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
+
 import triton
+from one_launch import chain_one
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -24,7 +27,6 @@ from outrider.ops.triton.chain import chain_decide
 from outrider.ops.triton.floors import Limits, Search, floor_count, floor_mass, floor_top
 from outrider.ops.triton.following import Race, Stand, following
 from outrider.ops.triton.match import Winners, match_race, match_walk
-from outrider.ops.triton.one import chain_one
 from outrider.ops.triton.sample import sample_rows
 from outrider.ops.triton.side import Side, Slices, row_stats
 from outrider.ops.triton.tables import Keys, Tables

@@ -77,7 +77,7 @@ def test_cpu_tensors_need_the_interpreter(kernels, monkeypatch):
         with pytest.raises(BackendUnavailable, match="needs CUDA tensors"):
             ops.fused("match", draft, scores, draws)
         with pytest.raises(BackendUnavailable, match="needs CUDA tensors"):
-            backend.sampler(torch.device("cpu"))
+            ops.sample(scores.laws, torch.zeros(2, 4, dtype=torch.int64))
 
 
 def test_a_missing_triton_is_an_error_when_named(monkeypatch):

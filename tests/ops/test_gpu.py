@@ -42,12 +42,13 @@ def _cuda(case):
 
 
 def _judge(op, *inputs):
+    from one_launch import chain_one_launch
+
     from outrider.ops.triton import BACKEND
-    from outrider.ops.triton.one import chain_one_launch
 
     if op == "one launch":
         return chain_one_launch(*inputs)[0]
-    return BACKEND.judges[op](*inputs)
+    return BACKEND.ops[f"judge:{op}"](*inputs)
 
 
 def _counts(op):
@@ -65,7 +66,7 @@ def test_equals_the_twin(op, vocab, dtype):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_one_launch_agrees_on_path_and_count(kept):
-    from outrider.ops.triton.one import chain_one_launch
+    from one_launch import chain_one_launch
 
     for seed in range(sizes(20, 1)):
         vocab = sizes(50_257, 37)
@@ -109,7 +110,7 @@ def test_graph_replay_reads_new_keys_and_logits(op):
 @needs_device
 @pytest.mark.parametrize("kept", [False, True])
 def test_graph_replay_of_the_one_launch_kernel(kept):
-    from outrider.ops.triton.one import chain_one_launch
+    from one_launch import chain_one_launch
 
     inputs = _cuda(Case(counts=(1,) * 5, vocab=32_000, batch=3, dtype="bf16", kept=kept))
     draft, scores, draws = inputs

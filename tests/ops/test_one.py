@@ -74,8 +74,7 @@ CASES += [Case(batch=1, counts=(1, 1))]
 @pytest.mark.parametrize("rounds", [0, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_equals_its_twin(kernels, case, rounds):
-    from outrider.ops.triton.launch import one_shape
-    from outrider.ops.triton.one import chain_one_launch
+    from one_launch import chain_one_launch, one_shape
 
     draft, scores, draws = build(case)
     verdict, kept = chain_one_launch(draft, scores, draws, tries=TRIES, rounds=rounds)

@@ -7,10 +7,10 @@ from cases import DTYPES
 
 from outrider import noise, ops
 from outrider.noise import Purpose
+from outrider.ops import reference
 from outrider.ops.cpu import BACKEND as CPU
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import Urn, pick
-from outrider.ops.cpu.sample import several
 from outrider.tree import branching, children
 from outrider.types import Draft, Draws, Kind, Laws, Scores
 
@@ -40,12 +40,12 @@ def test_sampler_kernel_equals_the_reference(kernels, dtype, vocab, change):
     laws = _laws(vocab, DTYPES[dtype], **change)
     streams = torch.arange(4).view(2, 2) * 977
     with ops.use("reference"):
-        tokens, lse = ops.sample(laws, streams)
-    ours, kept = kernels.sample(laws, streams)
+        tokens, drawn = ops.sample(laws, streams)
+    ours, kept = kernels.ops["sample"](laws, streams)
     assert ours.tolist() == tokens.tolist()
-    torch.testing.assert_close(kept, lse, atol=2e-6, rtol=1e-6)
-    _, cpu = CPU.sample(laws, streams)
-    torch.testing.assert_close(cpu, lse, atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(kept.lse_BR, drawn.lse_BR, atol=2e-6, rtol=1e-6)
+    _, there, _ = kernels.ops["several"](laws, streams, 1)
+    assert there.all()
 
 
 def test_greedy_rows_take_the_lowest_argmax(kernels):
@@ -53,19 +53,21 @@ def test_greedy_rows_take_the_lowest_argmax(kernels):
     laws.logits_BRV[0, 0, [7, 20]] = 9.0
     laws = laws._replace(inverse_temperature_B=torch.tensor([torch.inf, 1.0]), greedy="some")
     streams = torch.zeros(2, 2, dtype=torch.int64)
-    for sample in (kernels.sample, CPU.sample):
-        tokens, lse = sample(laws, streams)
+    for sample in (kernels.ops["sample"], CPU.ops["sample"], reference.sample):
+        tokens, drawn = sample(laws, streams)
         assert int(tokens[0, 0]) == 7
-        assert float(lse[0, 0]) == 0
+        assert drawn.lse_BR is None or float(drawn.lse_BR[0, 0]) == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 200.0, -200.0, 1e-3])
-def test_log_sum_exps_survive_any_range(scale):
-    """Sums that over- or underflow without the maximum taken off are computed again with it."""
+def test_weights_of_any_range_are_the_laws(scale):
+    """exp(z) may leave float32; the draws' own weights are the law all the same."""
     laws = _laws(50, torch.float32)
     laws = laws._replace(logits_BRV=laws.logits_BRV + scale)
-    _, lse = CPU.sample(laws, torch.zeros(2, 2, dtype=torch.int64))
-    torch.testing.assert_close(lse, laws.logits_BRV.logsumexp(-1), atol=1e-4, rtol=1e-6)
+    _, drawn = CPU.ops["sample"](laws, torch.zeros(2, 2, dtype=torch.int64))
+    for row, (values, sums) in enumerate(zip(drawn.host.values, drawn.host.sums, strict=True)):
+        ours = torch.from_numpy(values) / torch.tensor(sums)[:, None]
+        torch.testing.assert_close(ours, ops.probs(laws)[:, row], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 7, 2048, 2049, 5000])
@@ -97,16 +99,19 @@ def test_an_urn_gives_every_token_once_and_keeps_the_digits_of_small_weights(siz
     assert urn.draw(0.3)[1:] == (0.0, 0.0)
 
 
-def test_placed_tokens_leave_before_the_draw_and_what_lacks_is_told():
+@pytest.mark.parametrize("several", [reference.several, CPU.ops["several"]])
+def test_placed_tokens_leave_before_the_draw_and_what_lacks_is_told(several):
     laws = _laws(40, torch.float32, floor=True)  # five tokens a row
     streams = torch.arange(4).view(2, 2)
-    tokens, there = several(laws, streams, 1, [2, 0])
+    tokens, there, left = several(laws, streams, 1, [2, 0])
     assert tokens.shape == there.shape == (2, 2, 3)
     best = laws.logits_BRV.topk(5, -1).indices
     assert tokens[:, 0, 1:].tolist() == best[:, 0, :2].tolist()
     assert there.tolist() == [[[True] * 3, [True, False, False]]] * 2
-    assert tokens[:, 1, 1:].tolist() == tokens[:, 1, :1].expand(-1, 2).tolist()
-    tokens, there = several(laws, streams, 7)
+    gone = torch.zeros_like(laws.logits_BRV, dtype=torch.bool)
+    gone[:, 0] = gone[:, 0].scatter(-1, best[:, 0, :2], True)
+    assert torch.equal(left.logits_BRV, laws.logits_BRV.masked_fill(gone, -torch.inf))
+    tokens, there, _ = several(laws, streams, 7)
     assert there.sum(-1).eq(5).all()
     assert tokens[..., :5].sort().values.tolist() == best.sort().values.tolist()
 
@@ -158,7 +163,7 @@ def test_first_two_tokens_follow_the_target(op, backend):
     keyed = Draws(torch.arange(batch) * 31, torch.zeros(batch, dtype=torch.int64))
     rule = verifiers.get("block" if op == "block" else "rejection")
     with ops.use(backend):
-        verdict = rule(draft, scores, keyed)
+        verdict = verifiers.judge(rule, draft, scores, keyed)
     path, count = verdict.path_BD, verdict.count_B
     first = torch.where(count > 0, tokens.gather(1, path[:, :1].clamp(min=0))[:, 0], verdict.next_B)
     assert _g(torch.bincount(first, minlength=vocab), law) < _limit(vocab - 1)
@@ -171,6 +176,6 @@ def test_first_two_tokens_follow_the_target(op, backend):
 def test_cpu_sampler_follows_the_law():
     laws = _laws(9, torch.float32, batch=1, rows=1)
     many = laws._replace(logits_BRV=laws.logits_BRV.expand(1, 20000, -1))
-    tokens, _ = CPU.sample(many, torch.arange(20000)[None] * 7)
+    tokens, _ = CPU.ops["sample"](many, torch.arange(20000)[None] * 7)
     counts = torch.bincount(tokens[0], minlength=9)
     assert _g(counts, ops.probs(laws)[0, 0]) < _limit(8)

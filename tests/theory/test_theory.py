@@ -279,7 +279,7 @@ def test_best_length_is_the_argmax(alpha, cost):
     best = length.best_length(alpha, cost)
     speeds = [length.speedup(alpha, gamma, cost) for gamma in range(400)]
     assert speeds[best] == pytest.approx(max(speeds), abs=1e-12)
-    assert (best >= 1) == length.is_improvement(alpha, cost)
+    assert (best >= 1) == (alpha > cost)
     if best:
         assert speeds[best] >= (1 + alpha) / (1 + cost) - 1e-12
 
@@ -290,27 +290,17 @@ def test_lengths_agree_with_each_other():
     assert length.tokens_of_paths(np.full((10, gamma), alpha)) == pytest.approx(tokens)
     parents = range(-1, gamma)
     assert length.tokens_of_tree(list(parents), [1.0] + [alpha] * gamma) == pytest.approx(tokens)
-    assert length.alpha_from_tokens(tokens, gamma) == pytest.approx(alpha, abs=1e-12)
     assert length.draft_acceptance_rate(alpha, gamma) == pytest.approx((tokens - 1) / gamma)
     assert length.expected_tokens(1, 6) == 7
-    assert length.memory_reads(alpha, gamma) == pytest.approx(1 / tokens)
     chance = np.array([alpha**i * (1 - alpha) for i in range(gamma)] + [alpha**gamma])
-    count = np.arange(1, gamma + 2)
-    assert length.expected_square(alpha, gamma) == pytest.approx((chance * count**2).sum())
-    assert length.alpha_from_counts(70, 30) == 0.7
-    assert math.isnan(length.alpha_from_counts(0, 0))
-    assert length.oracle_speedup(0.93, 0.1) / max(
-        length.speedup(0.93, g, 0.1) for g in range(200)
-    ) == pytest.approx(1.55, abs=0.005)
+    assert (chance * np.arange(1, gamma + 2)).sum() == pytest.approx(tokens)
+    assert math.isnan(length.draft_acceptance_rate(alpha, 0))
 
 
 def test_mbsu_is_the_right_way_up():
     """A smaller draft model must give a larger memory-bound speed-up."""
     assert length.memory_bound_speedup(3, 5, 0.01) > length.memory_bound_speedup(3, 5, 0.1)
     assert length.memory_bound_speedup(3, 5, 0.1) == pytest.approx(2.0)
-    assert length.measured_speedup(
-        3, 5, plain=1.0, verify=1.0, draft=0.1
-    ) == length.memory_bound_speedup(3, 5, 0.1)
 
 
 def test_nonsense_is_refused():

@@ -8,10 +8,11 @@ recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_arg
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.bench import alpha_drafters, alpha_measure, published, record
-from outrider.bench.alpha_drafters import DRAFT, Source
+from outrider.bench.alpha_drafters import DRAFT
 from outrider.bench.alpha_measure import LENIENCES, Prompts, rule_at
 from outrider.speculator import Speculator
 from outrider.theory import length
@@ -21,64 +22,67 @@ Tables = dict[str, list[record.Row]]
 LEVELS = [f"l = {level:g}" for level in LENIENCES]
 
 
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured."""
+
+    tokens: int = 10_000  #: for alpha
+    library: int = 2_000_000  #: tokens that n-grams are counted in
+    timed: int = 4  #: prompts under the clock
+    repeats: int = 2
+    new_tokens: int = 64
+    laws: int = 256  #: recorded, for two drafts at a node
+    seed: int = 0
+
+
 def run(
     pair: Speculator,
     prompts: Prompts,
     out: Path,
     progress: Progress,
-    *,
-    tokens: int = 10_000,
-    library: int = 2_000_000,
-    timed: int = 4,
-    repeats: int = 2,
-    new_tokens: int = 64,
-    laws: int = 256,
-    seed: int = 0,
+    amount: Amount,
     pictures: bool = True,
 ) -> Tables:
     """All four tables."""
     if pictures:
         record.pyplot()
-    settings = {
-        "tokens": tokens,
-        "library": library,
-        "timed": timed,
-        "repeats": repeats,
-        "new_tokens": new_tokens,
-        "laws": laws,
-        "seed": seed,
-        "prompts": len(prompts),
-        "of": record.of_prompts(prompts),
-    } | record.of_pair(pair.notes)
-    store = record.Store(out, "alpha", settings)
+    settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
+    store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
     progress("counting n-grams, cutting models", 0, 5)
-    sources = alpha_drafters.sources(pair, prompts, library)
-    amount = {"new_tokens": new_tokens, "seed": seed}
-    for step, temperature in enumerate((0.0, 1.0), start=1):
-        progress(f"alpha at T = {temperature:g}", step, 5)
-        store.get(
-            f"alpha {temperature}",
-            lambda t=temperature: alpha_measure.alphas(  # type: ignore[misc]
-                pair, prompts, sources, t, tokens=tokens, **amount
-            ),
+    sources = alpha_drafters.sources(pair, prompts, amount.library)
+    size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
+    alphas: dict[float, record.Row] = {}
+    for step, t in enumerate((0.0, 1.0), start=1):
+        progress(f"alpha at T = {t:g}", step, 5)
+        alphas[t] = store.get(
+            f"alpha {t}",
+            alpha_measure.alphas,
+            pair,
+            prompts,
+            sources,
+            t,
+            tokens=amount.tokens,
+            **size,
         )
-    found = {t: store.rows[f"alpha {t}"] for t in (0.0, 1.0)}
     progress("cost of a draft step", 3, 5)
-    costs = store.get("cost", lambda: alpha_measure.costs(pair, prompts, sources))
+    costs = store.get("cost", alpha_measure.costs, pair, prompts, sources)
 
     def improvement(name: str, temperature: float, lenience: float) -> record.Row:
         """One row of tables 4 and A.5: at the gamma that the formula says is best."""
         progress(f"timing {name}, T = {temperature:g}, l = {lenience:g}", 4, 5)
-        source: Source = sources[name]
-        alpha = found[temperature]["lenient"][name][LENIENCES.index(lenience)]
+        alpha = alphas[temperature]["lenient"][name][LENIENCES.index(lenience)]
         c, capped = costs[name], min(alpha, 0.999)
         gamma = max(length.best_length(capped, c, 12), 1)
-        fast = pair.using(source.drafter(gamma), rule_at(temperature, lenience))
+        fast = pair.using(sources[name].drafter(gamma), rule_at(temperature, lenience))
         row = store.get(
             f"speed {name} {temperature} {lenience} {gamma}",
-            lambda: alpha_measure.speed(
-                pair, fast, prompts[:timed], temperature, repeats=repeats, **amount
-            ),
+            alpha_measure.speed,
+            pair,
+            fast,
+            prompts[: amount.timed],
+            temperature,
+            repeats=amount.repeats,
+            **size,
         )
         return {
             "drafter": name,
@@ -95,27 +99,31 @@ def run(
     two = {
         t: store.get(
             f"two {t}",
-            lambda t=t: alpha_measure.two_drafts(  # type: ignore[misc]
-                pair, prompts, sources[DRAFT].model, t, laws=laws, seed=seed
-            ),
+            alpha_measure.two_drafts,
+            pair,
+            prompts,
+            record.draft_of(pair),
+            t,
+            laws=amount.laws,
+            seed=amount.seed,
         )
         for t in (1.0, 0.3)
     }
     pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
-    made = {
-        "alpha": _alphas(found, list(sources)),
+    tables = {
+        "alpha": _alphas(alphas, list(sources)),
         "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
         "two": [_two(two, name) for name in two[1.0] if name not in ("key", "settings")],
-        "lenience": _lenience(found, list(sources)),
+        "lenience": _lenience(alphas, list(sources)),
         "lenience-speed": [
             {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
         ]
         + published_lenience_speed(),
     }
-    store.write(made)
+    store.write(tables)
     if pictures:
-        _draw(made, list(sources), out)
-    return made
+        _draw(tables, list(sources), out)
+    return tables
 
 
 def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:

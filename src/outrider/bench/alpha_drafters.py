@@ -9,19 +9,20 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider import ops
+from outrider.bench import record
 from outrider.certify.laws import Text, score
 from outrider.drafters import DraftModel
 from outrider.drafters.ngram_table import NgramTable, Table, count
-from outrider.models import adapt
+from outrider.models import CausalModel, adapt
 from outrider.sampling import Sampling, rows, warp
+from outrider.sources import DTYPES
 from outrider.speculator import Speculator
-from outrider.types import Drafter
+from outrider.types import Drafter, LanguageModel
 
 ORDERS = {"unigram": 1, "bigram": 2, "3-gram": 3}
 DRAFT = "draft model"
@@ -31,32 +32,31 @@ DRAFT = "draft model"
 class Source:
     """Something a chain can be drawn from: an n-gram table or a model."""
 
-    table: Table | None = None
-    model: Any = None
+    of: Table | LanguageModel
 
     def drafter(self, gamma: int) -> Drafter:
         """A chain of `gamma` tokens."""
-        if self.table is not None:
-            return NgramTable(self.table, gamma)
-        return DraftModel(self.model, (1,) * gamma)
+        if isinstance(self.of, Table):
+            return NgramTable(self.of, gamma)
+        return DraftModel(self.of, (1,) * gamma)
 
     def laws(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """[tokens, V]: the law at every emitted token, under `sampling`."""
-        if self.table is not None:
-            return _table_laws(self.table, texts, sampling)
-        return ops.probs(score(self.model, texts, sampling).laws).flatten(0, 1)
+        if isinstance(self.of, Table):
+            return _table_laws(self.of, texts, sampling)
+        return ops.probs(score(self.of, texts, sampling).laws).flatten(0, 1)
 
 
 def sources(pair: Speculator, prompts: Sequence[dict[str, str]], library: int) -> dict[str, Source]:
     """All of them, cheapest first."""
     text = library_tokens(pair, prompts, library)
     vocab = pair.engine.target.vocab_size
-    found = {name: Source(table=count(text, vocab, order)) for name, order in ORDERS.items()}
+    found = {name: Source(count(text, vocab, order)) for name, order in ORDERS.items()}
     layers = _layers(pair.notes.draft), _layers(pair.notes.target)
     if None not in layers:
         one = cut(pair, pair.notes.draft, [0])
-        found["draft, first layer"] = Source(model=one)
-    found[DRAFT] = Source(model=pair.engine.drafter.model)  # type: ignore[attr-defined]
+        found["draft, first layer"] = Source(one)
+    found[DRAFT] = Source(record.draft_of(pair))
     if None not in layers:
         deep = layers[1]
         assert deep is not None
@@ -65,7 +65,7 @@ def sources(pair: Speculator, prompts: Sequence[dict[str, str]], library: int) -
             ("target, every other layer", range(0, deep, 2)),
         ):
             if len(keep) > 0:
-                found[name] = Source(model=cut(pair, pair.notes.target, keep))
+                found[name] = Source(cut(pair, pair.notes.target, keep))
     return found
 
 
@@ -95,22 +95,20 @@ def _layers(source: str) -> int | None:
     return int(config.num_hidden_layers) if config.model_type == "llama" else None
 
 
-def cut(pair: Speculator, source: str, keep: Sequence[int]) -> Any:
+def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
     """The Llama checkpoint with the layers `keep`, run as the pair's models are."""
     from transformers import AutoModelForCausalLM
 
     notes = pair.notes
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, notes.dtype))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[notes.dtype])
     layers = [model.model.layers[i] for i in keep]
     for place, layer in enumerate(layers):
         layer.self_attn.layer_idx = place
     model.model.layers = nn.ModuleList(layers)
     model.config.num_hidden_layers = len(layers)
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = [model.config.layer_types[i] for i in keep]
-    made = adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
-    made.min_queries = min(made.min_queries, 2)  # as `load` does for a draft
-    return made
+    driven = adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
+    driven.min_queries = min(driven.min_queries, 2)  # as `load` does for a draft
+    return driven
 
 
 def _table_laws(table: Table, texts: Sequence[Text], sampling: Sampling) -> Tensor:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,12 @@ from outrider.bench.alpha_drafters import Source
 from outrider.bench.toy import METHODS
 from outrider.certify.laws import Text, score
 from outrider.drafters import Root
+from outrider.drafters.ngram_table import Table
 from outrider.engine import Engine
 from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator, Stop
-from outrider.types import Verifier
+from outrider.types import LanguageModel, Verifier
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 Prompts = Sequence[dict[str, str]]
@@ -82,7 +82,13 @@ def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor
 
 @torch.inference_mode()
 def two_drafts(
-    pair: Speculator, prompts: Prompts, model: Any, temperature: float, *, laws: int, seed: int
+    pair: Speculator,
+    prompts: Prompts,
+    model: LanguageModel,
+    temperature: float,
+    *,
+    laws: int,
+    seed: int,
 ) -> record.Row:
     """Acceptance of two drafts at one node under each rule, and the bound, on recorded laws."""
     plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
@@ -111,15 +117,15 @@ def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> rec
     step = stats.score_ms / stats.engine_steps
     found: record.Row = {}
     for name, source in sources.items():
-        if source.table is not None:
+        if isinstance(source.of, Table):
             context = torch.tensor([pair.tokenizer.encode(text)[-8:]])
             started = time.perf_counter()
             for _ in range(50):
-                source.table.probs(context)
+                source.of.probs(context)
             found[name] = 1e3 * (time.perf_counter() - started) / 50 / step
             continue
-        timed = measure.Timed(source.model)
-        chained = pair.using(Source(model=timed).drafter(4))
+        timed = measure.Timed(source.of)
+        chained = pair.using(Source(timed).drafter(4))
         chained.generate(text, how, stop)
         before = timed.seconds
         steps = chained.generate(text, how, stop).stats.engine_steps

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from outrider.bench.options import Shared, bar, shared
+from outrider.bench import options
+from outrider.bench.options import RESULTS
 from outrider.bench.published import CHEN_FIGURE
+from outrider.certify.report import Row
+from outrider.progress import bar
+from outrider.prompts import read_rows
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
@@ -17,7 +21,7 @@ if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 
 
-def _show(tables: dict[str, list[dict[str, Any]]], names: dict[str, str], out: Path) -> None:
+def _show(tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
     from outrider.bench.record import table
 
     for key, title in names.items():
@@ -27,13 +31,9 @@ def _show(tables: dict[str, list[dict[str, Any]]], names: dict[str, str], out: P
 
 
 def toy(
-    out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = Path(
-        "bench-results"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = RESULTS,
     quick: Annotated[bool, typer.Option("--quick", help="A coarser grid.")] = False,
-    pictures: Annotated[
-        bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
-    ] = True,
+    pictures: options.Pictures = True,
 ) -> None:
     """Jeon et al. 2024 (RSD), figure 1: two drafts of a coin, acceptance by bias, all rules."""
     from outrider.bench import toy as experiment
@@ -48,7 +48,15 @@ def _trees(name: str, about: str) -> Callable[..., None]:
     """The command of an experiment on trees: `name` is draft-length or budget."""
 
     def command(
-        common: Shared,
+        out: options.Out = RESULTS,
+        quick: options.Quick = False,
+        pictures: options.Pictures = True,
+        target: options.Target = None,
+        draft: options.Draft = None,
+        prompts: options.Prompts = None,
+        seed: options.Seed = 0,
+        dtype: options.Dtype = "auto",
+        threads: options.Threads = None,
         temperature: Temperature = 1.0,
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
@@ -71,18 +79,17 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             if not set(wanted) <= {str(group) for group in groups}:
                 raise ConfigurationError(f"--only must name some of {sorted(groups)}; got {only!r}")
             groups = {group: arms for group, arms in groups.items() if str(group) in wanted}
-        elif common.quick:
+        elif quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
-            count, choosing, samples, temperature=temperature, timed=timed, seed=common.seed
+            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
         )
-        if common.quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=common.seed)
-        pair, rows = common.pair(), common.rows()
+        if quick:
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+        pair = options.loaded(target, draft, out, pictures, dtype, threads)
+        rows = read_rows(prompts)
         with bar(name) as progress:
-            tables = tree_tables.run(
-                name, groups, pair, rows, plan, common.out, progress, common.pictures
-            )
+            tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
         size = f"T = {temperature:g}, {plan.new_tokens} tokens"
         titles = {
@@ -91,10 +98,10 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             "differences": "paired differences of block efficiency on those prompts",
             "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3",
         }
-        _show(tables, titles, common.out)
+        _show(tables, titles, out)
 
     command.__doc__, command.__name__ = about, name.replace("-", "_")
-    return shared(command)
+    return command
 
 
 draft_length = _trees(
@@ -107,9 +114,16 @@ budget = _trees(
 )
 
 
-@shared
 def k_sweep(
-    shared: Shared,
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
     temperature: Temperature = 1.0,
     rule: Annotated[
         str, typer.Option(help="Verification rule; Chen's is rejection.")
@@ -120,41 +134,48 @@ def k_sweep(
 
     with bar("k-sweep") as progress:
         tables = experiment.run(
-            shared.pair(),
-            shared.rows()[: 4 if shared.quick else 24],
-            shared.out,
+            options.loaded(target, draft, out, pictures, dtype, threads),
+            read_rows(prompts)[: 4 if quick else 24],
+            out,
             progress,
             temperature=temperature,
-            repeats=2 if shared.quick else 4,
+            repeats=2 if quick else 4,
             rule=rule,
-            seed=shared.seed,
-            pictures=shared.pictures,
+            seed=seed,
+            pictures=pictures,
         )
     titles = {
         "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
-    _show(tables, titles, shared.out)
+    _show(tables, titles, out)
 
 
-@shared
-def alpha(shared: Shared) -> None:
+def alpha(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience."""
     from outrider.bench import alpha as experiment
 
-    how: dict[str, Any] = {}
-    if shared.quick:
-        how = {"tokens": 2048, "library": 300_000, "timed": 2, "repeats": 1, "new_tokens": 32}
-        how["laws"] = 64
+    amount = experiment.Amount(seed=seed)
+    if quick:
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, seed)
     with bar("alpha") as progress:
         tables = experiment.run(
-            shared.pair(),
-            shared.rows(),
-            shared.out,
+            options.loaded(target, draft, out, pictures, dtype, threads),
+            read_rows(prompts),
+            out,
             progress,
-            seed=shared.seed,
-            pictures=shared.pictures,
-            **how,
+            amount,
+            pictures,
         )
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
@@ -163,7 +184,7 @@ def alpha(shared: Shared) -> None:
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
         "lenience-speed": "improvement by lenience (published: expected only)",
     }
-    _show(tables, titles, shared.out)
+    _show(tables, titles, out)
 
 
 def register(app: typer.Typer) -> None:

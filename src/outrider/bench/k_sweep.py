@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider import verifiers
+from outrider import measure, verifiers
 from outrider.bench import published, record
 from outrider.drafters import DraftModel
 from outrider.sampling import Sampling
@@ -39,36 +39,29 @@ def run(
         "of": record.of_prompts(prompts),
     } | record.of_pair(pair.notes)
     store = record.Store(out, "k-sweep", settings)
-    draft = pair.engine.drafter.model  # type: ignore[attr-defined]
+    draft = record.draft_of(pair)
     arms = {
         k: pair.using(DraftModel(draft, (1,) * k), verifiers.get(rule)) if k else pair.plain()
         for k in range(most + 1)
     }
-    stop = Stop(new_tokens, token_ids=())
+    texts = [prompt["prompt"].rstrip() for prompt in prompts]
     for arm in arms.values():
-        arm.generate(prompts[0]["prompt"].rstrip(), Sampling(temperature, seed=0), Stop(8))
+        arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
+
+    def timed(k: int, index: int) -> record.Row:
+        how = Sampling(temperature, seed=seed + index)
+        stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
+        return {
+            "seconds": stats.seconds,
+            "steps": stats.steps,
+            "accepted": stats.accepted,
+            "tokens": stats.new_tokens,
+        }
+
     total = repeats * len(prompts) * len(arms)
-    number = 0
-    for repeat in range(repeats):
-        for index, prompt in enumerate(prompts):
-            turn = (repeat + index) % len(arms)
-            order = [*range(turn, len(arms)), *range(turn)]
-            for k in order:
-                progress(f"K = {k}", number, total)
-                number += 1
-                how = Sampling(temperature, seed=seed + index)
-                text = prompt["prompt"].rstrip()
-
-                def measure(k: int = k, how: Sampling = how, text: str = text) -> record.Row:
-                    stats = arms[k].generate(text, how, stop).stats
-                    return {
-                        "seconds": stats.seconds,
-                        "steps": stats.steps,
-                        "accepted": stats.accepted,
-                        "tokens": stats.new_tokens,
-                    }
-
-                store.get(f"{k} {index} {repeat}", measure)
+    for number, (repeat, index, k) in enumerate(measure.turns(list(arms), len(texts), repeats)):
+        progress(f"K = {k}", number, total)
+        store.get(f"{k} {index} {repeat}", timed, k, index)
     rows = [_row(store, k) for k in arms]
     base = rows[0]["mean s"]
     for row in rows:
@@ -85,9 +78,9 @@ def run(
 
 
 def _row(store: record.Store, k: int) -> record.Row:
-    found = [row for key, row in store.rows.items() if key.startswith(f"{k} ")]
-    seconds = sorted(row["seconds"] for row in found)
-    steps = sum(row["steps"] for row in found)
+    runs = [row for key, row in store.rows.items() if key.startswith(f"{k} ")]
+    seconds = sorted(row["seconds"] for row in runs)
+    steps = sum(row["steps"] for row in runs)
     mean, low, high = record.mean_interval(seconds)
     return {
         "K": k,
@@ -96,8 +89,8 @@ def _row(store: record.Store, k: int) -> record.Row:
         "deviation s": statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
         "P90 s": _quantile(seconds, 0.90),
         "P99 s": _quantile(seconds, 0.99),
-        "accepted / (K + 1)": sum(row["accepted"] for row in found) / (steps * (k + 1)),
-        "tokens per loop": sum(row["tokens"] for row in found) / steps,
+        "accepted / (K + 1)": sum(row["accepted"] for row in runs) / (steps * (k + 1)),
+        "tokens per loop": sum(row["tokens"] for row in runs) / steps,
         "ms per loop": 1e3 * sum(seconds) / steps,
         "runs": len(seconds),
     }

@@ -8,15 +8,24 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, ParamSpec
 
 from rich.table import Table
 from rich.text import Text
 
 from outrider.certify.matrix import read_results
+from outrider.certify.report import Row as Row
+from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
+from outrider.load import Notes, shipped
+from outrider.speculator import Speculator
+from outrider.types import LanguageModel
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
 
 
 class Store:
@@ -32,10 +41,10 @@ class Store:
                 if row.get("settings") == self._mark:
                     self.rows[row["key"]] = row
 
-    def get(self, key: str, measure: Callable[[], Row]) -> Row:
-        """The stored result, or a new one, stored at once."""
+    def get(self, key: str, measure: Callable[P, Row], *args: P.args, **keywords: P.kwargs) -> Row:
+        """The stored result, or a new one by `measure`, stored at once."""
         if key not in self.rows:
-            row = {"key": key, "settings": self._mark} | measure()
+            row = {"key": key, "settings": self._mark} | measure(*args, **keywords)
             with self.path.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
             self.rows[key] = row
@@ -82,15 +91,20 @@ def file(path: Path) -> Path:
     return path
 
 
-def of_prompts(prompts: Sequence[Any]) -> str:
+def of_prompts(prompts: Sequence[object]) -> str:
     """A name for these prompts: results of others are not theirs, however many they are."""
     text = json.dumps(list(prompts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def of_pair(notes: Any) -> Row:
+def draft_of(pair: Speculator) -> LanguageModel:
+    """The pair's draft model, for drafters of other shapes."""
+    assert isinstance(pair.engine.drafter, DraftModel), "experiments load a pair with a draft"
+    return pair.engine.drafter.model
+
+
+def of_pair(notes: Notes) -> Row:
     """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
-    from outrider.load import shipped
 
     def name(source: str | None, part: str) -> str | None:
         return "shipped" if source == str(shipped(part)) else source
@@ -106,17 +120,17 @@ def of_pair(notes: Any) -> Row:
 
 def table(title: str, rows: Sequence[Row]) -> Table:
     """A text table of rows that share their columns."""
-    made = Table(title=Text(title), title_justify="left")
+    shown = Table(title=Text(title), title_justify="left")
     fields = list(dict.fromkeys(key for row in rows for key in row))
     for name in fields:
         numeric = all(isinstance(row.get(name, 0), (int, float, type(None))) for row in rows)
-        made.add_column(name, justify="right" if numeric else "left")
+        shown.add_column(name, justify="right" if numeric else "left")
     for row in rows:
-        made.add_row(*(_shown(row.get(name)) for name in fields))
-    return made
+        shown.add_row(*(_shown(row.get(name)) for name in fields))
+    return shown
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -132,8 +146,8 @@ def interval(
     """
     draw = random.Random(0)
     every = range(count)
-    found = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
-    low, high = found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+    values = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
+    low, high = values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
     return value(every), low, high
 
 
@@ -142,7 +156,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
 
 
-def pyplot() -> Any:
+def pyplot() -> ModuleType:
     """matplotlib.pyplot without a display."""
     try:
         import matplotlib
@@ -154,10 +168,11 @@ def pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    return plt
+    module: ModuleType = plt
+    return module
 
 
-def save(figure: Any, folder: Path, name: str) -> list[Path]:
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """The picture as PNG and SVG."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from outrider.theory import node, transport
 from outrider.theory.node import Array
 
 #: One draft, or two, at one node. At one node `block` and `traversal` accept what `rejection` does.
-METHODS: dict[str, Callable[[Array, Array], Any]] = {
+METHODS: dict[str, Callable[[Array, Array], Array | float]] = {
     "one: match": node.match,
     "one: non-iterative": node.non_iterative,
     "one: coupled": node.coupled,

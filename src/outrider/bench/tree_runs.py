@@ -10,7 +10,6 @@ them; the clock runs apart, one prompt at a time, methods in turn.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider import verifiers
 from outrider.bench import record
@@ -68,21 +67,27 @@ def measure(
     settings = _settings(plan, pair, record.of_prompts(prompts))
     store = record.Store(out, name, settings)
     choosing, judging = split(prompts, plan)
-    draft = pair.engine.drafter.model  # type: ignore[attr-defined]
+    draft = record.draft_of(pair)
     jobs = [(group, arm) for group, arms in groups.items() for arm in arms]
 
     def using(arm: Arm) -> Speculator:
         return pair.using(arm.make(draft), verifiers.get(arm.rule))
+
+    def decoded(arm: Arm, part: Prompts, seed: int) -> record.Row:
+        return decode(using(arm), part, plan, seed)
 
     every = {}
     for number, (group, arm) in enumerate(jobs):
         progress(f"choosing: {arm.method} {arm.tree}", number, len(jobs))
         every[group, arm.method, arm.tree] = store.get(
             f"choose {group} {arm.method} {arm.tree}",
-            lambda a=arm: decode(using(a), choosing, plan, plan.seed),  # type: ignore[misc]
+            decoded,
+            arm,
+            choosing,
+            plan.seed,
         )
     arms = {(0, PLAIN.method): PLAIN} | best(jobs, every)
-    judged = _judged(store, arms, using, judging, plan, progress)
+    judged = _judged(store, arms, decoded, judging, plan, progress)
     times = _times(store, arms, using, judging[: plan.timed], plan, progress)
     return store, Measured(every, judged, times, arms)
 
@@ -120,7 +125,7 @@ def efficiency(row: record.Row, units: Sequence[int]) -> float:
 def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> record.Row:
     """Counts and task scores of one completion per prompt."""
     stop = Stop(plan.new_tokens, token_ids=())
-    found: dict[str, list[Any]] = {n: [] for n in ("steps", "accepted", "parsed", "alike")}
+    found: dict[str, list[float]] = {n: [] for n in ("steps", "accepted", "parsed", "alike")}
     for start in range(0, len(prompts), plan.rows):
         part = prompts[start : start + plan.rows]
         how = [Sampling(plan.temperature, seed=seed + start + i) for i in range(len(part))]
@@ -136,7 +141,7 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
 def _judged(
     store: record.Store,
     arms: dict[tuple[int, str], Arm],
-    using: Callable[[Arm], Speculator],
+    decoded: Callable[[Arm, Prompts, int], record.Row],
     prompts: Prompts,
     plan: Plan,
     progress: Progress,
@@ -157,7 +162,10 @@ def _judged(
             progress(f"judging: {arm.method} {arm.tree}", done, len(work) * len(arms))
             row = store.get(
                 f"judge {group} {arm.method} {arm.tree} {sample} {start} {len(part)}",
-                lambda a=arm, p=part, s=seed: decode(using(a), p, plan, s),  # type: ignore[misc]
+                decoded,
+                arm,
+                part,
+                seed,
             )
             sums = found[group, arm.method, arm.tree]
             for name in names:
@@ -175,37 +183,31 @@ def _times(
     progress: Progress,
 ) -> dict[tuple[int, str], list[record.Row]]:
     """Milliseconds of each part per step, prompts outside and methods inside."""
-    found: dict[tuple[int, str], list[record.Row]] = {key: [] for key in arms}
-    made: dict[tuple[int, str], Speculator] = {}
-    for number, prompt in enumerate(prompts):
+    times: dict[tuple[int, str], list[record.Row]] = {key: [] for key in arms}
+    warm: dict[tuple[int, str], Speculator] = {}
+
+    def timed(key: tuple[int, str], number: int) -> record.Row:
+        text = prompts[number]["prompt"].rstrip()
+        if key not in warm:
+            warm[key] = using(arms[key])
+            warm[key].generate(text, Sampling(plan.temperature, seed=0), Stop(8))
+        how = Sampling(plan.temperature, seed=plan.seed + number)
+        stats = warm[key].generate(text, how, Stop(plan.new_tokens, token_ids=())).stats
+        return {
+            "tokens": stats.new_tokens,
+            "seconds": stats.seconds,
+            "steps": stats.engine_steps,
+            "models ms": stats.propose_ms + stats.score_ms,
+            "outside ms": 1e3 * stats.seconds - stats.propose_ms - stats.score_ms,
+        }
+
+    total = len(prompts) * len(arms)
+    for number in range(len(prompts)):
         for at, (key, arm) in enumerate(arms.items()):
-            progress(
-                f"timing: {arm.method} {arm.tree}",
-                number * len(arms) + at,
-                len(prompts) * len(arms),
-            )
-
-            def timed(
-                arm: Arm = arm,
-                key: tuple[int, str] = key,
-                number: int = number,
-                text: str = prompt["prompt"].rstrip(),
-            ) -> record.Row:
-                if key not in made:
-                    made[key] = using(arm)
-                    made[key].generate(text, Sampling(plan.temperature, seed=0), Stop(8))
-                how = Sampling(plan.temperature, seed=plan.seed + number)
-                stats = made[key].generate(text, how, Stop(plan.new_tokens, token_ids=())).stats
-                return {
-                    "tokens": stats.new_tokens,
-                    "seconds": stats.seconds,
-                    "steps": stats.engine_steps,
-                    "models ms": stats.propose_ms + stats.score_ms,
-                    "outside ms": 1e3 * stats.seconds - stats.propose_ms - stats.score_ms,
-                }
-
-            found[key].append(store.get(f"time {key[0]} {arm.method} {arm.tree} {number}", timed))
-    return found
+            progress(f"timing: {arm.method} {arm.tree}", number * len(arms) + at, total)
+            name = f"time {key[0]} {arm.method} {arm.tree} {number}"
+            times[key].append(store.get(name, timed, key, number))
+    return times
 
 
 def _settings(plan: Plan, pair: Speculator, prompts: str) -> record.Row:

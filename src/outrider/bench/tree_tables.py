@@ -1,6 +1,7 @@
 """Tables and pictures of RSD's experiments: one row per method, paired differences, the paper's."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -125,6 +126,10 @@ def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
     }
 
 
+def _gap(better: record.Row, worse: record.Row, units: Sequence[int]) -> float:
+    return efficiency(better, units) - efficiency(worse, units)
+
+
 def differences(
     found: Measured, group: int, theirs: dict[int, dict[str, tuple[str, float, float, float]]]
 ) -> list[record.Row]:
@@ -136,10 +141,7 @@ def differences(
         one, other = found.arms[group, better], found.arms[group, worse]
         a = found.chosen[group, better, one.tree]
         b = found.chosen[group, worse, other.tree]
-        gap, low, high = record.interval(
-            lambda units, a=a, b=b: efficiency(a, units) - efficiency(b, units),  # type: ignore[misc]
-            len(a["steps"]),
-        )
+        gap, low, high = record.interval(partial(_gap, a, b), len(a["steps"]))
         paper = theirs.get(group, {})
         known = better in paper and worse in paper
         made.append(

@@ -5,10 +5,9 @@ SD, block verification, SpecInfer, SpecTr, RSD-C, RSD-S, and hub nodes with trav
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, Root
-from outrider.types import Drafter
+from outrider.types import Drafter, LanguageModel
 
 Counts = tuple[int, ...]
 
@@ -20,7 +19,7 @@ class Arm:
     method: str
     tree: str
     depth: int
-    make: Callable[[Any], Drafter]
+    make: Callable[[LanguageModel], Drafter]
     rule: str
 
 

@@ -19,13 +19,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.generation import utils as _utils
 
+from outrider import measure
 from outrider.bench.score import rouge1
+from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
 from outrider.load import shipped
@@ -74,10 +76,10 @@ class Arm:
     tokens: int
     score: float
 
-    def row(self, base: "Arm | None") -> dict[str, Any]:
+    def row(self, base: "Arm | None") -> Row:
         """The paper's columns."""
         seconds = self.calls.seconds or [0.0]
-        found: dict[str, Any] = {
+        columns: Row = {
             "method": self.name,
             "exact": self.exact,
             "gamma": self.gamma,
@@ -95,10 +97,10 @@ class Arm:
         }
         if base is not None:
             theirs = base.calls.seconds
-            found["sum_less"] = 1 - sum(seconds) / max(sum(theirs), 1e-12)
-            found["mean_less"] = 1 - statistics.fmean(seconds) / statistics.fmean(theirs)
-            found["wall_less"] = 1 - self.wall / base.wall
-        return found
+            columns["sum_less"] = 1 - sum(seconds) / max(sum(theirs), 1e-12)
+            columns["mean_less"] = 1 - statistics.fmean(seconds) / statistics.fmean(theirs)
+            columns["wall_less"] = 1 - self.wall / base.wall
+        return columns
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class Pair:
     """Two models that share a tokenizer, and prompts with references ("" if there are none)."""
 
     name: str
-    target: Any
-    draft: Any
+    target: PreTrainedModel
+    draft: PreTrainedModel
     prompts: list[Tensor]
     references: list[str]
     decode: Callable[[list[int]], str]
@@ -127,7 +129,7 @@ def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
 @contextmanager
 def measured(verify: Verify, calls: Calls, *, predict: Paper | None = None) -> Iterator[None]:
     """transformers calls `verify` inside this block and `calls` fills up."""
-    original = getattr(_utils, NAME)
+    original = checked()
 
     def timed(
         ids: Tensor, draft: Tensor, length: int, target: Tensor,
@@ -166,27 +168,24 @@ def compare(
     """Every method on every prompt, in turn, the first one rotating."""
     names = list(arms)
     calls = {name: Calls() for name in names}
-    wall, made = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    wall, length = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     scores: dict[str, list[float]] = {name: [] for name in names}
     for name in names:  # warm-up
         with measured(arms[name][0], Calls()):
             generate(pair, 0, 6, gamma, seed)
-    for number in range(min(prompts, len(pair.prompts))):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            verify, exact = arms[name]
-            start = time.thread_time() if not pair.prompts[0].is_cuda else time.perf_counter()
-            told = predict if not exact else None
-            with measured(verify, calls[name], predict=told):
-                text = generate(pair, number, tokens, gamma, seed + number)
-            clock = time.thread_time if not pair.prompts[0].is_cuda else time.perf_counter
-            wall[name] += clock() - start
-            made[name] += len(text)
-            if pair.references[number]:
-                scores[name].append(rouge1(pair.decode(text), pair.references[number]))
+    clock = time.perf_counter if pair.prompts[0].is_cuda else time.thread_time
+    for _, number, name in measure.turns(names, min(prompts, len(pair.prompts))):
+        verify, exact = arms[name]
+        start = clock()
+        with measured(verify, calls[name], predict=None if exact else predict):
+            text = generate(pair, number, tokens, gamma, seed + number)
+        wall[name] += clock() - start
+        length[name] += len(text)
+        if pair.references[number]:
+            scores[name].append(rouge1(pair.decode(text), pair.references[number]))
     return [
         Arm(
-            name, arms[name][1], gamma, calls[name], wall[name], made[name],
+            name, arms[name][1], gamma, calls[name], wall[name], length[name],
             statistics.fmean(scores[name]) if scores[name] else float("nan"),
         )
         for name in names
@@ -282,7 +281,7 @@ def load_pair(
     device: str,
     dtype: str = "float32",
 ) -> Pair:
-    """Any two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
+    """Two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
     sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
     tokenizer = read_tokenizer(target)
     big, small = (_weights(source, device, dtype) for source in sources)
@@ -300,7 +299,7 @@ def load_pair(
     )  # fmt: skip
 
 
-def _weights(source: Source, device: str, dtype: str) -> Any:
+def _weights(source: Source, device: str, dtype: str) -> PreTrainedModel:
     try:
         return source.model(dtype, torch.device(device)).eval()
     except (OSError, ValueError) as error:
@@ -333,7 +332,7 @@ def run(
     large_vocab: int | None = 151_936,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> Row:
     """All tables for one pair. `quick` ends within ten minutes on two CPU cores.
 
     `gammas` are those of the sweep with a constant gamma; None takes the paper's.
@@ -343,7 +342,7 @@ def run(
     pair = pair or shipped_pair(count)
     arms = methods(bound)
     sigmoid = Paper(True, -bound, bound)
-    document: dict[str, Any] = {
+    document: Row = {
         "pair": pair.name, "tokens": tokens, "prompts": min(count, len(pair.prompts)),
         "bound": bound, "device": str(pair.prompts[0].device), "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -389,5 +388,5 @@ def run(
     return document
 
 
-def _rows(arms: list[Arm]) -> list[dict[str, Any]]:
+def _rows(arms: list[Arm]) -> list[Row]:
     return [arm.row(arms[0]) for arm in arms]

@@ -1,6 +1,6 @@
 """The tables of `outrider bench wagner` as text: the paper's columns, ours beside them."""
 
-from typing import Any
+from outrider.certify.report import Row
 
 _PAPER = (
     "The paper (A100, profiler): summed time -6..-13 % exact, -37..-94 % sigmoid; 4.0-12.0 ms a "
@@ -23,11 +23,11 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}%"
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Row) -> str:
     return row["method"] if row["exact"] else f"{row['method']} (lossy)"
 
 
-def _main(rows: list[dict[str, Any]]) -> str:
+def _main(rows: list[Row]) -> str:
     head = ["method", "calls", "sum ms", "less", "ms a step", "less", "wall less", "share of wall",
             "GB/s", "accepted", "formula", "ROUGE-1"]  # fmt: skip
     return _table(
@@ -45,7 +45,7 @@ def _main(rows: list[dict[str, Any]]) -> str:
     )  # fmt: skip
 
 
-def render(document: dict[str, Any]) -> str:
+def render(document: Row) -> str:
     """All tables."""
     parts = [
         f"{document['pair']}, {document['prompts']} prompts of {document['tokens']} tokens, "

@@ -7,7 +7,8 @@ The report names each test, its statistic, its power and the joint false-alarm l
 """
 
 from outrider.certify.foreign import foreign
+from outrider.certify.judge import Power
 from outrider.certify.report import Report, Test
-from outrider.certify.run import Power, certify
+from outrider.certify.run import certify
 
 __all__ = ["Power", "Report", "Test", "certify", "foreign"]

@@ -15,12 +15,13 @@ the configuration that exposes it: some are invisible on chains, others on trees
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from outrider import noise, ops, verifiers
+from outrider.certify.laws import model_of
 from outrider.drafters import DraftModel
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
@@ -31,6 +32,7 @@ from outrider.types import (
     Drafter,
     Draws,
     Kind,
+    LanguageModel,
     Nodes,
     Output,
     Scores,
@@ -38,6 +40,8 @@ from outrider.types import (
     Verdict,
     Verifier,
 )
+
+Part = TypeVar("Part")  #: a drafter, a rule or a target
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Bug:
 
     def engine(self, sound: Engine) -> Engine:
         """An engine with this mistake, on the models of a sound one with a draft model."""
-        model = getattr(sound.drafter, "model", None)
+        model = model_of(sound.drafter)
         if model is None:
             raise ConfigurationError(
                 f"planting {self.name!r} needs a draft model; got drafter {sound.drafter.name!r}; "
@@ -64,18 +68,14 @@ class Bug:
         return self.plant(Engine(sound.target, drafter, verifiers.get(self.rule)))
 
 
-class _Wrapped:
-    """Everything as the inner object has it, but for what a subclass breaks."""
+class _Wrapped(Generic[Part]):
+    """Everything as the inner part has it, but for what a subclass breaks."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Part) -> None:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-    def sound(self, memory: Any, context: Context, shape: Shape) -> Draft:
-        draft: Draft = self.inner.propose(memory, context, shape)
-        return draft
 
 
 def _drawn_law(draft: Draft) -> Tensor:
@@ -85,27 +85,27 @@ def _drawn_law(draft: Draft) -> Tensor:
     return torch.nn.functional.pad(law, (0, 0, 0, draft.tree.nodes - law.shape[1]))
 
 
-class _Filtered(_Wrapped):
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+class _Filtered(_Wrapped[Drafter]):
+    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
-            return self.sound(memory, context, shape)
+            return self.inner.propose(memory, context, shape)
         few = given._replace(
             top_k_B=torch.full_like(given.top_k_B, 8), most_top_k=8, all_top_k=True
         )
-        draft: Draft = self.inner.propose(memory, context._replace(sampling=few), shape)
+        draft = self.inner.propose(memory, context._replace(sampling=few), shape)
         assert draft.laws is not None
         return draft._replace(laws=draft.laws._replace(floor_BR=None, lse_BR=None))
 
 
-class _Argmax(_Wrapped):
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+class _Argmax(_Wrapped[Drafter]):
+    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
-            return self.sound(memory, context, shape)
+            return self.inner.propose(memory, context, shape)
         hot = torch.full_like(given.inverse_temperature_B, torch.inf)
         greedy = given._replace(inverse_temperature_B=hot, greedy="some")
-        draft: Draft = self.inner.propose(memory, context._replace(sampling=greedy), shape)
+        draft = self.inner.propose(memory, context._replace(sampling=greedy), shape)
         assert draft.laws is not None
         node = torch.arange(draft.tree.nodes, device=draft.draws_BNK.device)[None, :, None]
         laws = draft.laws._replace(
@@ -119,9 +119,9 @@ class _Argmax(_Wrapped):
         )
 
 
-class _TargetResidual(_Wrapped):
+class _TargetResidual(_Wrapped[Verifier]):
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        verdict: Verdict = self.inner(draft, scores, draws)
+        verdict = self.inner(draft, scores, draws)
         if draft.laws is None:
             return verdict
         law = ops.probs(scores.laws)
@@ -131,7 +131,7 @@ class _TargetResidual(_Wrapped):
         return verdict._replace(next_B=ops.draw(here, race))
 
 
-class _PositionRace(_Wrapped):
+class _PositionRace(_Wrapped[Drafter]):
     """Draws every drafted token by the race of its position, as a coupled draft does, and says so.
 
     That is no mistake: the tokens follow the law that is declared. A rule that reads the same race
@@ -140,28 +140,27 @@ class _PositionRace(_Wrapped):
 
     kinds = frozenset({Kind.FIXED, Kind.WITHOUT})
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
-        draft = self.sound(memory, context, shape)
+    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+        draft = self.inner.propose(memory, context, shape)
         drawn = draft.kind_BNK.masked_fill(draft.kind_BNK == Kind.COUPLED, int(Kind.WITHOUT))
         kinds = frozenset(Kind.WITHOUT if k is Kind.COUPLED else k for k in draft.kinds)
         return draft._replace(kind_BNK=drawn, kinds=kinds)
 
 
-class _SameRace(_Wrapped):
+class _SameRace(_Wrapped[Verifier]):
     """A rule whose residual is drawn by the race that drew the refused token."""
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        first: Verdict = self.inner(draft, scores, draws)
+        first = self.inner(draft, scores, draws)
         depth, vocab = draft.tree.max_depth + 1, scores.laws.logits_BRV.shape[-1]
         races = noise.target_race_at(draws.seed_B, draws.start_B, depth, vocab)
         race = races[torch.arange(races.shape[0], device=races.device), first.count_B]
-        verdict: Verdict = self.inner(draft, scores, draws._replace(race_BV=race))
-        return verdict
+        return self.inner(draft, scores, draws._replace(race_BV=race))
 
 
-class _Dropped(_Wrapped):
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
-        draft: Draft = self.inner.propose(memory, context, shape)
+class _Dropped(_Wrapped[Drafter]):
+    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+        draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft
         chance = _drawn_law(draft)[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
@@ -169,9 +168,9 @@ class _Dropped(_Wrapped):
         return draft._replace(draws_BNK=torch.where(going[..., None], draft.draws_BNK, -1))
 
 
-class _Reordered(_Wrapped):
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
-        draft: Draft = self.inner.propose(memory, context, shape)
+class _Reordered(_Wrapped[Drafter]):
+    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+        draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft
         batch = draft.tokens_BN.shape[0]
@@ -183,37 +182,39 @@ class _Reordered(_Wrapped):
         return draft._replace(draws_BNK=draws.gather(-1, order))
 
 
-class _Forgetful(_Wrapped):
+class _Forgetful(_Wrapped[LanguageModel]):
     """A target whose cache leaves accepted entries where the tree had put them."""
 
-    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+    def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
         """Nothing is moved."""
 
 
-class _BySlot(_Wrapped):
+class _BySlot(_Wrapped[LanguageModel]):
     """A target that takes the slot of a tree node for its position."""
 
     def forward(
         self,
-        cache: Any,
+        cache: object,
         nodes: Nodes,
         *,
         last: int | None = None,
         hidden: bool = False,
     ) -> Output:
         by_slot = nodes._replace(positions_BQ=nodes.slots_BQ)
-        output: Output = self.inner.forward(cache, by_slot, last=last, hidden=hidden)
-        return output
+        return self.inner.forward(cache, by_slot, last=last, hidden=hidden)
 
 
-def _drafter(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
-    return lambda sound: Engine(sound.target, wrap(sound.drafter), sound.rule)
+# A wrapper has its part's whole protocol by delegation, which a type checker cannot see.
 
 
-def _rule(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
+def _drafter(wrap: type[_Wrapped[Drafter]]) -> Callable[[Engine], Engine]:
+    return lambda sound: Engine(sound.target, cast(Drafter, wrap(sound.drafter)), sound.rule)
+
+
+def _rule(wrap: type[_Wrapped[Verifier]]) -> Callable[[Engine], Engine]:
     def plant(sound: Engine) -> Engine:
-        rule: Verifier = wrap(sound.rule)
-        return Engine(sound.target, sound.drafter, rule)
+        assert sound.rule is not None, "a planted mistake names its rule"
+        return Engine(sound.target, sound.drafter, cast(Verifier, wrap(sound.rule)))
 
     return plant
 
@@ -221,12 +222,12 @@ def _rule(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
 def _by_position(sound: Engine) -> Engine:
     """The same chain, drawn by the races of its positions."""
     assert isinstance(sound.drafter, DraftModel)
-    drafter: Drafter = _PositionRace(replace(sound.drafter, coupled=True))
+    drafter = cast(Drafter, _PositionRace(replace(sound.drafter, coupled=True)))
     return Engine(sound.target, drafter, sound.rule)
 
 
-def _target(wrap: Callable[[Any], Any]) -> Callable[[Engine], Engine]:
-    return lambda sound: Engine(wrap(sound.target), sound.drafter, sound.rule)
+def _target(wrap: type[_Wrapped[LanguageModel]]) -> Callable[[Engine], Engine]:
+    return lambda sound: Engine(cast(LanguageModel, wrap(sound.target)), sound.drafter, sound.rule)
 
 
 CHAIN, TREE = (1, 1, 1, 1), (3, 2, 1)

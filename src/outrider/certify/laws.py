@@ -102,29 +102,40 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
 
 
+def law(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    """The model's law of each emitted token, [B, T, V]."""
+    return ops.probs(score(model, texts, sampling).laws)
+
+
 def flatter(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
     """The target's own law at twice the temperature: a q for generators without one."""
     laws = score(model, texts, sampling).laws
     return ops.probs(laws._replace(inverse_temperature_B=laws.inverse_temperature_B / 2))
 
 
+def model_of(drafter: Drafter) -> LanguageModel | None:
+    """The draft model of a drafter that has one: the protocol does not ask for it."""
+    model: LanguageModel | None = getattr(drafter, "model", None)
+    return model
+
+
 class Guesses:
-    """The draft's law q at every prefix of a text, to choose what to test. Any choice is fair.
+    """The draft's law q at every prefix of a text, to choose what to test. Every choice is fair.
 
     A drafter with a model: its teacher-forced law.
-    Any other: what it would propose first, and where that is nothing the target's law at twice the
+    Others: what it would propose first, and where that is nothing the target's law at twice the
     temperature.
     """
 
     def __init__(self, drafter: Drafter, target: LanguageModel) -> None:
         self.drafter, self.target = drafter, target
         self.vocab_size = target.vocab_size
-        self.model: LanguageModel | None = getattr(drafter, "model", None)
+        self.model = model_of(drafter)
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None:
-            return ops.probs(score(self.model, texts, sampling).laws)
+            return law(self.model, texts, sampling)
         flat = flatter(self.target, texts, sampling)
         if not self.drafter.kinds:
             return flat
@@ -162,8 +173,9 @@ class Guesses:
         )
         guess = placed / placed.sum(-1, keepdim=True).clamp(min=1)
         if draft.laws is not None:
-            law = ops.probs(draft.laws)
-            first = law.gather(1, row[:, :1, None].clamp(min=0).expand(-1, -1, law.shape[2]))[:, 0]
+            laws = ops.probs(draft.laws)
+            at = row[:, :1, None].clamp(min=0).expand(-1, -1, laws.shape[2])
+            first = laws.gather(1, at)[:, 0]
             drawn = (row[:, :1] >= 0) & (kid[:, :1] >= 0)
             guess = torch.where(drawn, first.to(guess.dtype), guess)
         return guess

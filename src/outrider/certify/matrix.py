@@ -3,15 +3,16 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider import verifiers
-from outrider.certify.report import Report
-from outrider.certify.run import Ids, Known, Power, Progress, certify
+from outrider.certify.judge import Ids, Power, Progress
+from outrider.certify.report import Report, Row
+from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
+from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling import Sampling
@@ -19,14 +20,14 @@ from outrider.types import Drafter, LanguageModel, Verifier
 
 ORDER = 3  #: of the n-gram table
 #: Shapes of drafters whose defaults do not cover what matters; others are tried as they come.
-SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
+SHAPES: dict[str, tuple[DraftOptions, ...]] = {
     "draft_model": (
-        {"counts": (1, 1, 1, 1)},
-        {"counts": (3, 2, 1)},
-        {"counts": (1, 1, 1, 1), "coupled": True},
-        {"counts": (3, 2, 1), "coupled": True},
+        DraftOptions(branching=(1, 1, 1, 1)),
+        DraftOptions(branching=(3, 2, 1)),
+        DraftOptions(branching=(1, 1, 1, 1), coupled=True),
+        DraftOptions(branching=(3, 2, 1), coupled=True),
     ),
-    "dynamic_tree": ({}, {"coupled": True}),
+    "dynamic_tree": (DraftOptions(), DraftOptions(coupled=True)),
 }
 
 
@@ -52,29 +53,21 @@ def drafters(
     `text` are tokens to count n-grams in. What needs a draft model or a text that is not given is
     left out: `missing` names it.
     """
+    table = count(text, vocab_size, ORDER) if len(text) >= ORDER else None
+    parts = Parts(() if draft is None else (draft,), table, vocab_size)
     found: dict[str, Drafter] = {}
-    for name, make in DRAFTERS.items():
-        for shape in SHAPES.get(name, ({},)):
-            label = " ".join([name, *(f"{k}={v}" for k, v in shape.items())])
-            fields = getattr(make, "__dataclass_fields__", {})
-            if "model" in fields:
-                if draft is not None:
-                    found[label] = make(draft, **shape)
-            elif "table" in fields:
-                if len(text) >= ORDER:
-                    found[label] = make(count(text, vocab_size, ORDER), **shape)
-            elif not any(_required(f) for f in fields.values()):
-                found[label] = make(**shape)
+    for name, recipe in DRAFTERS.items():
+        if not recipe.has(parts):
+            continue
+        for shape in SHAPES.get(name, (DraftOptions(),)):
+            label = " ".join([name, *(f"{k}={v}" for k, v in shape.asked().items())])
+            found[label] = recipe.make(parts, shape)
     return found
 
 
 def missing(found: Collection[str]) -> list[str]:
     """Registered drafters that none of these labels names."""
     return sorted(set(DRAFTERS) - {label.split()[0] for label in found})
-
-
-def _required(field: Any) -> bool:
-    return bool(field.init and field.default is MISSING and field.default_factory is MISSING)
 
 
 def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
@@ -95,15 +88,13 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
     return found
 
 
-def done(
-    path: Path, sampling: Sampling, power: Power, about: str = ""
-) -> dict[str, dict[str, Any]]:
+def done(path: Path, sampling: Sampling, power: Power, about: str = "") -> dict[str, Row]:
     """Finished results under these settings, by key."""
     settings = _settings(sampling, power, about)
     return {row["key"]: row for row in read_results(path) if row.get("settings") == settings}
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
+def read_results(path: Path) -> list[Row]:
     """Every result of a file, none if there is no file yet; ConfigurationError for any other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +140,7 @@ def run(
     path: Path,
     before: Callable[[Pair], Progress | None] | None = None,
     about: str = "",
-) -> Iterator[tuple[Pair, dict[str, Any], bool]]:
+) -> Iterator[tuple[Pair, Row, bool]]:
     """Certify each pair that the results file does not hold yet, and append it.
 
     `about` (see `identity`) tells results of other models or prompts apart. Yields the pair, its

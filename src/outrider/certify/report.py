@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+Row = dict[str, Any]  #: figures by name, as JSON holds them
 Verdict = Literal["exact", "not exact", "not judged"]
 EXIT_CODES: dict[Verdict, int] = {"exact": 0, "not exact": 1, "not judged": 3}
 
@@ -31,7 +32,7 @@ class Report:
     level: float
     power: float
     effect: float  #: the shift that must be detectable for "exact" to be said
-    setup: dict[str, Any] = field(default_factory=dict)
+    setup: dict[str, object] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -64,7 +65,7 @@ class Report:
         """Names of the tests that failed."""
         return [t.name for t in self.tests if not t.passed]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "verdict": self.verdict,
@@ -79,7 +80,7 @@ class Report:
         }
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
+def _finite(values: dict[str, object]) -> dict[str, object]:
     """JSON has no infinity."""
     bad = {k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
     return {k: (str(v) if k in bad else v) for k, v in values.items()}

@@ -28,8 +28,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.certify.report import Test
 from outrider.certify.surplus import Surplus
-from outrider.step import Block
-from outrider.types import Draft, Kind, Scores, Verdict, Verifier
+from outrider.types import Block, Draft, Kind, Scores, Verdict, Verifier
 
 KEPT, NEXT = NAMES = ("kept, given draft", "next, given draft")
 

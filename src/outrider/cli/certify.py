@@ -4,14 +4,16 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import options
-from outrider.cli.console import out, progress
+from outrider.cli.console import out
+from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError, PromptError
+from outrider.progress import bar
 from outrider.prompts import read_prompts as read_texts
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator
@@ -19,18 +21,10 @@ from outrider.speculator import Speculator
 CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
 
 
+@options.with_setup
 def command(
-    target: options.Target = None,
-    draft: options.Draft = None,
-    drafter: options.DrafterName = None,
-    num_speculative_tokens: options.Gamma = None,
-    branching: options.Branching = None,
-    width: options.Width = None,
-    total_tokens: options.TotalTokens = None,
-    acceptance: options.Acceptance = None,
-    table: options.Table = None,
-    rule: options.Rule = None,
-    coupled: options.Coupled = False,
+    *,
+    setup: options.Setup,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -52,8 +46,6 @@ def command(
     dtype: Annotated[
         str, typer.Option(help="float32 keeps the tests sharp; also bfloat16, float16.")
     ] = "float32",
-    device: options.Device = None,
-    threads: options.Threads = None,
     every: Annotated[
         Path | None,
         typer.Option(
@@ -70,51 +62,20 @@ def command(
     """
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed)
     sampling = Sampling(temperature, top_k, top_p, min_p)
-    if every is not None:
-        chosen = {
-            "--drafter": drafter,
-            "--num-speculative-tokens": num_speculative_tokens,
-            "--branching": branching,
-            "--width": width,
-            "--total-tokens": total_tokens,
-            "--acceptance": acceptance,
-            "--table": table,
-            "--rule": rule,
-            "--coupled": coupled or None,
-        }
-        given = [name for name, value in chosen.items() if value is not None]
-        if given:
-            raise ConfigurationError(
-                f"--matrix certifies every drafter with every rule; got {', '.join(given)} as "
-                "well; leave them out, or leave --matrix out to certify one pair"
-            )
-    speculator = options.loaded(
-        target,
-        draft,
-        drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
-        branching=branching,
-        width=width,
-        total_tokens=total_tokens,
-        acceptance=acceptance,
-        table=table,
-        coupled=coupled,
-        rule=rule,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-    )
+    if every is not None and setup.choices():
+        raise ConfigurationError(
+            "--matrix certifies every drafter with every rule; got "
+            f"{', '.join(setup.choices())} as well; leave them out, or leave --matrix out to "
+            "certify one pair"
+        )
+    speculator = setup.load(dtype)
     ids = read_prompts(speculator, prompts)
     if every is not None:
         _matrix(speculator, ids, sampling, power, every, as_json)
         return
-    setup = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
-    with progress(0, "certify") as bar:
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(bar.task_ids[0], description=what, completed=done, total=total)
-
-        report = certify(speculator.engine, ids, sampling, power, setup=setup, progress=show)
+    about = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
+    with bar("certify") as show:
+        report = certify(speculator.engine, ids, sampling, power, setup=about, progress=show)
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict()) + "\n")
     else:
@@ -181,7 +142,8 @@ def _matrix(
     as_json: bool,
 ) -> None:
     target = speculator.engine.target
-    draft: Any = getattr(speculator.engine.drafter, "model", None)
+    drafter = speculator.engine.drafter  # nobody chose it: the draft model's chain, if there is one
+    draft = drafter.model if isinstance(drafter, DraftModel) else None
     made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
     todo = matrix.pairs(made)
     notes = speculator.notes

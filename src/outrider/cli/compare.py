@@ -2,15 +2,17 @@
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from outrider.certify.report import Row
 from outrider.cli import options
-from outrider.cli.console import out, progress
+from outrider.cli.console import out
 from outrider.cli.options import parse_branching
 from outrider.compare import Comparison, Plan
+from outrider.progress import counter
 
 
 def compare(
@@ -91,8 +93,8 @@ def compare(
         packed,
     )
     comparison = Comparison(plan)
-    with progress(comparison.total, "measuring") as bar:
-        comparison.run(lambda: bar.advance(bar.task_ids[0]))
+    with counter("measuring", comparison.total) as advance:
+        comparison.run(advance)
     document = comparison.document()
     if as_json:
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
@@ -100,7 +102,7 @@ def compare(
     show(document)
 
 
-def show(document: dict[str, Any]) -> None:
+def show(document: Row) -> None:
     """The document as tables."""
     chosen = document["settings"]
     out.print(
@@ -143,7 +145,7 @@ def show(document: dict[str, Any]) -> None:
     )
     out.print(
         "per call: new tokens per target call, a prompt's own call left out; "
-        "ms per step: draft target verify host"
+        "ms per step: propose score verify commit emit host"
     )
     out.print("* the family's best setting, used in the ratios", markup=False)
 

@@ -8,9 +8,10 @@ from rich.table import Table
 
 from outrider import measure, verifiers
 from outrider.cli import paint
-from outrider.cli.console import LOADING, out, progress, working
+from outrider.cli.console import LOADING, out, working
 from outrider.drafters import DraftModel
 from outrider.load import load, parameters
+from outrider.progress import counter
 from outrider.prompts import read_rows
 from outrider.sampling import Sampling
 from outrider.speculator import Speculator, Stop
@@ -89,7 +90,7 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
     for name in ("T", "plain", "speculative", "times faster", "per call", "equal texts"):
         table.add_column(name, justify="right", no_wrap=True)
     temperatures = (0.0, 0.6, 1.0)
-    with progress(len(temperatures) * repeats * len(prompts) * 2, "timing") as bar:
+    with counter("timing", len(temperatures) * repeats * len(prompts) * 2) as advance:
         for temperature in temperatures:
             trials = measure.interleave(
                 arms,
@@ -97,7 +98,7 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
                 lambda number, t=temperature: Sampling(t, seed=number),  # type: ignore[misc]
                 stop,
                 repeats,
-                lambda: bar.advance(bar.task_ids[0]),
+                advance,
             )
             rate = {
                 arm: sum(t.tokens for t in trials if t.arm == arm)

@@ -3,10 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from outrider import verifiers
 from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.errors import ConfigurationError, PromptError
@@ -38,6 +39,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         ) from error
 
 
+@options.with_setup
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; without it, standard input.")
@@ -45,17 +47,8 @@ def generate(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    drafter: options.DrafterName = None,
-    num_speculative_tokens: options.Gamma = None,
-    branching: options.Branching = None,
-    width: options.Width = None,
-    total_tokens: options.TotalTokens = None,
-    acceptance: options.Acceptance = None,
-    table: options.Table = None,
-    rule: options.Rule = None,
-    coupled: options.Coupled = False,
+    *,
+    setup: options.Setup,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
     ] = 128,
@@ -83,8 +76,6 @@ def generate(
         list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
     dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    threads: options.Threads = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")
     ] = False,
@@ -125,26 +116,12 @@ def generate(
     text = read_prompt(prompt, file)
     if not text:
         raise PromptError("the prompt is empty; got ''; give at least one character")
-    speculator = options.loaded(
-        target,
-        draft,
-        drafter=drafter,
-        num_speculative_tokens=num_speculative_tokens,
-        branching=branching,
-        width=width,
-        total_tokens=total_tokens,
-        acceptance=acceptance,
-        table=table,
-        coupled=coupled,
-        rule=rule,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-    )
+    speculator = setup.load(dtype)
     judged = speculator.engine.choose_rule("all" if temperature == 0 else "none")
     how_made = {
         "drafter": speculator.engine.drafter.name,
         "rule": judged.name,
+        "rule_options": verifiers.taken(judged),
         "exact": judged.exact,
     }
     if verbose:
@@ -174,11 +151,11 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
             sys.stdout.flush()
 
 
-def _finish(result: Generation, about: dict[str, Any] | None, printed: bool) -> None:
+def _finish(result: Generation, about: dict[str, object] | None, printed: bool) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
     done = result.completions[0]
     if about is not None:
-        document: dict[str, Any] = {
+        document: dict[str, object] = {
             "text": done.text,
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
@@ -193,7 +170,7 @@ def _finish(result: Generation, about: dict[str, Any] | None, printed: bool) -> 
     sys.stdout.flush()
 
 
-def _describe(speculator: Speculator, how_made: dict[str, Any]) -> None:
+def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     notes = speculator.notes
     err.print(
         f"target {notes.target}\ndraft {notes.draft}\n"

@@ -1,16 +1,22 @@
 """Options that several commands share, and the speculator that they ask for."""
 
+import ast
+import functools
+import inspect
 import os
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, TypeVar, get_type_hints
 
 import typer
 
-from outrider import verifiers
+from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
-from outrider.errors import ConfigurationError
 from outrider.load import load
 from outrider.speculator import Speculator
+
+Number = TypeVar("Number", int, float)
 
 Target = Annotated[
     str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
@@ -49,6 +55,10 @@ Acceptance = Annotated[
     str | None,
     typer.Option(help="Best static shape for these chances by child, e.g. 0.6,0.15,0.05."),
 ]
+Ngram = Annotated[
+    str | None,
+    typer.Option(help="Shortest and longest n-gram of prompt_lookup, e.g. 2,4. Default: 1,4."),
+]
 Table = Annotated[
     str | None,
     typer.Option(help="File of counts for ngram_table. Default: the shipped pair's, with it."),
@@ -58,6 +68,19 @@ Rule = Annotated[
     typer.Option(
         help="What accepts drafted tokens. Default: an exact rule that fits the drafter. Known: "
         f"{', '.join(verifiers.listed())}."
+    ),
+]
+DrafterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="An option that one drafter has for itself; may be repeated."
+    ),
+]
+RuleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the rule, e.g. lenience=0.3 of lenience; may be repeated.",
     ),
 ]
 Coupled = Annotated[
@@ -87,43 +110,112 @@ Threads = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Models, drafter and rule as they were typed."""
+
+    target: Target = None
+    draft: Draft = None
+    drafter: DrafterName = None
+    num_speculative_tokens: Gamma = None
+    branching: Branching = None
+    width: Width = None
+    total_tokens: TotalTokens = None
+    acceptance: Acceptance = None
+    ngram: Ngram = None
+    table: Table = None
+    drafter_option: DrafterOption = None
+    rule: Rule = None
+    rule_option: RuleOption = None
+    coupled: Coupled = False
+    device: Device = None
+    threads: Threads = None
+
+    def choices(self) -> list[str]:
+        """Names of options that choose a drafter or a rule."""
+        models = ("target", "draft", "device", "threads")
+        return [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(self).items()
+            if value not in (None, []) and value is not False and name not in models
+        ]
+
+    def load(self, dtype: str) -> Speculator:
+        """`outrider.load` with all of these."""
+        with working(LOADING):
+            return load(
+                self.target,
+                self.draft,
+                drafter=self.drafter,
+                num_speculative_tokens=self.num_speculative_tokens,
+                branching=parse_branching(self.branching),
+                width=self.width,
+                total_tokens=self.total_tokens,
+                acceptance=_numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
+                ngram=_numbers("--ngram", self.ngram, int, "1,4"),
+                table=self.table,
+                coupled=self.coupled,
+                drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
+                rule=self.rule,
+                rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
+                dtype=dtype,
+                device=self.device,
+                threads="auto" if self.threads is None else self.threads,
+            )
+
+
+def with_setup(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `setup` is typed as one option per field of `Setup`."""
+
+    @functools.wraps(command)
+    def run(**typed: object) -> None:
+        chosen = {field.name: typed.pop(field.name) for field in fields(Setup)}
+        command(setup=Setup(**chosen), **typed)  # type: ignore[arg-type]
+
+    hints = get_type_hints(Setup, include_extras=True)
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name != "setup":
+            parameters.append(parameter.replace(kind=by_name))
+            continue
+        parameters += [
+            inspect.Parameter(f.name, by_name, default=f.default, annotation=hints[f.name])
+            for f in fields(Setup)
+        ]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    return run
+
+
 def parse_branching(given: str | None) -> tuple[int, ...] | None:
     """ "3,2,1" to (3, 2, 1)."""
-    if given is None:
-        return None
-    try:
-        counts = tuple(int(part) for part in given.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise ConfigurationError(
-            f"--branching must be positive numbers separated by commas; got {given!r}; try 3,2,1"
-        )
+    counts = _numbers("--branching", given, int, "3,2,1")
+    if counts is not None and min(counts) < 1:
+        arguments.refuse("--branching", "positive numbers separated by commas", given, "try 3,2,1")
     return counts
 
 
-def parse_acceptance(given: str | None) -> tuple[float, ...] | None:
+def _numbers(
+    option: str, given: str | None, kind: Callable[[str], Number], example: str
+) -> tuple[Number, ...] | None:
     """ "0.6,0.15" to (0.6, 0.15)."""
     if given is None:
         return None
     try:
-        return tuple(float(part) for part in given.split(","))
+        return tuple(kind(part) for part in given.split(","))
     except ValueError:
-        raise ConfigurationError(
-            f"--acceptance must be numbers separated by commas; got {given!r}; try 0.6,0.15,0.05"
-        ) from None
+        arguments.refuse(option, "numbers separated by commas", given, f"try {example}")
 
 
-def loaded(
-    target: str | None,
-    draft: str | None,
-    *,
-    branching: str | None,
-    acceptance: str | None,
-    threads: int | None,
-    **how: Any,
-) -> Speculator:
-    """`outrider.load` with the options as they were typed."""
-    how |= {"branching": parse_branching(branching), "acceptance": parse_acceptance(acceptance)}
-    with working(LOADING):
-        return load(target, draft, threads="auto" if threads is None else threads, **how)
+def _by_name(option: str, given: list[str] | None, example: str) -> dict[str, object] | None:
+    """["lenience=0.3"] to {"lenience": 0.3}; what is no Python literal stays text."""
+    values: dict[str, object] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not (sign and name.strip()) or name.strip() in values:
+            arguments.refuse(option, "name=value, each name once", text, f"try {option} {example}")
+        try:
+            values[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            values[name.strip()] = value
+    return values or None

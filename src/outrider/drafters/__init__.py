@@ -1,5 +1,20 @@
-"""Registry of drafters: one file and one line each."""
+"""Registry of drafters: one file and one line each.
 
+A drafter of your own is reached by name once it is here, from outside as well:
+
+    outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)
+"""
+
+from outrider import arguments
+from outrider.drafters import (
+    beam,
+    draft_model,
+    dynamic_tree,
+    ngram_table,
+    paths,
+    prompt_lookup,
+    shapes,
+)
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
@@ -7,32 +22,121 @@ from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.errors import ConfigurationError, UnknownName
+from outrider.types import Drafter
 
-DRAFTERS = {
-    "root": Root,
-    "draft_model": DraftModel,
-    "sampled_tree": SampledTree,
-    "beam": Beam,
-    "paths": Paths,
-    "hub_tree": HubTree,
-    "static_tree": StaticTree,
-    "dynamic_tree": DynamicTree,
-    "prompt_lookup": PromptLookup,
-    "ngram_table": NgramTable,
+DRAFTERS: dict[str, Recipe] = {
+    "root": Recipe(Root),
+    "draft_model": draft_model.RECIPE,
+    "sampled_tree": shapes.recipe(SampledTree),
+    "beam": beam.RECIPE,
+    "paths": paths.RECIPE,
+    "hub_tree": shapes.recipe(HubTree),
+    "static_tree": shapes.recipe(StaticTree),
+    "dynamic_tree": dynamic_tree.RECIPE,
+    "prompt_lookup": prompt_lookup.RECIPE,
+    "ngram_table": ngram_table.RECIPE,
 }
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name."""
+    if not isinstance(name, str):
+        do = "take the speculator's using(drafter) for an object of your own"
+        arguments.refuse("drafter", "a name", name, do)
+    if name not in DRAFTERS:
+        raise UnknownName("drafter", name, DRAFTERS)
+    return DRAFTERS[name]
+
+
+def check(name: str, options: DraftOptions, draft: object = None, table: object = None) -> Recipe:
+    """The recipe of that name, if it has a use for all that is given, and all it needs is there.
+
+    draft, table  as the user gave them: a model, or for "paths" a list; a table or its file
+    """
+    recipe = get(name)
+    beside = {"draft": draft, "table": table}
+    given = options.asked() | {n: v for n, v in beside.items() if v is not None}
+    for option, value in given.items():
+        if not recipe.wants(option):
+            _refuse(name, recipe, option, value)
+    if recipe.drafts_with_models:
+        _check_models(name, recipe, draft)
+    if "table" in recipe.needs and table is None:
+        raise ConfigurationError(
+            f"drafter {name!r} needs a table; got table=None; give a file or a Table: "
+            "drafters.ngram_table.count counts a text, drafters.ngram_file.write keeps it"
+        )
+    return recipe
+
+
+def usual(draft: object) -> str:
+    """The drafter of a user who names none."""
+    return "prompt_lookup" if draft is None else "draft_model"
+
+
+def models(draft: object) -> tuple[object, ...]:
+    """Draft models one by one: none, one, or a list of them."""
+    if draft is None:
+        return ()
+    return tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
+
+
+def make(name: str, parts: Parts, options: DraftOptions | None = None) -> Drafter:
+    """A drafter by name from loaded parts; every option is used or refused.
+
+    >>> make("prompt_lookup", Parts(), DraftOptions(ngram=(2, 3))).shapes[0].max_nodes
+    9
+    """
+    options = options or DraftOptions()
+    models = list(parts.models) if len(parts.models) > 1 else next(iter(parts.models), None)
+    return check(name, options, models, parts.table).make(parts, options)
+
+
+def _refuse(name: str, recipe: Recipe, option: str, value: object) -> None:
+    beside = [part for part in ("draft", "table") if recipe.wants(part)]
+    takes = ", ".join([*beside, *recipe.takes]) or "no options"
+    others = ", ".join(sorted(n for n, other in DRAFTERS.items() if option in other.takes))
+    raise ConfigurationError(
+        f"drafter {name!r} has no use for {option}; got {option}={arguments.shown(value)}; it "
+        f"takes {takes}; leave {option} out" + (f", or use one of {others}" if others else "")
+    )
+
+
+def _check_models(name: str, recipe: Recipe, draft: object) -> None:
+    if draft is None:
+        raise ConfigurationError(
+            f"drafter {name!r} needs a draft model; got draft=None; pass draft=... (in "
+            "model.generate draft_model=..., as it keeps assistant_model= to itself), or use "
+            "drafter='prompt_lookup'"
+        )
+    if not isinstance(draft, (list, tuple)):
+        return
+    if not draft:
+        raise ConfigurationError("no draft model; got an empty list; give at least one")
+    if "models" not in recipe.needs:
+        raise ConfigurationError(
+            f"drafter {name!r} takes one draft model; got {len(draft)} in a list; use "
+            "drafter='paths' for several"
+        )
+
 
 __all__ = [
     "DRAFTERS",
     "Beam",
     "DraftModel",
+    "DraftOptions",
     "DynamicTree",
     "HubTree",
     "NgramTable",
+    "Parts",
     "Paths",
     "PromptLookup",
+    "Recipe",
     "Root",
     "SampledTree",
     "StaticTree",

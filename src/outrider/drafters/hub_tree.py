@@ -8,56 +8,65 @@ can for such a draft.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from outrider import noise, ops
-from outrider.drafters.shape_tables import Level, Tables
-from outrider.drafters.shaped import Shaped
-from outrider.types import Kind, Laws
+from outrider import ops
+from outrider.drafters import growing
+from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.types import (
+    Cache,
+    Context,
+    Draft,
+    Kind,
+    LanguageModel,
+    Laws,
+    Scores,
+    Shape,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
-class HubTree(Shaped):
-    """A node with one child draws it from the whole law."""
+class HubTree:
+    """A node with one child draws it from the whole law.
 
+    The shape is `counts[l]` children per node of level l, or `parents` in BFS order.
+    """
+
+    model: LanguageModel
+    counts: tuple[int, ...] = (3, 2, 2, 1)
+    parents: tuple[int, ...] | None = None
     name: ClassVar[str] = "hub_tree"
-    drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    hidden: ClassVar[bool] = False
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT, Kind.FIXED)
+    kinds: ClassVar[frozenset[Kind]] = frozenset(drawn)
 
-    def kind_of(self, table: Tables) -> Tensor:
-        """The first child of every node is drawn."""
-        kind = torch.full_like(table.draws_BNK, int(Kind.FIXED))
-        kind[..., 0] = int(Kind.WITHOUT)
-        return kind
+    def __post_init__(self) -> None:
+        counts, parents = shapes.parents_for(self.name, self.counts, self.parents)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "parents", parents)
 
-    def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The tree, and cut at each depth."""
+        return shapes.of_tree(self.parents or (-1,))
+
+    def open(self, context: Context, capacity: int) -> Cache:
+        """The draft model's cache."""
+        return growing.open_cache(self.model, context, capacity)
+
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
+        """Fill the tree level by level, one draft-model call each."""
+        layout = shapes.cut(self, self.parents, shape, context)
+        return growing.grow([growing.Model(self.model, memory)], context, layout, self)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""
-        few = law.logits_BRV.shape[-1]
-        drawn = ops.several(law, keys_Bn, 1, [min(max(fan - 1, 0), few) for fan in level.fan])
-        if drawn is not None:
-            chosen, there = drawn
-            if level.most > 1:  # no drawn child: the law is nobody's, and stays whole
-                out = there[..., 1:] & there[..., :1]
-                logits = law.logits_BRV
-                kept = logits.gather(-1, chosen[..., 1:]).masked_fill(out, -torch.inf)
-                law = law._replace(logits_BRV=logits.scatter(-1, chosen[..., 1:], kept))
-            return chosen, there, law
-        scaled = ops.scaled(law)
-        vocab = scaled.shape[-1]
-        rest, top = scaled, None
-        if level.most > 1:
-            top = scaled.topk(min(level.most - 1, vocab), -1)
-            placed = torch.arange(top.indices.shape[-1], device=scaled.device) < (
-                level.fan_n[:, None] - 1
-            )
-            logits = law.logits_BRV
-            rest = scaled.scatter(-1, top.indices, top.values.masked_fill(placed, -torch.inf))
-            some = (rest > -torch.inf).any(-1, keepdim=True)
-            kept = logits.gather(-1, top.indices).masked_fill(placed, -torch.inf)
-            without = torch.where(some, logits.scatter(-1, top.indices, kept), logits)
-            law = law._replace(logits_BRV=without)
-        best = (rest - noise.exponentials(keys_Bn, vocab).log_()).max(-1, keepdim=True)
-        if top is None:
-            return best.indices, best.values > -torch.inf, law
-        tokens = torch.cat([best.indices, top.indices], -1)
-        return tokens, torch.cat([best.values, top.values], -1) > -torch.inf, law
+        names = keys.own(level.start, level.stop)
+        placed = [max(fan - 1, 0) for fan in level.fan]
+        tokens, there, law = ops.several(law, names, 1, placed)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+    def commit(
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Keep the accepted path's entries."""
+        growing.keep_path(self.model, memory, context, draft, verdict)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from outrider.types import RowStore
+from outrider.types import Cache
 
 
 class Nothing(NamedTuple):
@@ -23,9 +23,9 @@ class Nothing(NamedTuple):
 
 
 class Several(NamedTuple):
-    """Several memories side by side, such as the caches of several draft models."""
+    """The caches of several draft models side by side."""
 
-    stores: tuple[RowStore, ...]
+    stores: tuple[Cache, ...]
 
     def take(self, rows: Sequence[int]) -> "Several":
         """These rows of each."""

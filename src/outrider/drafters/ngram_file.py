@@ -27,6 +27,11 @@ def write(table: Table, file: str | Path) -> None:
     save_file(arrays, str(file), metadata={"vocabulary": str(table.vocab_size)})
 
 
+def opened(table: str | Path | Table | None) -> Table | None:
+    """A table that was given as one or as its file, or not at all."""
+    return table if table is None or isinstance(table, Table) else read(table)
+
+
 def read(file: str | Path) -> Table:
     """The table in a file. Raises ConfigurationError if there is none.
 

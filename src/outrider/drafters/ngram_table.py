@@ -11,19 +11,17 @@ model, order 2 a bigram model with back-off. Costs look-ups, no model; a chain i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider import arguments, noise, ops
-from outrider.drafters import asked
-from outrider.drafters.laws import law_at
+from outrider import arguments, ops
+from outrider.drafters import growing, recipes
+from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Nothing
-from outrider.drafters.root import pending
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.noise import Purpose
-from outrider.tree import chain, children, numbers
+from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, Kind, Laws, Scores, Shape, Verdict
 
 DISCOUNT = 0.75
@@ -150,35 +148,27 @@ class NgramTable:
     table: Table
     num_speculative_tokens: int = 4
     vocab_size: int | None = None
-    name: str = "ngram_table"
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT})
-    is_chain: bool = True
+    name: ClassVar[str] = "ngram_table"
     hidden: ClassVar[bool] = False
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
         count = arguments.plain(self.num_speculative_tokens)
         object.__setattr__(self, "num_speculative_tokens", count)
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
-        if self._unknown < 0:
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
+        if self.vocab_size and self.vocab_size < self.table.vocab_size:
             raise VocabularyMismatch(
                 f"the n-gram table knows {self.table.vocab_size} tokens, the target "
                 f"{self.vocab_size}; count one with the target's tokenizer"
             )
 
     @property
-    def _unknown(self) -> int:
-        """Outputs of the target that the table has no token for."""
-        return (self.vocab_size or self.table.vocab_size) - self.table.vocab_size
-
-    @property
-    def max_nodes(self) -> int:
-        """The pending token and the chain."""
-        return self.num_speculative_tokens + 1
-
-    @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The one shape that it was made for."""
-        return (Shape(self.max_nodes, self.max_nodes, self.num_speculative_tokens, self.is_chain),)
+        """A chain of each length."""
+        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def open(self, context: Context, capacity: int) -> Nothing:
         """The engine's own tokens are all the memory it needs."""
@@ -186,51 +176,15 @@ class NgramTable:
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
-        length, sampling, device = context.length_B, context.sampling, context.length_B.device
-        depth = self.num_speculative_tokens
-        back = numbers(max(self.table.order - 1, 1), device).flip(0) + 1
-        at = length[:, None] - back
-        tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
-        keys = noise.split(noise.stream(context.seed_B, length - 1, Purpose.DRAFT), depth)
-        tree, draws = chain(depth, device), children((1,) * depth, device)
-        tokens, laws, alive = [pending(context)], [], None
-        present = []
-        for step in range(depth):
-            probs = torch.nn.functional.pad(self.table.probs(tail), (0, self._unknown))
-            law = law_at(probs.log()[:, None], context, tokens, tree, step, alive)
-            if sampling.greedy == "all":
-                token = law.logits_BRV[:, 0].argmax(-1, keepdim=True)
-            else:
-                token, lse = ops.sample(law, keys[:, step : step + 1])
-                law = law._replace(lse_BR=lse)
-            laws.append(law)
-            tokens.append(token)
-            if sampling.shaping is not None:  # a ban may leave nothing to draw
-                there = law.logits_BRV[:, 0].gather(1, token) > -torch.inf
-                alive = there if alive is None else there & alive
-                present.append(alive)
-            tail = torch.cat([tail[:, 1:], token], 1)
-        greedy = sampling.greedy
-        hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
-        if present:
-            there = torch.nn.functional.pad(torch.cat(present, 1), (0, 1))
-            draws = torch.where(there[..., None], draws, -1)
-        drawn = draws >= 0
-        node = numbers(depth + 1, device)[None, :, None]
-        kind = torch.where(hot, int(Kind.FIXED), int(Kind.WITHOUT)).expand(-1, depth + 1, 1)
-        row = torch.where(hot | ~drawn, -1, node)
-        kinds = {Kind.FIXED} if greedy == "all" else {Kind.WITHOUT}
-        if greedy == "some":
-            kinds = {Kind.FIXED, Kind.WITHOUT}
-        return Draft(
-            torch.cat(tokens, 1),
-            tree,
-            draws,
-            kind,
-            row,
-            None if greedy == "all" else _stack(laws),
-            frozenset(kinds),
-        )
+        depth = shapes.declared(self, shape).max_depth
+        layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
+        unknown = (self.vocab_size or self.table.vocab_size) - self.table.vocab_size
+        return growing.grow([_Followers(self.table, unknown)], context, layout, self)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """One draw."""
+        tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)
+        return Children(tokens[..., 0], there[..., 0], law)
 
     def commit(
         self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
@@ -238,11 +192,29 @@ class NgramTable:
         """Nothing to learn: the table is fixed."""
 
 
-def _stack(laws: list[Laws]) -> Laws:
-    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
-    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
-    return laws[0]._replace(
-        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
-        floor_BR=torch.cat(floors, 1) if floors else None,
-        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
-    )
+class _Followers(NamedTuple):
+    """A table as the source of a chain's laws."""
+
+    table: Table
+    unknown: int  #: outputs of the target that the table has no token for
+
+    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+        """Log-probabilities after the last tokens of the text and of the chain so far."""
+        context = tree.context
+        size = max(self.table.order - 1, 1)
+        at = context.length_B[:, None] + (numbers(size, context.length_B.device) - size)
+        tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
+        text = torch.cat([tail, tree.tokens_BM[:, 1:]], 1)
+        law = self.table.probs(text[:, -size:])
+        return torch.nn.functional.pad(law, (0, self.unknown)).log()[:, None]
+
+
+def _made(
+    table: Table,
+    vocab_size: int,
+    num_speculative_tokens: int = NgramTable.num_speculative_tokens,
+) -> NgramTable:
+    return NgramTable(table, num_speculative_tokens, vocab_size)
+
+
+RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",))

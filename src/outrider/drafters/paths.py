@@ -2,31 +2,29 @@
 
 `count` chains of `depth` tokens are drawn independently. Paths with the same prefix share a node,
 and the node keeps one draw for each of them, in path order, repeats included: rules for i.i.d.
-drafts need their number. A CPU draws by inverse transform instead of a race, the same law. Rows at
-temperature 0 place the top tokens below the root and follow each with its argmax.
+drafts need their number. Rows at temperature 0 place the top tokens below the root and follow each
+with its argmax.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from outrider import arguments, noise, ops
-from outrider.drafters import asked
-from outrider.drafters.laws import law_at
-from outrider.drafters.levels import Grown, begin, stack
+from outrider import arguments, ops
+from outrider.drafters import growing, recipes
+from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.drafters.memory import Several
 from outrider.errors import ConfigurationError
-from outrider.noise import Purpose
-from outrider.prefill import ingest
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Tree, Verdict
+from outrider.tree import numbers
+from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
-class Paths(Grown):
+class Paths:
     """`count` independent chains; at most count * depth drafted tokens.
 
     With `more` draft models the paths are dealt out in equal blocks, the first block to `model`
@@ -38,14 +36,13 @@ class Paths(Grown):
     count: int = 3
     depth: int = 4
     more: tuple[LanguageModel, ...] = ()
-    name: str = "paths"
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})
-    is_chain: bool = False
-    max_nodes: int = field(init=False)
+    name: ClassVar[str] = "paths"
+    hidden: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
 
     def __post_init__(self) -> None:
-        count = arguments.whole("count", self.count, asked.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, asked.PLAIN, least=1)
+        count = arguments.whole("count", self.count, recipes.CHAIN, least=2)
+        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "depth", depth)
         if self.count < len(self.models):
@@ -53,105 +50,27 @@ class Paths(Grown):
                 f"every draft model needs a path; got {self.count} paths for {len(self.models)} "
                 "models; raise the number of paths"
             )
-        object.__setattr__(self, "max_nodes", 1 + self.count * self.depth)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """The one shape that it was made for."""
-        return (Shape(self.max_nodes, self.max_nodes, self.depth, self.is_chain),)
 
     @property
     def models(self) -> tuple[LanguageModel, ...]:
         """All draft models."""
         return (self.model, *self.more)
 
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Paths of each depth."""
+        return shapes.of_levels(self.count, self.depth)
+
     def open(self, context: Context, capacity: int) -> Several:
         """A cache for every model."""
-        caches = []
-        for model in self.models:
-            cache = model.open(context.tokens_BL.shape[0], capacity)
-            ingest(model, cache, context.tokens_BL, context.bound - 1)
-            caches.append(cache)
-        return Several(tuple(caches))
+        return Several(tuple(growing.open_cache(model, context, capacity) for model in self.models))
 
     def propose(self, memory: Several, context: Context, shape: Shape) -> Draft:
         """Draw all paths level by level, one call of each draft model per level."""
-        sampling, count = context.sampling, self.count
-        greedy, nodes = sampling.greedy, self.max_nodes
-        begun = [
-            begin(model, cache, context, nodes)
-            for model, cache in zip(self.models, memory.stores, strict=True)
-        ]
-        growths, logits = [g for g, _ in begun], [z for _, z in begun]
-        blocks = _blocks(count, len(growths))
-        first_B, pending_B1 = growths[0].first_B, growths[0].pending_B1
-        device, batch, vocab = logits[0].device, logits[0].shape[0], logits[0].shape[-1]
-        keys = noise.stream(context.seed_B, first_B, Purpose.DRAFT)
-        keys = noise.split(keys, nodes)
-        hot = torch.isinf(sampling.inverse_temperature_B)[:, None]
-
-        slot = torch.arange(nodes, device=device)
-        parent = torch.full((batch, nodes), -1, dtype=torch.int64, device=device)
-        ancestors = (slot[:, None] == slot).expand(batch, -1, -1)
-        spare = nodes * count  # the cell that absent draws are written to
-        draws = torch.full((batch, spare + 1), -1, dtype=torch.int64, device=device)
-        rows = draws
-        inner = 1 + count * (self.depth - 1)  # law rows of one model
-        model_c = torch.tensor([m for m, (a, b) in enumerate(blocks) for _ in range(a, b)])
-        offset_c = (model_c * inner).to(device)
-        where = torch.zeros(batch, count, dtype=torch.int64, device=device)  # node of each path
-        going = torch.ones(batch, count, dtype=torch.bool, device=device)
-        level_BN, levels = _levels(self.depth, count, batch, device)
-        tokens: list[Tensor] = [pending_B1]
-        laws: list[list[Laws]] = [[] for _ in growths]
-        start, stop = 0, 1
-        for depth in range(self.depth):
-            tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
-            # of merged paths only the first one's node is alive
-            alive = going & (where - start == slot[:count]) if depth else None
-            if depth:
-                seen = growths[0].sees(start, stop, ancestors)
-                logits = [growth.feed(tokens[-1], depth, start, seen) for growth in growths]
-            found = []
-            for model, (a, b) in enumerate(blocks):
-                law = law_at(logits[model], context, tokens, tree, start, alive)
-                laws[model].append(law)
-                here = where[:, a:b] - start
-                local = here[..., None].expand(-1, -1, vocab)
-                if greedy != "all":
-                    drawn = _drawn(law, here, keys[:, stop + a : stop + b])
-                if greedy != "none":
-                    best = _best(law.logits_BRV.gather(1, local))
-                    if not depth:
-                        best = _side_by_side(law.logits_BRV[:, 0], best)
-                    drawn = best if greedy == "all" else _chosen(hot, best, drawn)
-                found.append(drawn)
-            token = torch.cat([f.indices for f in found], 1)
-            # a path ends where no token is possible
-            going = going & (torch.cat([f.values for f in found], 1) > -torch.inf)
-
-            old, start, stop = where, stop, stop + count
-            side = old[:, :, None] == old[:, None, :]
-            same = side & (token[:, :, None] == token[:, None, :]) & going[:, None, :]
-            # the first path of the same prefix; a path that has ended keeps a node of its own
-            first = torch.where(going, same.to(torch.int8).argmax(-1), slot[:count])
-            where = start + first
-            tokens.append(token)
-            over = torch.where(going, old, 0)
-            parent = torch.cat([parent[:, :start], over, parent[:, stop:]], 1)
-            seen = ancestors.gather(1, over[..., None].expand(-1, -1, nodes))
-            seen = seen | (slot[start:stop, None] == slot)
-            ancestors = torch.cat([ancestors[:, :start], seen, ancestors[:, stop:]], 1)
-            listed = going & ~(hot & (first != slot[:count]))  # a placed child is placed once
-            rank = (side & listed[:, None, :]).tril(-1).sum(-1)
-            cell = torch.where(listed, old * count + rank, spare)
-            draws = draws.scatter(1, cell, where)
-            rows = rows.scatter(1, cell, offset_c + old)
-
-        tree = Tree(parent, level_BN, ancestors, self.depth, count, levels, is_chain=False)
-        draws, rows = (t[:, :spare].view(batch, nodes, count) for t in (draws, rows))
-        given = None if greedy == "all" else stack([stack(levels) for levels in laws])
-        return _declared(torch.cat(tokens, 1), tree, draws, rows, greedy, hot, given)
+        depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
+        sources = list(map(growing.Model, self.models, memory.stores))
+        walk = _Walk(context, _blocks(self.count, len(sources), device))
+        return growing.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
 
     def commit(
         self,
@@ -163,87 +82,70 @@ class Paths(Grown):
     ) -> None:
         """Keep the accepted path's entries in every cache."""
         for model, cache in zip(self.models, memory.stores, strict=True):
-            model.keep(cache, context.length_B - 1, verdict.path_BD)
+            growing.keep_path(model, cache, context, draft, verdict)
 
 
-def _blocks(count: int, models: int) -> list[tuple[int, int]]:
-    """First and last path of each model, as even as can be.
+class _Walk:
+    """Paths under way: which node of the deepest level each has come to."""
 
-    >>> _blocks(5, 2)
-    [(0, 3), (3, 5)]
-    """
-    ends = [-(-count * m // models) for m in range(models + 1)]
-    return list(pairwise(ends))
+    drawn = (Kind.WITH,)
 
+    def __init__(self, context: Context, blocks: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.model_c, self.place_c, self.path_mp = blocks
+        rows, count = context.length_B.shape[0], len(self.model_c)
+        self.where_Bc = torch.zeros_like(context.length_B)[:, None].expand(rows, count)
+        self.going_Bc = torch.ones_like(self.where_Bc, dtype=torch.bool)
 
-class _Best(NamedTuple):
-    """The token of each path [B, count] and how good it was: -inf where there is none."""
-
-    values: Tensor
-    indices: Tensor
-
-
-def _best(merit_BcV: Tensor) -> _Best:
-    return _Best(*merit_BcV.max(-1))
-
-
-def _drawn(law: Laws, here_Bc: Tensor, keys_Bc: Tensor) -> _Best:
-    """A token from law row `here_Bc` for each path, as the CPU code draws it or by a race."""
-    at_once = ops.independent(law, here_Bc, keys_Bc)
-    if at_once is not None:
-        index, some = at_once
-        return _Best(torch.where(some, 0.0, -torch.inf), index)
-    scaled = ops.scaled(law)
-    vocab = scaled.shape[-1]
-    local = here_Bc[..., None].expand(-1, -1, vocab)
-    return _best(scaled.gather(1, local) - noise.exponentials(keys_Bc, vocab).log_())
-
-
-def _side_by_side(logits_BV: Tensor, best: _Best) -> _Best:
-    """Greedy paths part at the root: path i starts with the i-th best token, if there is one."""
-    count = best.indices.shape[1]
-    top = logits_BV.topk(min(count, logits_BV.shape[1]), -1)
-    return _Best(
-        torch.cat([top.values, best.values], 1)[:, :count],
-        torch.cat([top.indices, best.indices], 1)[:, :count],
-    )
-
-
-def _chosen(hot_B1: Tensor, best: _Best, drawn: _Best) -> _Best:
-    """The best token in greedy rows, the drawn one in others."""
-    return _Best(
-        torch.where(hot_B1, best.values, drawn.values),
-        torch.where(hot_B1, best.indices, drawn.indices),
-    )
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """One more token of every path, from the law of its own model at its node."""
+        row = self.where_Bc + self.model_c * (level.stop - level.start)
+        token, there, law = ops.independent(law, row, keys.own(level.stop, level.end))
+        if not level.depth:  # greedy paths part at the root: path i starts with the i-th best token
+            best = ops.greedily(law, token[:, self.path_mp], there[:, self.path_mp])
+            token, there = (table[:, self.model_c, self.place_c] for table in best)
+        going = self.going_Bc & there  # a path ends where no token is possible
+        same = (self.where_Bc[:, :, None] == self.where_Bc[:, None, :]) & going[:, None, :]
+        same &= token[:, :, None] == token[:, None, :]
+        # the first path of the same prefix; a path that has ended keeps a node of its own
+        number = numbers(len(self.model_c), token.device)
+        first = torch.where(going, same.to(torch.int8).argmax(-1), number)
+        several = len(self.path_mp) > 1
+        children = Children(token, going, law, self.where_Bc, first, row if several else None)
+        self.where_Bc, self.going_Bc = first, going
+        return children
 
 
 @lru_cache(maxsize=64)
-def _levels(
-    depth: int, count: int, batch: int, device: torch.device
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Depth of each node [B, N] and the bounds of the levels."""
-    levels = (0, 1, *(1 + count * (d + 1) for d in range(depth)))
-    level = [d for d, (a, b) in enumerate(pairwise(levels)) for _ in range(a, b)]
-    return torch.tensor(level, device=device).expand(batch, -1), levels
+def _blocks(count: int, models: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Paths dealt out as evenly as can be: each one's model, its place there, and the reverse.
+
+    In the table of the reverse, [models, most paths], a shorter block repeats its last path.
+
+    >>> [table.tolist() for table in _blocks(5, 2, torch.device("cpu"))]
+    [[0, 0, 0, 1, 1], [0, 1, 2, 0, 1], [[0, 1, 2], [3, 4, 4]]]
+    """
+    blocks = list(pairwise(-(-count * model // models) for model in range(models + 1)))
+    most = max(stop - start for start, stop in blocks)
+    tables = (
+        [model for model, (start, stop) in enumerate(blocks) for _ in range(start, stop)],
+        [path - start for start, stop in blocks for path in range(start, stop)],
+        [[min(start + place, stop - 1) for place in range(most)] for start, stop in blocks],
+    )
+    model_c, place_c, path_mp = (torch.tensor(table, device=device) for table in tables)
+    return model_c, place_c, path_mp
 
 
-def _declared(
-    tokens: Tensor,
-    tree: Tree,
-    draws: Tensor,
-    row: Tensor,
-    greedy: str,
-    hot_B1: Tensor,
-    given: Laws | None,
-) -> Draft:
-    """Independent draws where the row is sampled, placed children where it is greedy."""
-    kind = torch.full((1, 1, 1), int(Kind.WITH), device=draws.device).expand(1, *draws.shape[1:])
-    kinds = {Kind.WITH}
-    hot = hot_B1[..., None]
-    if greedy == "all":
-        kinds, kind, row = {Kind.FIXED}, torch.zeros_like(kind), torch.full_like(row, -1)
-    elif greedy == "some":
-        kinds = {Kind.FIXED, Kind.WITH}
-        kind = torch.where(hot, int(Kind.FIXED), kind)
-        row = torch.where(hot, -1, row)
-    return Draft(tokens, tree, draws, kind, row, given, frozenset(kinds))
+def _made(
+    models: tuple[LanguageModel, ...],
+    width: int = Paths.count,
+    num_speculative_tokens: int = Paths.depth,
+) -> Paths:
+    if width < len(models):
+        raise ConfigurationError(
+            f"every draft model needs a path; got {len(models)} models for {width} paths; give "
+            f"width={len(models)}"
+        )
+    return Paths(models[0], width, num_speculative_tokens, models[1:])
+
+
+RECIPE = recipes.Recipe(_made, ("models",), ("num_speculative_tokens", "width"))

@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 
 from outrider import arguments
-from outrider.drafters import asked
+from outrider.drafters import recipes
+from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
-from outrider.tree import chain
+from outrider.tree import parents_of
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
@@ -29,28 +30,24 @@ class PromptLookup:
     num_speculative_tokens: int = 8
     most_ngram: int = 4
     least_ngram: int = 1
-    name: str = "prompt_lookup"
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED})
-    is_chain: bool = True
+    name: ClassVar[str] = "prompt_lookup"
     hidden: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):
             object.__setattr__(self, name, arguments.plain(getattr(self, name)))
-        arguments.whole("num_speculative_tokens", self.num_speculative_tokens, asked.PLAIN, least=1)
+        arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
         do = "leave it out for 1"
         least = arguments.whole("least_ngram", self.least_ngram, do, least=1)
         arguments.whole("most_ngram", self.most_ngram, "give at least least_ngram", least=least)
 
     @property
-    def max_nodes(self) -> int:
-        """The pending token and the longest copy."""
-        return self.num_speculative_tokens + 1
-
-    @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The one shape that it was made for."""
-        return (Shape(self.max_nodes, self.max_nodes, self.num_speculative_tokens, self.is_chain),)
+        """A copy of each length."""
+        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def open(self, context: Context, capacity: int) -> Nothing:
         """The engine's own tokens are all the memory it needs."""
@@ -58,6 +55,7 @@ class PromptLookup:
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
+        count = shapes.declared(self, shape).max_depth
         device = context.length_B.device
         length = context.length_B
         tokens = context.tokens_BL[:, : context.bound]
@@ -76,7 +74,6 @@ class PromptLookup:
         best, where = rank.max(1)
         found = best >= 0
 
-        count = self.num_speculative_tokens
         ahead = where[:, None] + torch.arange(1, count + 1, device=device)
         placed = found[:, None] & (ahead <= last)
         if device.type == "cpu":  # no device to wait for: score no more nodes than were found
@@ -85,22 +82,25 @@ class PromptLookup:
                 return bare(context)
             ahead, placed = ahead[:, :count], placed[:, :count]
         copied = context.tokens_BL.gather(1, ahead.clamp(max=context.tokens_BL.shape[1] - 1))
-        pending = context.tokens_BL.gather(1, last)
-        tree = chain(count, device)
-        kids = torch.where(placed, torch.arange(1, count + 1, device=device), -1)
-        draws = torch.nn.functional.pad(kids, (0, 1), value=-1)[..., None]
-        none = torch.full_like(draws, -1)
-        return Draft(
-            torch.cat([pending, copied], 1),
-            tree,
-            draws,
-            torch.full_like(draws, int(Kind.FIXED)),
-            none,
-            None,
-            self.kinds,
-        )
+        tree = TreeBuilder(shapes.fixed(parents_of((1,) * count), device), context)
+        tree.fill(copied, placed)
+        return tree.draft((Kind.FIXED,))
 
     def commit(
         self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn: the committed tokens are the memory."""
+
+
+def _made(
+    num_speculative_tokens: int = PromptLookup.num_speculative_tokens,
+    ngram: tuple[int, int] = (PromptLookup.least_ngram, PromptLookup.most_ngram),
+) -> PromptLookup:
+    return PromptLookup(num_speculative_tokens, most_ngram=ngram[1], least_ngram=ngram[0])
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    takes=("num_speculative_tokens", "ngram"),
+    depth=PromptLookup.num_speculative_tokens,
+)

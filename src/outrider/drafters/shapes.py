@@ -6,11 +6,16 @@ non-increasing acceptances the best tree of n nodes has the n most valuable node
 the best trees of all sizes in one pass, depth cap included.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+from outrider.drafters.recipes import Recipe, one_depth
 from outrider.errors import ConfigurationError
 from outrider.tree import within
+from outrider.types import Drafter, LanguageModel
+
+#: Children per level of a tree whose shape nobody asked for, at most as deep as was asked for.
+USUAL = (3, 2, 2, 1)
 
 
 def optimal(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[int, ...]:
@@ -55,3 +60,35 @@ def _breadth_first(picked: list[tuple[int, int, int]]) -> tuple[int, ...]:
         order += sorted(kids[node], key=lambda kid: picked[kid][2])
         parents += [place] * len(kids[node])
     return tuple(parents)
+
+
+def recipe(tree: Callable[..., Drafter]) -> Recipe:
+    """How a drafter of fixed shape is made by name: `tree(model, counts=...)` or `parents=...`.
+
+    The shape is a branching vector, or the best one of `total_tokens` nodes for `acceptance`; who
+    asks for neither gets USUAL, as deep as was asked for.
+    """
+
+    def made(
+        model: LanguageModel,
+        num_speculative_tokens: int | None = None,
+        branching: tuple[int, ...] | None = None,
+        acceptance: tuple[float, ...] | None = None,
+        total_tokens: int | None = None,
+    ) -> Drafter:
+        depth = num_speculative_tokens
+        one_depth(branching, depth)
+        if acceptance is None and total_tokens is None:
+            usual = (USUAL + (1,) * (depth or 0))[: depth or len(USUAL)]
+            return tree(model, counts=usual if branching is None else branching)
+        if branching is not None or acceptance is None or total_tokens is None:
+            raise ConfigurationError(
+                "the best shape follows from acceptance and total_tokens, without branching; got "
+                f"acceptance={acceptance!r}, total_tokens={total_tokens!r}, branching="
+                f"{branching!r}; give both, and num_speculative_tokens to limit the depth"
+            )
+        best = optimal(acceptance, total_tokens + 1, depth or total_tokens)
+        return tree(model, parents=best)
+
+    takes = ("num_speculative_tokens", "branching", "acceptance", "total_tokens")
+    return Recipe(made, ("model",), takes)

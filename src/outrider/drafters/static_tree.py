@@ -7,23 +7,63 @@ set. Strong at low temperature, weak at 1.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from outrider import ops
-from outrider.drafters.shape_tables import Level
-from outrider.drafters.shaped import Shaped
-from outrider.types import Kind, Laws
+from outrider.drafters import growing
+from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.types import (
+    Cache,
+    Context,
+    Draft,
+    Kind,
+    LanguageModel,
+    Laws,
+    Scores,
+    Shape,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
-class StaticTree(Shaped):
-    """Child j of a node is the draft's j-th best token there."""
+class StaticTree:
+    """Child j of a node is the draft's j-th best token there.
 
+    The shape is `counts[l]` children per node of level l, or `parents` in BFS order.
+    """
+
+    model: LanguageModel
+    counts: tuple[int, ...] = (3, 2, 2, 1)
+    parents: tuple[int, ...] | None = None
     name: ClassVar[str] = "static_tree"
-    drawn: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    hidden: ClassVar[bool] = False
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.FIXED,)
+    kinds: ClassVar[frozenset[Kind]] = frozenset(drawn)
 
-    def fill(self, law: Laws, level: Level, keys_Bn: Tensor) -> tuple[Tensor, Tensor, Laws]:
+    def __post_init__(self) -> None:
+        counts, parents = shapes.parents_for(self.name, self.counts, self.parents)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "parents", parents)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The tree, and cut at each depth."""
+        return shapes.of_tree(self.parents or (-1,))
+
+    def open(self, context: Context, capacity: int) -> Cache:
+        """The draft model's cache."""
+        return growing.open_cache(self.model, context, capacity)
+
+    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
+        """Fill the tree level by level, one draft-model call each."""
+        layout = shapes.cut(self, self.parents, shape, context)
+        return growing.grow([growing.Model(self.model, memory)], context, layout, self)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The top tokens that the filters leave in."""
-        top = ops.scaled(law).topk(min(level.most, law.logits_BRV.shape[-1]), -1)
-        return top.indices, top.values > -torch.inf, law
+        tokens, there = ops.largest(ops.scaled(law), level.most)
+        return Children(level.spread(tokens), level.spread(there), law)
+
+    def commit(
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Keep the accepted path's entries."""
+        growing.keep_path(self.model, memory, context, draft, verdict)

@@ -9,22 +9,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import GenerationConfig
 
 from outrider.sampling import Sampling
+from outrider.stats import Stats
 
 
 @dataclass(frozen=True)
-class Made:
-    """One completion: its tokens, the whole call's time, and how often the target was called."""
+class Completion:
+    """Tokens of one call, its whole time, and how often the target yielded tokens in it."""
 
     token_ids: list[int]
     seconds: float
-    calls: int
+    calls: int  #: of the target; ours reads the prompt in one before these
+    stats: Stats | None = None  #: transformers keeps none
 
 
 class Stock:
@@ -53,13 +54,13 @@ class Stock:
             )
         }
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, *_: object) -> None:
         self.calls += 1
 
-    def run(self, prompt: Sequence[int], how: Sampling, most: int, **more: Any) -> Made:
+    def run(self, prompt: Sequence[int], how: Sampling, most: int, **more: object) -> Completion:
         """One call of `generate`, from prompt to last token."""
         ids = torch.tensor([list(prompt)], device=self.target.device)
-        law: dict[str, Any] = {"do_sample": False}
+        law: dict[str, object] = {"do_sample": False}
         if how.temperature > 0:
             torch.manual_seed((how.seed or 0) & 0x7FFFFFFF)
             law = {
@@ -81,9 +82,11 @@ class Stock:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        return Made(out[0, len(prompt) :].tolist(), seconds, self.calls - before)
+        return Completion(out[0, len(prompt) :].tolist(), seconds, self.calls - before)
 
-    def assisted(self, prompt: Sequence[int], how: Sampling, most: int, count: int | None) -> Made:
+    def assisted(
+        self, prompt: Sequence[int], how: Sampling, most: int, count: int | None
+    ) -> Completion:
         """Assisted generation with transformers' defaults, or a fixed number of drafted tokens."""
         if self.draft is None:
             return self.run(prompt, how, most, prompt_lookup_num_tokens=count or 10)

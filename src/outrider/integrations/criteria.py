@@ -1,12 +1,11 @@
 """Stopping criteria judged as plain `generate` judges them, while rows advance at their own pace.
 
 Length and end tokens become limits of the engine. A criterion that is known to look at one row is
-asked about a row as soon as it has a new token. Any other may look at the whole batch, index its
-rows or count its calls, so it is asked once per column, [B, L], when every row has come that far.
+asked about a row as soon as it has a new token. Others may look at the whole batch, index its rows
+or count their calls, so they are asked once per column, [B, L], when every row has come that far.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from transformers import generation as hf
 
 from outrider.errors import ConfigurationError
 from outrider.integrations.processors import ids_of
+from outrider.models.config import read
 
 #: Criteria that give the same answer for a row alone.
 _ALONE = (hf.StopStringCriteria, hf.MaxTimeCriteria)
@@ -25,11 +25,13 @@ Scores = Callable[[int, int], Tensor] | None
 class Criteria:
     """The criteria of one call, as `generate` has merged them with the configuration's own."""
 
-    def __init__(self, given: Sequence[Any], config: Any, rows: int) -> None:
+    def __init__(
+        self, given: Sequence[hf.StoppingCriteria], config: hf.GenerationConfig, rows: int
+    ) -> None:
         lengths = [c.max_length for c in given if type(c) is hf.MaxLengthCriteria]
         ends = [c.eos_token_id for c in given if type(c) is hf.EosTokenCriteria]
         if not given:  # called without generate
-            ends = [getattr(config, "_eos_token_tensor", None)]
+            ends = [read(config, "_eos_token_tensor", Tensor)]
             if config.max_length is None:
                 raise ConfigurationError(
                     "a custom function needs a length where generate does not call it; got "
@@ -38,7 +40,9 @@ class Criteria:
         self.longest: int = min(map(int, lengths or [config.max_length]))
         self.eos: list[int] = sorted({token for tensor in ends for token in ids_of(tensor)})
         #: whether rows that have ended are padded; else they go on until all have ended
-        self.padded: bool = bool(self.eos) or any(hasattr(c, "eos_token_id") for c in given)
+        self.padded: bool = bool(self.eos) or any(
+            read(c, "eos_token_id", object) is not None for c in given
+        )
         others = [c for c in given if type(c) not in (hf.MaxLengthCriteria, hf.EosTokenCriteria)]
         self.alone = [c for c in others if rows == 1 or type(c) in _ALONE]
         self.together = [c for c in others if c not in self.alone]
@@ -135,7 +139,9 @@ class Judge:
         return torch.stack([blank if line is None else line for line in lines])
 
 
-def _answer(criterion: Any, text: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
+def _answer(
+    criterion: hf.StoppingCriteria, text: Tensor, scores: tuple[Tensor, ...] | None
+) -> Tensor:
     """One bool for every row; a single answer is meant for all of them."""
     given = criterion(text, scores)
     try:

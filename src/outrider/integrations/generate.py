@@ -4,7 +4,7 @@
 
     model.generate(**inputs, custom_generate=speculative, draft_model=small)
     model.generate(**inputs, custom_generate=speculative, prompt_lookup_num_tokens=8)
-    model.generate(**inputs, custom_generate=Speculative(draft_model=small, branching=(3, 2, 1)))
+    model.generate(**inputs, custom_generate=speculative, draft_model=small, branching=(3, 2, 1))
 
 The result is what `generate` would return: at temperature 0 the same sequences, scores, logits and
 finish positions, above it a draw from the same law. Stopping criteria see every token. `generate`
@@ -13,33 +13,38 @@ of our own here: `draft_model=` and `out_streamer=`; `generate` below takes eith
 """
 
 import copy
+import inspect
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outrider.blocks import HostBlock
-from outrider.drafters.ngram_table import Table
+from outrider.drafters import models
 from outrider.engine import Engine, Run
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.driven import engine_for, named
 from outrider.integrations.inputs import left_padding, refuse, refuse_kept_back
 from outrider.integrations.processors import ids_of, of_row, settings
-from outrider.keywords import KNOWN, load_arguments
+from outrider.keywords import KNOWN, OURS, load_arguments
+from outrider.models.config import read
 from outrider.models.guard import evaluating
 from outrider.request import Limits
 from outrider.sampling import Sampling
 from outrider.stats import Stats
-from outrider.step import Block
-from outrider.types import Draft, Scores, Verdict
+from outrider.types import Block, Draft, Scores, Verdict
+
+Result: TypeAlias = Tensor | GenerateDecoderOnlyOutput
+#: Settings that are keywords of `model.generate` itself.
+SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 
 
 class Speculative:
@@ -48,49 +53,33 @@ class Speculative:
     `stats` holds the last call's statistics.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         load_arguments(settings)  # refuses unknown and contradictory names at once
         self.settings = settings
         self.stats: Stats | None = None
+        self.__signature__ = _signature()
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        draft_model: Any = None,
-        num_speculative_tokens: int | None = None,
-        branching: Sequence[int] | None = None,
-        coupled: bool | None = None,
-        rule: str | None = None,
-        drafter: str | None = None,
-        ngram: tuple[int, int] | None = None,
-        table: str | Path | Table | None = None,
-        speculative_config: Mapping[str, Any] | None = None,
-        out_streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
+        logits_processor: hf.LogitsProcessorList | None = None,
+        stopping_criteria: hf.StoppingCriteriaList | None = None,
+        generation_config: hf.GenerationConfig | None = None,
+        speculative_config: Mapping[str, object] | None = None,
+        out_streamer: hf.BaseStreamer | None = None,
+        **keywords: object,
+    ) -> Result:
         """Called by `generate` once everything is prepared."""
         refuse_kept_back(sys._getframe(1))
-        own = {
-            "draft_model": draft_model,
-            "num_speculative_tokens": num_speculative_tokens,
-            "branching": branching,
-            "coupled": coupled,
-            "rule": rule,
-            "drafter": drafter,
-            "ngram": ngram,
-            "table": table,
-        }
+        own = {name: keywords.pop(name, None) for name in SETTINGS}
         configured = named(generation_config)
         asked = dict(self.settings)
         for more in (speculative_config or {}, configured, own):
             asked.update({k: v for k, v in more.items() if v is not None})
         found = load_arguments(asked)
         with ExitStack() as modes:  # dropout would make every pass another law
-            for one in (model, found.get("draft")):
+            for one in (model, *models(found.get("draft"))):
                 if isinstance(one, torch.nn.Module):
                     modes.enter_context(evaluating(one))
             call = _Call(
@@ -99,7 +88,7 @@ class Speculative:
                 list(logits_processor or ()),
                 list(stopping_criteria or ()),
                 generation_config,
-                model_kwargs,
+                keywords,
                 out_streamer,
             )
             result = call.result()
@@ -107,11 +96,23 @@ class Speculative:
         return result
 
 
+def _signature() -> inspect.Signature:
+    """`Speculative.__call__` with every setting spelt out.
+
+    transformers' `generate` hands a custom function those keywords that its signature names.
+    """
+    parameters = list(inspect.signature(Speculative.__call__).parameters.values())
+    ahead, rest = parameters[1:-1], parameters[-1]  # without self
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    spelt = [inspect.Parameter(name, by_name, default=None) for name in SETTINGS]
+    return inspect.Signature([*ahead, *spelt, rest])
+
+
 #: The same with nothing fixed in advance.
 speculative = Speculative()
 
 
-def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
+def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords: Any) -> Result:
     """`model.generate` with speculation; `assistant_model=` and `streamer=` keep their names."""
     for name, ours in (("assistant_model", "draft_model"), ("streamer", "out_streamer")):
         if name in keywords:
@@ -132,13 +133,15 @@ def generate(model: Any, inputs: Any = None, /, **keywords: Any) -> Any:
         criteria = hf.StoppingCriteriaList(keywords.get("stopping_criteria") or ())
         criteria.append(hf.StopStringCriteria(tokenizer, strings))
         keywords["stopping_criteria"] = criteria
-    return model.generate(custom_generate=Speculative(), **keywords)
+    result: Result = model.generate(custom_generate=Speculative(), **keywords)
+    return result
 
 
-def _stop_strings(model: Any, keywords: dict[str, Any]) -> Any:
+def _stop_strings(model: PreTrainedModel, keywords: dict[str, Any]) -> str | list[str] | None:
     """Stop strings from keywords or a configuration, taken out: without the tokenizer, which does
     not reach a custom function, `generate` could not use them."""
-    strings, given = keywords.pop("stop_strings", None), keywords.get("generation_config")
+    strings: str | list[str] | None = keywords.pop("stop_strings", None)
+    given: hf.GenerationConfig | None = keywords.get("generation_config")
     if given is not None and given.stop_strings is not None:
         strings = given.stop_strings if strings is None else strings
         keywords["generation_config"] = given = copy.deepcopy(given)
@@ -156,11 +159,11 @@ class _Call:
         self,
         engine: Engine,
         input_ids: Tensor,
-        processors: list[Any],
-        criteria: list[Any],
-        config: Any,
-        model_kwargs: dict[str, Any],
-        streamer: Any,
+        processors: list[hf.LogitsProcessor],
+        criteria: list[hf.StoppingCriteria],
+        config: hf.GenerationConfig,
+        model_kwargs: Mapping[str, object],
+        streamer: hf.BaseStreamer | None,
     ) -> None:
         self.config, self.streamer = config, streamer
         self.rows, self.width = input_ids.shape
@@ -184,7 +187,7 @@ class _Call:
         self.scores = wanted and bool(config.output_scores)
         self.logits = wanted and bool(config.output_logits)
         self._ended: set[int] = set()
-        pad = ids_of(getattr(config, "_pad_token_tensor", None))
+        pad = ids_of(read(config, "_pad_token_tensor", Tensor))
         self.judge = Judge(
             self.criteria, input_ids, pad[0] if pad else 0, self._scored if self.scores else None
         )
@@ -195,7 +198,7 @@ class _Call:
             observe=self._collect if self.scores or self.logits else None,
         )
 
-    def result(self) -> Any:
+    def result(self) -> Result:
         """Decode to the end and assemble what generate returns."""
         judge = self.judge
         if self.streamer is not None:

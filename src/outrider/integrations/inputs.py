@@ -1,14 +1,17 @@
 """What `generate` hands to a custom function, checked; what cannot be honoured is refused."""
 
 import inspect
+from collections.abc import Mapping
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Cache
 from transformers import generation as hf
 
+from outrider import arguments
 from outrider.errors import ConfigurationError
+from outrider.models.config import read
 
 _UNDERSTOOD = {
     "attention_mask",
@@ -69,24 +72,24 @@ def refuse_kept_back(caller: FrameType | None) -> None:
         )
 
 
-def refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
+def refuse(config: hf.GenerationConfig, model_kwargs: Mapping[str, object]) -> None:
     """Refuse what speculation cannot give."""
-    if (getattr(config, "num_beams", 1) or 1) > 1:
+    if (read(config, "num_beams", int) or 1) > 1:
         _refuse(f"num_beams={config.num_beams}", "use num_beams=1")
     for name in _OTHER_WAYS:
-        if getattr(config, name, None):
-            _refuse(f"{name}={getattr(config, name)!r}", "leave it out")
-    kind = getattr(config, "cache_implementation", None) or ""
+        if read(config, name, object):
+            _refuse(f"{name}={read(config, name, object)!r}", "leave it out")
+    kind = read(config, "cache_implementation", str) or ""
     if "quantized" in kind or "offloaded" in kind:
         _refuse(f"cache_implementation={kind!r}", "leave it out: the cache is one of our own")
     if config.return_dict_in_generate:
         for name in ("output_attentions", "output_hidden_states"):
-            if getattr(config, name, None):
+            if read(config, name, object):
                 _refuse(name, "leave it out")
     cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
+    if isinstance(cache, Cache) and cache.get_seq_length() > 0:
         _refuse("a filled past_key_values", "pass the whole prompt instead")
-    if getattr(cache, "_is_user_defined", False):
+    if read(cache, "_is_user_defined", object) or not (cache is None or isinstance(cache, Cache)):
         _refuse(
             f"past_key_values (got an empty {type(cache).__name__}, which would stay empty)",
             "leave it out: the cache is one of our own",
@@ -98,10 +101,17 @@ def refuse(config: Any, model_kwargs: dict[str, Any]) -> None:
         )
 
 
-def left_padding(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
+def _tensor(model_kwargs: Mapping[str, object], name: str) -> Tensor | None:
+    given = model_kwargs.get(name)
+    if given is not None and not isinstance(given, Tensor):
+        arguments.refuse(name, "a tensor", given, "pass the tokenizer's own")
+    return given
+
+
+def left_padding(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> list[int]:
     """How many pad tokens stand ahead of each row's prompt [B, L]."""
     rows, width = input_ids.shape
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    mask, positions = (_tensor(model_kwargs, n) for n in ("attention_mask", "position_ids"))
     if mask is None:
         mask = torch.ones_like(input_ids)
     if mask.shape != input_ids.shape or bool(((mask != 0) & (mask != 1)).any()):

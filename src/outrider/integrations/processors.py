@@ -2,43 +2,61 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 from transformers import generation as hf
 
+MASKED = -float("inf")  #: the score of a token that a filter takes out
+
+
+class Fields(TypedDict, total=False):
+    """The fields of `Sampling` that processors of transformers stand for."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    min_new_tokens: int
+    processors: tuple[hf.LogitsProcessor, ...]
+
 
 def settings(
-    processors: Sequence[Any], do_sample: bool, width: int, eos: Sequence[int], padded: bool
-) -> dict[str, Any]:
+    processors: Sequence[hf.LogitsProcessor],
+    do_sample: bool,
+    width: int,
+    eos: Sequence[int],
+    padded: bool,
+) -> Fields:
     """Fields of `Sampling` that do what a list of transformers' processors does, in its order.
 
     Temperature and filters at its end become our own; so do penalties and bans if there is nothing
     else. Anything else is replayed at every node as it is.
     """
-    rest, fields = list(processors), {"temperature": 0.0}
+    rest = list(processors)
+    fields: Fields = {"temperature": 1.0 if do_sample else 0.0}
     if do_sample:
-        fields = {"temperature": 1.0}
-        order: tuple[tuple[type, str, str], ...] = (
-            (hf.MinPLogitsWarper, "min_p", "min_p"),
-            (hf.TopPLogitsWarper, "top_p", "top_p"),
-            (hf.TopKLogitsWarper, "top_k", "top_k"),
-            (hf.TemperatureLogitsWarper, "temperature", "temperature"),
-        )
-        for kind, name, attribute in order:
-            if rest and type(rest[-1]) is kind and _standard(rest[-1]):
-                fields[name] = getattr(rest.pop(), attribute)
+        if rest and type(rest[-1]) is hf.MinPLogitsWarper and _keeps_one(rest[-1]):
+            fields["min_p"] = rest.pop().min_p
+        if rest and type(rest[-1]) is hf.TopPLogitsWarper and _keeps_one(rest[-1]):
+            fields["top_p"] = rest.pop().top_p
+        if rest and type(rest[-1]) is hf.TopKLogitsWarper and rest[-1].filter_value == MASKED:
+            fields["top_k"] = rest.pop().top_k
+        if rest and type(rest[-1]) is hf.TemperatureLogitsWarper:
+            fields["temperature"] = rest.pop().temperature
     named = _native(rest, width, eos) if not padded else None
     if named is None:
         return {**fields, "processors": tuple(rest)}
     return {**fields, **named}
 
 
-def of_row(fields: dict[str, Any], row: int, rows: int) -> dict[str, Any]:
+def of_row(fields: Fields, row: int, rows: int) -> Fields:
     """Fields for one row: processors that hold something for each of `rows` are told their own."""
 
-    def own(processor: Any) -> Any:
+    def own(processor: hf.LogitsProcessor) -> hf.LogitsProcessor:
         kind = type(processor)
         if kind is hf.RepetitionPenaltyLogitsProcessor:
             skipped = processor.prompt_ignore_length
@@ -62,17 +80,14 @@ def of_row(fields: dict[str, Any], row: int, rows: int) -> dict[str, Any]:
     return {**fields, "processors": mine} if changed else fields
 
 
-def _standard(warper: Any) -> bool:
+def _keeps_one(warper: hf.TopPLogitsWarper | hf.MinPLogitsWarper) -> bool:
     """Whether a filter masks with -inf and keeps no more than one token by force."""
-    return (
-        getattr(warper, "filter_value", -float("inf")) == -float("inf")
-        and getattr(warper, "min_tokens_to_keep", 1) == 1
-    )
+    return bool(warper.filter_value == MASKED and warper.min_tokens_to_keep == 1)
 
 
-def _native(rest: Sequence[Any], width: int, eos: Sequence[int]) -> dict[str, Any] | None:
+def _native(rest: Sequence[hf.LogitsProcessor], width: int, eos: Sequence[int]) -> Fields | None:
     """Penalties and bans as our own parameters, or None if one of them is not."""
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     rank = 0
     for processor in rest:
         kind = type(processor)
@@ -97,7 +112,8 @@ def _native(rest: Sequence[Any], width: int, eos: Sequence[int]) -> dict[str, An
     return fields
 
 
-def ids_of(tensor: Any) -> list[int]:
+def ids_of(tensor: Tensor | int | Sequence[int] | None) -> list[int]:
+    """Token ids in whatever form transformers keeps them."""
     if tensor is None:
         return []
     return [int(token) for token in torch.as_tensor(tensor).reshape(-1).tolist()]

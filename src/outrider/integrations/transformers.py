@@ -17,19 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 from transformers.generation import utils as _utils
 
+from outrider import ops
 from outrider.errors import BackendUnavailable
 from outrider.ops import backend
-from outrider.ops.cpu.rows import Rows, excess, pick
-from outrider.ops.reference import EMPTY
 from outrider.tree import chain, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, Draws, Kind, Laws, Scores, Tree
 
 NAME = "_speculative_sampling"
 PARAMETERS = (
@@ -89,21 +87,20 @@ def patched() -> Iterator[Calls]:
 
 def checked() -> Sampler:
     """transformers' function, if it is one that we know how to replace."""
-    found = getattr(_utils, NAME, None)
+    function: Sampler | None = vars(_utils).get(NAME)
     version = transformers.__version__
-    if found is None:
+    if function is None:
         raise BackendUnavailable(
             f"transformers {version} has no {NAME} to replace; use a version from 5.17 up to 5.x, "
             "or outrider's own engine"
         )
-    names = tuple(inspect.signature(found).parameters)
+    names = tuple(inspect.signature(function).parameters)
     if names[:REQUIRED] != PARAMETERS[:REQUIRED] or not set(names) <= set(PARAMETERS):
         raise BackendUnavailable(
             f"transformers {version} defines {NAME}({', '.join(names)}), not the function that "
             f"this replacement stands for, ({', '.join(PARAMETERS)}); use outrider's own engine "
             "or a version of transformers from 5.17"
         )
-    function: Sampler = found
     return function
 
 
@@ -131,57 +128,14 @@ def speculative_sampling(
             candidate_input_ids, candidate_logits, new_logits, gamma, assistant_ensemble_weight
         )
     else:
-        valid, n = _on_cpu(
-            candidate_input_ids[0, -candidate_length:],
-            candidate_logits,
-            new_logits,
-            assistant_ensemble_weight,
+        ids, uniforms = candidate_input_ids[0, -candidate_length:], torch.rand(gamma + 2)
+        valid, n = ops.assisted(
+            ids, candidate_logits, new_logits, uniforms, assistant_ensemble_weight
         )
     _calls.count += 1
     _calls.drafted += gamma
     _calls.accepted += valid.shape[1] - 1
     return valid, n
-
-
-def _on_cpu(
-    ids: Tensor, candidate_logits: Tensor, new_logits: Tensor, weight: float | None
-) -> tuple[Tensor, Tensor]:
-    gamma = candidate_logits.shape[1]
-    uniform: list[float] = torch.rand(gamma + 2).tolist()
-    last = uniform[gamma] + uniform[gamma + 1] * 2.0**-24  # 48 bits for the next token
-    target = Rows.plain(new_logits, 0)
-    drafted = Rows.plain(candidate_logits, 1, target.vocab)
-    tokens: list[int] = ids.tolist()
-    n, refused, mass, drawn_mass = 0, False, 1.0, 1.0
-    while n < gamma:
-        mass = max(target.fill(0, n), 1e-300)
-        drawn_mass = max(drafted.fill(0, n), 1e-300)
-        owed = float(target.row[tokens[n]]) / mass
-        drawn = float(drafted.row[tokens[n]]) / drawn_mass
-        if weight is not None:
-            owed = (1.0 - weight) * drawn + weight * owed
-        if not uniform[n] * drawn < owed:
-            refused = True
-            break
-        n += 1
-    if refused:
-        token = _residual(target, drafted, n, mass, drawn_mass, last)
-    else:
-        target.fill(0, n)
-        token, _ = pick(target.row, last)
-    chosen = [*tokens[:n], min(token, target.vocab - 1)]
-    return torch.tensor([chosen]), torch.tensor(n)
-
-
-def _residual(
-    target: Rows, drafted: Rows, n: int, mass: float, drawn_mass: float, uniform: float
-) -> int:
-    """A draw from norm((p - q)+): row n of both sides is in scratch already."""
-    excess(target.both, drafted.both, mass / drawn_mass, drafted.both, drafted.both)
-    token, left = pick(drafted.row, uniform)
-    if not left > EMPTY * mass:
-        token, _ = pick(target.row, uniform)
-    return token
 
 
 def _on_device(
@@ -196,7 +150,7 @@ def _on_device(
     draft, scores = _as_draft(ids, candidate_logits, new_logits, gamma)
     seed = torch.randint(-(2**62), 2**62, (1,), device=device)
     draws = Draws(seed, torch.zeros_like(seed), uniform_BNK=_pad(uniform, gamma + 1))
-    verdict = backend.load("triton").judges["chain"](draft, scores, draws)
+    verdict = backend.load("triton").ops["judge:chain"](draft, scores, draws)
     n = int(verdict.count_B)  # the one host read: the caller needs n + 1 tokens
     drafted = ids[:, ids.shape[1] - gamma : ids.shape[1] - gamma + n]
     return torch.cat([drafted, verdict.next_B[:, None]], 1), verdict.count_B[0]
@@ -218,7 +172,7 @@ def _as_draft(
 
 
 @lru_cache(maxsize=64)
-def _tables(gamma: int, device: torch.device) -> Any:
+def _tables(gamma: int, device: torch.device) -> tuple[Tree, Tensor, Tensor, Tensor, Tensor]:
     counts = (1,) * gamma
     tree, draws = chain(gamma, device), children(counts, device)
     node = torch.arange(gamma + 1, device=device)[None, :, None]

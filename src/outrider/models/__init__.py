@@ -5,9 +5,8 @@ exception is one small file and one line here. An architecture that nobody has l
 same way; the check at load decides, and the chain fallback is the last resort.
 """
 
-from typing import Any
-
 import torch
+from transformers import PreTrainedModel
 
 from outrider.models import llama, refusals
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
@@ -73,7 +72,11 @@ EXCEPTIONS: dict[str, type[TransformersRunner]] = {
 
 
 def adapt(
-    model: Any, *, packed: bool = False, vocab_size: int | None = None, chain_only: bool = False
+    model: PreTrainedModel,
+    *,
+    packed: bool = False,
+    vocab_size: int | None = None,
+    chain_only: bool = False,
 ) -> CausalModel:
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
@@ -89,7 +92,7 @@ def adapt(
     return CausalModel(runner_of(model)(model), vocab_size)
 
 
-def runner_of(model: Any) -> type[TransformersRunner]:
+def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
     """The class that runs this architecture through its own forward."""
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:

@@ -5,10 +5,10 @@ wrong on a tree, where siblings share a position. Softmax ignores what is equal 
 query, so slope * key position serves every query.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ _FALCON = modeling_falcon.build_alibi_tensor
 
 @contextmanager
 def _instead(
-    lock: AbstractContextManager[Any], owner: Any, name: str, value: Any
+    lock: AbstractContextManager[bool | None],
+    owner: torch.nn.Module | ModuleType,
+    name: str,
+    value: Callable[..., object],
 ) -> Iterator[None]:
     """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
     with lock:
@@ -46,7 +49,9 @@ class BloomRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
+    def around(
+        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
+    ) -> AbstractContextManager[None]:
         """Swap the builder."""
         assert keys_BW is not None
 
@@ -64,7 +69,9 @@ class FalconRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
+    def around(
+        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
+    ) -> AbstractContextManager[None]:
         """Swap the builder."""
         assert keys_BW is not None
 
@@ -86,7 +93,7 @@ class _PerRow:
     def size(self, dim: int) -> int:
         return int(self.shape[dim])
 
-    def __getitem__(self, _: Any) -> Tensor:
+    def __getitem__(self, _: object) -> Tensor:
         return self.bias
 
 
@@ -95,11 +102,15 @@ class MptRunner(TransformersRunner):
 
     tracks = True
 
-    def around(self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor) -> Any:
+    def around(
+        self, keys_BW: Tensor | None, positions_BQ: Tensor, visible_BQW: Tensor
+    ) -> AbstractContextManager[None]:
         """Swap the builder."""
         assert keys_BW is not None
 
-        def build(heads: int, length: int, alibi_bias_max: int = 8, device: Any = None) -> _PerRow:
+        def build(
+            heads: int, length: int, alibi_bias_max: int = 8, device: object = None
+        ) -> _PerRow:
             two = modeling_mpt.build_mpt_alibi_tensor(heads, 2, alibi_bias_max, keys_BW.device)
             slopes = two[:, :, 1:] - two[:, :, :1]  # [H, 1, 1]: one step of position
             return _PerRow(slopes * (keys_BW[:, None, None, :] + (1 - length)))

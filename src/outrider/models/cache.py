@@ -7,6 +7,9 @@ entries of the rows it names and of no others. The transformers cache interface 
 of its models can write here; nothing else of transformers is used.
 """
 
+import math
+import mmap
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Self
@@ -106,13 +109,13 @@ class SlotCache(Cache):  # type: ignore[misc]
             shape = (self.seats, like.shape[1], self.size, like.shape[3])
             # zeros, never empty: masked garbage could be NaN, and 0 * NaN poisons a row
             if not self.stacks:
-                self.stacks.append(like.new_zeros(2 * len(self.layers), *shape))
+                self.stacks.append(_zeros(like, 2 * len(self.layers), *shape))
             first = self.stacks[0]
             if first.shape[1:] == shape and first.dtype == like.dtype:
                 if first.device == like.device:
                     self._places[index] = (0, index)
                     continue
-            self.stacks.append(like.new_zeros(1, *shape))
+            self.stacks.append(_zeros(like, 1, *shape))
             self._places[index] = (len(self.stacks) - 1, 0)
         self._attach()
 
@@ -205,7 +208,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._show(rows)
         if not self.stacks and other.stacks:
             self.stacks = [
-                s.new_zeros(s.shape[0], self.seats, s.shape[2], self.size, s.shape[4])
+                _zeros(s, s.shape[0], self.seats, s.shape[2], self.size, s.shape[4])
                 for s in other.stacks
             ]
             self._places = dict(other._places)
@@ -228,6 +231,16 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = self.inputs.narrow(rows)
         self._show(rows)
         return self
+
+    def row(self, row: int) -> "SlotCache":
+        """One row as a cache that shares its buffers: for runners that run rows one by one."""
+        one = SlotCache(len(self.layers), 1, self.capacity)
+        one.size, one.width = self.size, self.width
+        one.inputs = None if self.inputs is None else self.inputs.take([row])
+        one.stacks = [stack[:, row : row + 1] for stack in self.stacks]
+        one._places = dict(self._places)
+        one._attach()
+        return one
 
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""
@@ -271,3 +284,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         plane = torch.arange(planes, device=device).view(-1, 1, 1, 1) * (self.seats * heads)
         head = torch.arange(self.rows * heads, device=device).view(self.rows, heads, 1)
         return ((plane + head) * self.size + slots_BQ[:, None, :]).flatten()
+
+
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros of this shape; slots that are never written take neither time nor memory on a CPU.
+
+    The system hands out pages that are zero already, one when it is first touched; `torch.zeros`
+    writes them all, which takes longer than reading a short prompt.
+    """
+    if like.device.type != "cpu" or os.name != "posix" or not math.prod(shape):
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.element_size()
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)

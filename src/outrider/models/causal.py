@@ -1,5 +1,6 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Protocol
 
@@ -9,15 +10,32 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
 from outrider.tree import numbers
-from outrider.types import Inputs, Nodes, Output
+from outrider.types import Inputs, Nodes, Output, RowStore
+
+
+class Reader(Protocol):
+    """What a runner has that reads more than text: an encoder."""
+
+    def read(self, inputs: Inputs) -> RowStore:
+        """What is kept of the inputs, row by row; runners find it as `cache.inputs`."""
+        ...
+
+    def probe(self, rows: int) -> Inputs:
+        """Some inputs for checks and measurements, the same at every call."""
+        ...
 
 
 class Runner(Protocol):
     """Runs the layers of one decoder: writes the cache, returns logits."""
 
     vocab_size: int
-    context: int
+    context: int  #: most positions it can address
     layers: int
+
+    @property
+    def name(self) -> str:
+        """What the model is called in messages."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -29,15 +47,37 @@ class Runner(Protocol):
         """Dtype of the weights."""
         ...
 
-    def __call__(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        visible_BQW: Tensor,
-        last: int | None,
-    ) -> Tensor:
-        """Logits [B, Q or last, V'] of the given nodes."""
+    @property
+    def trees(self) -> bool:
+        """Whether nodes may branch."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether its weights are laid out for this processor."""
+        ...
+
+    @property
+    def reader(self) -> Reader | None:
+        """What reads the rows' inputs; None for a model of text alone."""
+        ...
+
+    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
+        """Logits [B, Q or last, V'] of the given nodes, and the states they were computed from.
+
+        The slots are set already (`SlotCache.begin`). States are left out unless `hidden` asks.
+        """
+        ...
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
+        """Logits of a whole sequence by the model's own means, without a cache or masks of ours.
+
+        None for a runner that has no such means.
+        """
+        ...
+
+    def narrowed(self, size: int) -> AbstractContextManager[None]:
+        """Windows and chunks of `size` for a check, so that a short text reaches past them."""
         ...
 
 
@@ -54,7 +94,6 @@ class CausalModel:
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
         # The host reads logits there, law by law: widened once, not by each that looks at them.
         self._widen = half and runner.device.type == "cpu"
-        self.trees: bool = getattr(runner, "trees", True)  #: whether drafts may branch
         self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
 
     @property
@@ -67,33 +106,45 @@ class CausalModel:
         """Dtype of the weights."""
         return self.runner.dtype
 
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        return self.runner.trees
+
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
-        """An empty cache for `rows` rows."""
+        """An empty cache for `rows` rows, which owns what is read of the inputs.
+
+        A slab of free seats, for rows that come by `put`: `open(seats, capacity).narrow(0)`.
+        """
+        cache = SlotCache(self.runner.layers, rows, capacity)
         if inputs is not None:
-            raise ConfigurationError(
-                "this model reads text alone; got inputs of another kind; leave inputs out, or "
-                "load an encoder-decoder"
-            )
-        own = getattr(self.runner, "open", None)
-        if own is not None:
-            cache: SlotCache = own(rows, capacity)
-            return cache
-        return SlotCache(self.runner.layers, rows, capacity)
+            if self.runner.reader is None:
+                raise ConfigurationError(
+                    "this model reads text alone; got inputs of another kind; leave inputs out, or "
+                    "load an encoder-decoder"
+                )
+            cache.inputs = self.runner.reader.read(inputs)
+        return cache
 
     def forward(
         self, cache: SlotCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
     ) -> Output:
-        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
-        return Output(self._forward(cache, nodes, last))
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
+
+        With `hidden` the states [B, Q, E] that these were computed from come along.
+        """
+        return self._forward(cache, nodes, last, hidden)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
-    def probe(self, rows: int) -> None:
-        """A model of text alone reads nothing else."""
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs, for checks and measurements; None for a model of text alone."""
+        reader = self.runner.reader
+        return None if reader is None else reader.probe(rows)
 
-    def _forward(self, cache: SlotCache, nodes: Nodes, last: int | None) -> Tensor:
+    def _forward(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
@@ -110,15 +161,17 @@ class CausalModel:
             slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
             last = None
         cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
-        logits = self.runner(cache, tokens_BQ, positions_BQ, visible_BQW, last)
+        padded = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
+        logits, states = self.runner(cache, padded, last, hidden)
         if last is None:
             logits = logits[:, wanted]
+            states = None if states is None else states[:, wanted]
         if self._widen:
             logits = logits.float()
         short = self.vocab_size - logits.shape[-1]
         if short > 0:  # a draft model with a narrower output: it never proposes the other ids
-            return torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-        return logits[..., : self.vocab_size]
+            logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
+        return Output(logits[..., : self.vocab_size], states)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

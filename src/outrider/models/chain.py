@@ -1,50 +1,14 @@
 """The fallback where trees cannot be exact: one row at a time, a chain, the model's own mask.
 
 The cache is shown to the model with the exact length it expects, so whatever the model derives from
-that length is right. Each row has its own cache, because rows have different lengths.
+that length is right. Rows have different lengths, so each is run alone.
 """
 
-from collections.abc import Sequence
-from typing import Any, Self
-
 import torch
-from torch import Tensor
 
 from outrider.models.cache import SlotCache
-from outrider.models.guard import evaluating
 from outrider.models.hf import TransformersRunner
-
-
-class RowCaches:
-    """One cache for each row, a `RowStore`. Chains never move entries."""
-
-    def __init__(self, rows: list[SlotCache], capacity: int) -> None:
-        self.rows, self.capacity = rows, capacity
-        self.slots_BQ: Tensor | None = None
-        self.width = capacity
-
-    def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
-        """Remember where the next call writes."""
-        self.slots_BQ, self.width = slots_BQ, width
-
-    def keep(self, first_B: Tensor, path_BD: Tensor) -> None:
-        """A chain's accepted entries lie where they belong."""
-
-    def take(self, rows: Sequence[int]) -> "RowCaches":
-        """Copies of these rows' caches."""
-        return RowCaches([self.rows[row].take([0]) for row in rows], self.capacity)
-
-    def put(self, seats: Sequence[int], other: "RowCaches") -> Self:
-        """The caches of `other` in these seats: `other` is not to be used any more."""
-        for seat, cache in sorted(zip(seats, other.rows, strict=True), key=lambda pair: pair[0]):
-            self.rows[seat : seat + 1] = [cache]
-        self.capacity = max(self.capacity, other.capacity)
-        return self
-
-    def narrow(self, rows: int) -> Self:
-        """The first rows' caches."""
-        del self.rows[rows:]
-        return self
+from outrider.types import Nodes, Output
 
 
 class ChainRunner(TransformersRunner):
@@ -52,34 +16,25 @@ class ChainRunner(TransformersRunner):
 
     trees = False
 
-    def open(self, rows: int, capacity: int) -> RowCaches:
-        """Empty caches."""
-        return RowCaches([SlotCache(self.layers, 1, capacity) for _ in range(rows)], capacity)
-
-    def __call__(
-        self,
-        cache: Any,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        visible_BQW: Tensor,
-        last: int | None,
-    ) -> Tensor:
+    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
         """Logits of the (last) nodes of every row's chain."""
-        slots_BQ: Tensor = cache.slots_BQ
+        slots_BQ = nodes.slots_BQ
         starts: list[int] = slots_BQ[:, 0].tolist()
         repeated: list[bool] = (slots_BQ[:, :1] == slots_BQ[:, 1:2]).any(1).tolist()
-        logits = []
-        for row, own in enumerate(cache.rows):
+        logits, states = [], []
+        for row, start in enumerate(starts):
             # a one-token prompt re-feeds its only token twice, into one slot
             skip = int(repeated[row])
-            tokens, slots = tokens_BQ[row : row + 1, skip:], slots_BQ[row : row + 1, skip:]
-            own.begin(slots, starts[row] + slots.shape[1], starts[row])
-            at = positions_BQ[row : row + 1, skip:]
-            extra: dict[str, Any] = {"position_ids": at} if self._positions else {}
-            with evaluating(self.model, self._parts):
-                out: Tensor = self.model(
-                    input_ids=tokens, past_key_values=own, use_cache=True, **extra
-                ).logits
-            logits.append(torch.cat([out[:, :skip], out], 1))
-        whole = torch.cat(logits)
-        return whole if last is None else whole[:, -last:]
+            tokens, positions, slots, _ = (t[row : row + 1, skip:] for t in nodes)
+            own = cache.row(row)
+            own.begin(slots, start + slots.shape[1], start)
+            assert own.size == cache.size, "a row sees more slots than the whole batch"
+            output = self._run(own, tokens, positions, None, None, hidden)
+            if not cache.stacks:  # the first call of all has made the row's buffers
+                cache.put([row], own)
+            logits.append(torch.cat([output.logits_BQV[:, :skip], output.logits_BQV], 1))
+            if output.hidden_BQE is not None:
+                states.append(torch.cat([output.hidden_BQE[:, :skip], output.hidden_BQE], 1))
+        wanted = slice(None if last is None else -last, None)
+        whole = torch.cat(logits)[:, wanted]
+        return Output(whole, torch.cat(states)[:, wanted] if hidden else None)

@@ -6,7 +6,6 @@ table with everything: what may be seen is in the mask that the model adds after
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,10 @@ class _Answer:
     """Whatever is sliced from it, it is this mask; another thread's plain call gets the table."""
 
     def __init__(self, mask: Tensor, table: Tensor) -> None:
-        self._answer = mine(lambda _: mask, table.__getitem__)
+        self._answer = mine(lambda _: mask, lambda index: table[index])
 
-    def __getitem__(self, index: Any) -> Tensor:
-        found: Tensor = self._answer(index)
-        return found
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
+        return self._answer(index)
 
 
 class GPTNeoRunner(TransformersRunner):

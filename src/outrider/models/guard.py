@@ -8,10 +8,13 @@ the last of them whatever happened in between.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock, get_ident
-from typing import Any
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Held by whoever narrows a configuration for a check, and by whoever reads one meanwhile. One for
 #: all models: several may share a configuration object.
@@ -28,25 +31,27 @@ class _Guard:
         self.switched: list[torch.nn.Module] = []
 
 
-_GUARDS: WeakKeyDictionary[Any, _Guard] = WeakKeyDictionary()
+_GUARDS: WeakKeyDictionary[torch.nn.Module, _Guard] = WeakKeyDictionary()
 _LOCK = Lock()
 
 
-def _guard(model: Any) -> _Guard:
+def _guard(model: torch.nn.Module) -> _Guard:
     with _LOCK:
-        found = _GUARDS.get(model)
-        if found is None:
-            found = _GUARDS[model] = _Guard()
-        return found
+        guard = _GUARDS.get(model)
+        if guard is None:
+            guard = _GUARDS[model] = _Guard()
+        return guard
 
 
-def alone(model: Any) -> RLock:
+def alone(model: torch.nn.Module) -> RLock:
     """A lock for one call at a time: for families whose module is patched while it runs."""
     return _guard(model).patch
 
 
 @contextmanager
-def evaluating(model: Any, parts: Sequence[torch.nn.Module] | None = None) -> Iterator[None]:
+def evaluating(
+    model: torch.nn.Module, parts: Sequence[torch.nn.Module] | None = None
+) -> Iterator[None]:
     """Without dropout for the time of a block; every module's own mode comes back behind it.
 
     `parts` are the model's modules, if they are at hand: to find them takes longer than to ask.
@@ -69,11 +74,11 @@ def evaluating(model: Any, parts: Sequence[torch.nn.Module] | None = None) -> It
                 guard.switched.clear()
 
 
-def mine(value: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+def mine(value: Callable[P, R], others: Callable[P, R]) -> Callable[P, R]:
     """A function that is `value` in this thread and `others` in every other."""
     me = get_ident()
 
-    def either(*args: Any, **keywords: Any) -> Any:
+    def either(*args: P.args, **keywords: P.kwargs) -> R:
         return (value if get_ident() == me else others)(*args, **keywords)
 
     return either

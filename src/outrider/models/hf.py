@@ -8,36 +8,41 @@ that derive something from the cache's length have a subclass each (alibi.py, gp
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
 
+from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
-from outrider.models.causal import additive
-from outrider.models.guard import CONFIGURATION, evaluating
+from outrider.models.causal import Reader, additive
+from outrider.models.config import read
+from outrider.models.guard import CONFIGURATION, evaluating, mine
+from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _REACH = ("sliding_window", "attention_chunk_size")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
+Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
 
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
 
 
-def steady_context(config: Any) -> int:
+def steady_context(config: PretrainedConfig) -> int:
     """Positions at which the rotary frequencies do not depend on the length of the text.
 
     `longrope` and `dynamic` switch frequencies for a whole call once a position passes the original
     length, so a block across it would score its first nodes otherwise than plain decoding does.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = read(config, "rope_parameters", dict) or {}
     settings = [rope, *(s for s in rope.values() if isinstance(s, dict))]
     if not any(s.get("rope_type") in ("longrope", "dynamic") for s in settings):
         return UNLIMITED
     original = [s.get("original_max_position_embeddings") for s in settings]
-    original.append(getattr(config, "original_max_position_embeddings", None))
-    original.append(getattr(config, "max_position_embeddings", None))
+    original.append(read(config, "original_max_position_embeddings", int))
+    original.append(read(config, "max_position_embeddings", int))
     return min(int(n) for n in original if n)
 
 
@@ -45,23 +50,25 @@ class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
     trees = True  #: whether nodes may branch
+    packed = False
+    reader: Reader | None = None
     tracks = False  #: whether it reads the position of every cache slot
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._parts = list(model.modules())  # a chance of dropout in each
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         with CONFIGURATION:  # another thread may be narrowing it for a check
-            self._reach = {name: getattr(self.config, name, None) for name in _REACH}
-        sizes = (getattr(self.config, name, None) for name in _CONTEXT)
+            self._reach = {name: read(self.config, name, int) for name in _REACH}
+        sizes = (read(self.config, name, int) for name in _CONTEXT)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
         self.layers: int = self.config.num_hidden_layers
         takes = inspect.signature(model.forward).parameters
         self._positions = "position_ids" in takes
         self._keeps = "logits_to_keep" in takes
-        kinds = getattr(self.config, "layer_types", None)
+        kinds = read(self.config, "layer_types", (list, tuple))
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
 
@@ -76,32 +83,68 @@ class TransformersRunner:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
-    def __call__(
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
+        """Logits of the (last) nodes, and the states that the output layer was given."""
+        tokens_BQ, positions_BQ, _, visible_BQW = nodes
+        keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
+        with self.around(keys_BW, positions_BQ, visible_BQW):
+            mask = self.masks(visible_BQW, positions_BQ, keys_BW)
+            return self._run(cache, tokens_BQ, positions_BQ, mask, last, hidden)
+
+    def _run(
         self,
         cache: SlotCache,
         tokens_BQ: Tensor,
         positions_BQ: Tensor,
-        visible_BQW: Tensor,
+        mask: Mask | None,
         last: int | None,
-    ) -> Tensor:
-        """Logits of the (last) nodes."""
-        keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
-        extra: dict[str, Any] = {"position_ids": positions_BQ} if self._positions else {}
+        hidden: bool,
+    ) -> Output:
+        """The model's own forward. Without a mask it makes one from the cache's length."""
+        extra: dict[str, Tensor | int] = {"position_ids": positions_BQ} if self._positions else {}
         if self._keeps:
             extra["logits_to_keep"] = last or 0
-        with evaluating(self.model, self._parts), self.around(keys_BW, positions_BQ, visible_BQW):
+        with evaluating(self.model, self._parts), self._listening(hidden) as states:
             logits: Tensor = self.model(
                 input_ids=tokens_BQ,
-                attention_mask=self.masks(visible_BQW, positions_BQ, keys_BW),
+                attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
                 **extra,
             ).logits
-        return logits if last is None or self._keeps else logits[:, -last:]
+        if last is not None:  # a model that takes `logits_to_keep` has cut them
+            logits = logits[:, -last:]
+        return Output(logits, states[0][:, -logits.shape[1] :] if states else None)
 
-    def masks(
-        self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None
-    ) -> Tensor | dict[str, Tensor]:
+    @contextmanager
+    def _listening(self, wanted: bool) -> Iterator[list[Tensor]]:
+        """Gathers what this thread's call hands to the output layer."""
+        states: list[Tensor] = []
+        if not wanted:
+            yield states
+            return
+        head: torch.nn.Module | None = self.model.get_output_embeddings()
+        if head is None:
+            raise UnsupportedModel(
+                f"the states before the output layer were asked for; got {self.name}, which names "
+                "no output layer; use a drafter that does not read them"
+            )
+
+        def note(_: torch.nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            states.append(arguments[0])
+
+        handle = head.register_forward_pre_hook(mine(note, lambda _, arguments: None))
+        try:
+            yield states
+        finally:
+            handle.remove()
+
+    def masks(self, visible_BQW: Tensor, positions_BQ: Tensor, keys_BW: Tensor | None) -> Mask:
         """The mask the model asks for: one tensor, or one for each of its layer types."""
         window, chunk = self._reach["sliding_window"], self._reach["attention_chunk_size"]
 
@@ -130,7 +173,7 @@ class TransformersRunner:
         """What an exceptional family changes for the time of one call."""
         return nullcontext()
 
-    def plain(self, tokens_1Q: Tensor) -> Tensor:
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """Logits of a whole sequence by the model's own means: no cache and no mask of ours."""
         with evaluating(self.model, self._parts):
             logits: Tensor = self.model(input_ids=tokens_1Q, use_cache=False).logits

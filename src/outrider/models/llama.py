@@ -6,34 +6,38 @@ may be packed. Scores equal transformers' to rounding (tests/models); plain and 
 run through it alike.
 """
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from outrider.models.cache import SlotCache
-from outrider.models.causal import additive
+from outrider.models.causal import Reader, additive
+from outrider.models.config import read
 from outrider.models.linear import Product, product
+from outrider.types import Inputs, Nodes, Output
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
-def fits(model: Any) -> bool:
+def fits(model: PreTrainedModel) -> bool:
     """Whether the lean runner computes this model: a Llama with fixed rotary tables."""
     config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = read(config, "rope_parameters", dict) or {}
     return (
         config.model_type == "llama"
         and type(model).__name__ == "LlamaForCausalLM"
         and rope.get("rope_type", "default") in STATIC_ROPE
-        and getattr(config, "quantization_config", None) is None
+        and read(config, "quantization_config", object) is None
         and all(type(m) is torch.nn.Linear for m in _linears(model))
     )
 
 
-def _linears(model: Any) -> list[torch.nn.Module]:
+def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
     found = [model.lm_head]
     for layer in model.model.layers:
         a, m = layer.self_attn, layer.mlp
@@ -44,7 +48,7 @@ def _linears(model: Any) -> list[torch.nn.Module]:
 class _Layer:
     """One decoder layer with fused products."""
 
-    def __init__(self, layer: Any, packed: bool) -> None:
+    def __init__(self, layer: LlamaDecoderLayer, packed: bool) -> None:
         a, m = layer.self_attn, layer.mlp
         self.before = mirrored(layer.input_layernorm.weight)
         self.between = mirrored(layer.post_attention_layernorm.weight)
@@ -54,7 +58,7 @@ class _Layer:
         self.down = _fused([m.down_proj], packed)
 
 
-def _fused(parts: list[Any], packed: bool) -> Product:
+def _fused(parts: list[torch.nn.Linear], packed: bool) -> Product:
     weight = torch.cat([p.weight.detach() for p in parts])
     bias = None if parts[0].bias is None else torch.cat([p.bias.detach() for p in parts])
     return product(weight, bias, packed)
@@ -78,7 +82,10 @@ def rms_norm(x: Tensor, weight_2E: Tensor, eps: float) -> Tensor:
 class LlamaRunner:
     """Runs LlamaForCausalLM's weights on one CPU device."""
 
-    def __init__(self, model: Any, packed: bool) -> None:
+    trees = True
+    reader: Reader | None = None
+
+    def __init__(self, model: LlamaForCausalLM, packed: bool) -> None:
         config = model.config
         self.vocab_size: int = config.vocab_size
         self.context: int = config.max_position_embeddings
@@ -86,7 +93,7 @@ class LlamaRunner:
         self.packed = packed
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
-        self.size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self._eps: float = config.rms_norm_eps
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer, packed) for layer in model.model.layers]
@@ -112,15 +119,22 @@ class LlamaRunner:
         """Dtype of the weights."""
         return self._embedding.dtype
 
-    def __call__(
-        self,
-        cache: SlotCache,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        visible_BQW: Tensor,
-        last: int | None,
-    ) -> Tensor:
-        """Logits of the (last) nodes."""
+    @property
+    def name(self) -> str:
+        """The class of the model whose weights these are."""
+        return "LlamaForCausalLM"
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
+        """None: it has the weights alone, not the model's own forward."""
+        return None
+
+    def narrowed(self, size: int) -> AbstractContextManager[None]:
+        """It has no windows to narrow."""
+        return nullcontext()
+
+    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
+        """Logits of the (last) nodes, and the states behind the last norm."""
+        tokens_BQ, positions_BQ, _, visible_BQW = nodes
         batch, queries = tokens_BQ.shape
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         rotated = heads + kv_heads
@@ -128,9 +142,9 @@ class LlamaRunner:
         mask = additive(visible_BQW, self.dtype)
         cos = self._cos[positions_BQ][:, :, None]
         sin = self._sin[positions_BQ][:, :, None]
-        hidden = F.embedding(tokens_BQ, self._embedding)
+        state = F.embedding(tokens_BQ, self._embedding)
         for layer, store in zip(self._layers, cache.layers, strict=True):
-            x = rms_norm(hidden, layer.before, self._eps)
+            x = rms_norm(state, layer.before, self._eps)
             qkv = layer.qkv(x).view(batch, queries, rotated + kv_heads, size)
             qk = qkv[:, :, :rotated]
             qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin).transpose(1, 2)
@@ -138,10 +152,11 @@ class LlamaRunner:
             x = F.scaled_dot_product_attention(
                 qk[:, :heads], keys, values, attn_mask=mask, enable_gqa=grouped
             )
-            hidden = hidden + layer.out(x.transpose(1, 2).reshape(batch, queries, heads * size))
-            x = rms_norm(hidden, layer.between, self._eps)
+            state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, heads * size))
+            x = rms_norm(state, layer.between, self._eps)
             gate, up = layer.gate_up(x).chunk(2, -1)
-            hidden = hidden + layer.down(self._act(gate) * up)
+            state = state + layer.down(self._act(gate) * up)
         if last is not None:
-            hidden = hidden[:, -last:]
-        return self._head(rms_norm(hidden, self._norm, self._eps))
+            state = state[:, -last:]
+        state = rms_norm(state, self._norm, self._eps)
+        return Output(self._head(state), state if hidden else None)

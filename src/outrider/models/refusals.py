@@ -3,10 +3,14 @@
 A refusal is a promise kept: the alternative is text that silently follows another law.
 """
 
-from typing import Any
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import UnsupportedModel
+from outrider.models.config import read
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _CONVOLUTION = "its layers carry a convolution state, which cannot be rolled back or branched"
@@ -43,19 +47,21 @@ LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
 
 
-def check_loaded(given: Any, name: str, instead: str) -> None:
+def check_loaded(given: object, name: str, instead: str) -> None:
     """Raise ConfigurationError for what is no transformers model; `instead` ends the advice."""
-    if hasattr(given, "config") and callable(given):
+    if read(given, "config", object) is not None and callable(given):
         return
     do = f"give {instead}"
-    if hasattr(getattr(given, "module", None), "config"):  # DataParallel and its kin
+    if (
+        read(read(given, "module", object), "config", object) is not None
+    ):  # DataParallel and its kin
         do = f"a wrapper for training splits batches: give the model inside, {name}.module"
     arguments.refuse(name, "a language model of transformers", given, do)
 
 
-def check_config(config: Any, name: str | None = None) -> None:
+def check_config(config: PreTrainedConfig, name: str | None = None) -> None:
     """Raise UnsupportedModel for an architecture that cannot be driven, before weights are read."""
-    kind = getattr(config, "model_type", name or type(config).__name__)
+    kind = read(config, "model_type", str) or name or type(config).__name__
     advice = "use a model whose layers are all attention"
 
     def refuse(reason: str, advice: str = advice) -> None:
@@ -64,33 +70,34 @@ def check_config(config: Any, name: str | None = None) -> None:
             f"{advice}"
         )
 
-    if getattr(config, "is_encoder_decoder", False):
+    if read(config, "is_encoder_decoder", bool):
         refuse("encoder-decoders need another adapter", "use a decoder-only model")
     if kind in REASONS:
         refuse(REASONS[kind])
     text = config.get_text_config(decoder=True)
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
+    layers: Sequence[str] = read(text, "layer_types", (list, tuple)) or ()
+    others = sorted(set(layers) - LAYERS)
     if others:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
 
 
-def check(model: Any) -> None:
+def check(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel, naming the model and the reason, or return."""
     name = type(model).__name__
     check_config(model.config, name)
     config = model.config.get_text_config(decoder=True)
-    if getattr(model, "_is_stateful", False):
+    if read(model, "_is_stateful", bool):
         raise UnsupportedModel(
             f"{model.config.model_type!r} models are not supported: {_RECURRENT}; got {name}; use "
             "a model whose layers are all attention"
         )
-    back_end = getattr(config, "_attn_implementation", None) or "eager"
+    back_end = read(config, "_attn_implementation", str) or "eager"
     if back_end not in ATTENTION:
         raise UnsupportedModel(
             f"attention back-end {back_end!r} takes no tree mask; got {name} with "
             f"attn_implementation={back_end!r}; load it with 'sdpa' or 'eager'"
         )
-    places = getattr(model, "hf_device_map", None)
+    places = read(model, "hf_device_map", dict)
     spots = {str(place) for place in places.values()} if places else set()
     if len(spots) > 1 or spots & {"disk", "meta"}:
         raise UnsupportedModel(
@@ -101,14 +108,14 @@ def check(model: Any) -> None:
     _quantisation(model, name)
 
 
-def _quantisation(model: Any, name: str) -> None:
+def _quantisation(model: torch.nn.Module, name: str) -> None:
     """Weight-only quantisation is exact; rules that look at the whole call's activations are not.
 
     What is let through here still has to pass the tree check at load.
     """
     for module in model.modules():
         kind = type(module).__name__
-        if kind == "Linear8bitLt" and getattr(module.state, "threshold", 0.0) > 0:
+        if kind == "Linear8bitLt" and (read(module.state, "threshold", (int, float)) or 0) > 0:
             raise UnsupportedModel(
                 "LLM.int8 picks its outlier columns from all tokens of a call, so a node's score "
                 f"would depend on its siblings; got {name} with {kind} layers; load it with "

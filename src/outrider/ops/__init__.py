@@ -1,45 +1,82 @@
-"""Numerical operations behind one set of names; the PyTorch reference is the specification."""
+"""Numerical operations behind one set of names; the PyTorch reference is the specification.
 
-from outrider.ops.backend import (
-    NAMES,
-    chosen,
-    floors,
-    fused,
-    independent,
-    nucleus,
-    on_host,
-    several,
-    streams,
-    use,
-)
+Each name runs on the backend in charge of its inputs' device (`outrider.ops.backend`), and in the
+reference where that backend has no code of its own. Nothing outside this package asks which.
+
+Draws, one stream of `outrider.noise` per key. Greedy rows take the most probable tokens instead, in
+descending order:
+
+    streams(seed_B, position_B, purpose, count)     keys [B, count]
+    sample(law, keys_BR)                            tokens_BR, law
+    several(law, keys_BR, count, placed=())         tokens_BRK, there_BRK, law
+    independent(law, rows_Bc, keys_Bc)              tokens_Bc, there_Bc, law
+    survivors(law, keys_BR, phi_BR, psi_BR, width)  Survivors (parent, token, phi, psi, each [B, w])
+    merit(law, keys_BR)                             perturbed scores [B, R, V], the largest wins
+    perturbed(law, race_BRV)                        the same with exponential noise that is given
+    largest(scores_BRV, count)                      the tokens with the best scores, there_BRK
+    greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
+    stack(laws)                                     the laws of several levels as one
+
+The law that a draw returns is the one to declare in the draft. It carries what the draw has
+computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
+
+Judging: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
+rule's own formula is to run (`outrider.verifiers.judge`). `settle` cuts a step's block at stop
+tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds.
+"""
+
+from outrider.ops import reference
+from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
 from outrider.ops.reference import (
+    Survivors,
     draw,
     follow,
+    greedily,
+    largest,
     log_probs,
+    merit,
+    perturbed,
     probs,
     residual,
-    sample,
     scaled,
     select,
+    stack,
 )
+
+assisted = dispatched(reference.assisted)
+floors = dispatched(reference.floors)
+independent = dispatched(reference.independent)
+sample = dispatched(reference.sample)
+settle = dispatched(reference.settle)
+several = dispatched(reference.several)
+streams = dispatched(reference.streams)
+survivors = dispatched(reference.survivors)
 
 __all__ = [
     "NAMES",
+    "Judge",
+    "Survivors",
+    "assisted",
     "chosen",
     "draw",
     "floors",
     "follow",
     "fused",
+    "greedily",
     "independent",
+    "largest",
     "log_probs",
-    "nucleus",
-    "on_host",
+    "merit",
+    "perturbed",
     "probs",
     "residual",
     "sample",
     "scaled",
     "select",
+    "settle",
     "several",
+    "stack",
     "streams",
+    "survivors",
     "use",
 ]

@@ -1,46 +1,42 @@
-"""Which implementation judges drafts: PyTorch reference, fast CPU code or Triton kernels.
+"""Which implementation runs an operation: PyTorch reference, fast CPU code or Triton kernels.
 
 Chosen once per device type: CUDA takes triton, a CPU takes cpu, anything else the reference. The
-environment variable OUTRIDER_OPS or `use` overrides it. An explicit choice is never replaced: if it
-cannot run here, or cannot judge a draft, `BackendUnavailable` says why. The automatic choice may
-leave a draft to the rule's own PyTorch code, which is the specification.
+environment variable OUTRIDER_OPS or `use` overrides it. A backend is one record of operations; what
+it lacks runs in the reference. An explicit choice is never replaced otherwise: if the backend
+cannot run here, or cannot take these inputs, `BackendUnavailable` says why. The automatic choice
+may leave such inputs to the reference, which is the specification.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
-from outrider import noise
 from outrider.errors import BackendUnavailable, UnknownName
-from outrider.types import Draft, Draws, Laws, Scores, Verdict
+from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
-Op = Literal["chain", "block", "match", "tree", "traversal", "kseq"]
-Judge = Callable[[Draft, Scores, Draws], Verdict]
-Sampler = Callable[[Laws, Tensor], tuple[Tensor, Tensor]]
-Floors = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+P = ParamSpec("P")
+R = TypeVar("R")
+Judge = Literal["chain", "block", "match", "tree", "traversal", "kseq"]
+Operation = Callable[..., Any]
 
 
 class Backend(NamedTuple):
-    """One implementation of the fused operations."""
+    """One implementation: operations by name, those of `outrider.ops` and `judge:<kernel>`."""
 
     name: str
-    judges: Mapping[str, Judge]
-    sample: Sampler
+    ops: Mapping[str, Operation]
     unfit: Callable[[torch.device], str | None]  #: why it cannot run on a device
-    declines: Callable[[str, Draft, Scores], str | None]  #: why it cannot judge a draft
-    floors: Floors | None = None  #: top-k, top-p and min-p as thresholds
+    declines: Callable[..., str | None]  #: why it cannot run an operation (name, *inputs)
 
 
 _MODULES = {"cpu": "outrider.ops.cpu", "triton": "outrider.ops.triton"}
 NAMES = ("reference", *_MODULES)
-_FEW_ROWS = 16  #: up to this many rows integers of Python are faster than tensors
 _ENVIRONMENT = os.environ.get("OUTRIDER_OPS") or None
 _override: ContextVar[str | None] = ContextVar("outrider_ops", default=None)
 
@@ -51,13 +47,13 @@ def load(name: str) -> Backend:
     if name not in NAMES:
         raise UnknownName("ops backend", name, NAMES)
     try:
-        found: Backend = import_module(_MODULES[name]).BACKEND
+        backend: Backend = import_module(_MODULES[name]).BACKEND
     except ImportError as error:
         raise BackendUnavailable(
             f"ops backend {name!r} cannot be imported: {error}; install triton, or choose "
             "OUTRIDER_OPS=cpu or OUTRIDER_OPS=reference"
         ) from error
-    return found
+    return backend
 
 
 def explicit() -> str | None:
@@ -101,24 +97,24 @@ def chosen(device: torch.device) -> str:
     return explicit() or _automatic(device.type)
 
 
-def fused(
-    op: Op, draft: Draft, scores: Scores, draws: Draws, *, optional: bool = False
-) -> Verdict | None:
-    """The backend's verdict, or None where the rule's own PyTorch code is to run.
+def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
+    """The code of the backend in charge for these inputs, or None where the reference runs.
 
-    `optional`: an operation that not every backend has; an explicit choice does not insist on it.
+    The first input says on which device. `insist`: an explicit choice that cannot take the inputs
+    is an error.
     """
-    device = scores.laws.logits_BRV.device
+    device = inputs[0].device
     name = chosen(device)
     if name == "reference":
         return None
     backend = load(name)
-    judge = backend.judges.get(op)
-    reason = "it has no such operation" if judge is None else backend.unfit(device)
-    reason = reason or backend.declines(op, draft, scores)
-    if judge is not None and reason is None:
-        return judge(draft, scores, draws)
-    if explicit() is not None and not optional:
+    run = backend.ops.get(op)
+    if run is None:
+        return None
+    reason = _unjudged(op, inputs[0]) or backend.unfit(device) or backend.declines(op, *inputs)
+    if reason is None:
+        return run
+    if insist and explicit() is not None:
         raise BackendUnavailable(
             f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
             "OUTRIDER_OPS unset"
@@ -126,88 +122,41 @@ def fused(
     return None
 
 
-def on_host(device: torch.device) -> bool:
-    """Whether the CPU code is in charge and may read values."""
-    return device.type == "cpu" and chosen(device) == "cpu"
-
-
-def streams(seed_B: Tensor, position_B: Tensor, purpose: noise.Purpose, count: int) -> Tensor:
-    """`count` keys [B, count] of each row: `noise.split` of `noise.stream`."""
-    if seed_B.shape[0] <= _FEW_ROWS and on_host(seed_B.device):
-        from outrider.ops.cpu.keys import split
-
-        return split(seed_B, position_B, purpose, count)
-    return noise.split(noise.stream(seed_B, position_B, purpose), count)
-
-
-def several(
-    laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
-) -> tuple[Tensor, Tensor] | None:
-    """Draws without replacement, `outrider.ops.cpu.sample.several`, or None for the plain way."""
-    if not on_host(laws.logits_BRV.device):
+def _unjudged(op: str, draft: object) -> str | None:
+    """Why no kernel of that name judges a draft."""
+    if not isinstance(draft, Draft) or not op.startswith("judge:"):
         return None
-    from outrider.ops.cpu.sample import several as on_cpu
-
-    return on_cpu(laws, keys_BR, count, placed)
-
-
-def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, Tensor] | None:
-    """One draw each from chosen law rows, `outrider.ops.cpu.sample.independent`, or None."""
-    if not on_host(laws.logits_BRV.device):
-        return None
-    from outrider.ops.cpu.sample import independent as on_cpu
-
-    return on_cpu(laws, rows_Bc, keys_Bc)
+    if op != "judge:match" and Kind.COUPLED in draft.kinds:
+        return "coupled children are judged by a matching rule"
+    if op in ("judge:chain", "judge:block") and not draft.tree.is_chain:
+        return "the draft branches"
+    return None
 
 
-def nucleus(
-    logits_BRV: Tensor, inverse_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor
-) -> Tensor | None:
-    """Top-k and top-p as floors [B, R] without sorting whole rows, or None for the plain way."""
-    if not on_host(logits_BRV.device):
-        return None
-    from outrider.ops.cpu.nucleus import nucleus as on_cpu
+def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
+    """The public name of an operation: runs where `find` says, or as the reference has it."""
+    name = reference.__name__
 
-    return on_cpu(logits_BRV, inverse_B, top_k_B, top_p_B)
+    @wraps(reference)
+    def run(*inputs: P.args, **options: P.kwargs) -> R:
+        own = find(name, *inputs)
+        if own is None:
+            return reference(*inputs, **options)
+        result: R = own(*inputs, **options)
+        return result
+
+    return run
 
 
-def floors(
-    logits_BRV: Tensor,
-    inverse_B: Tensor,
-    top_k_B: Tensor | None,
-    top_p_B: Tensor | None,
-    min_p_B: Tensor | None,
-) -> Tensor | None:
-    """All filters as floors [B, R] by the backend's own selection, or None for the plain way.
+def fused(
+    kernel: Judge, draft: Draft, scores: Scores, draws: Draws, *, optional: bool = False
+) -> Verdict | None:
+    """The verdict of a backend's kernel, or None where the rule's own formula is to run.
 
-    k = 0, p = 1 and min_p = 0 switch a filter off in a row; None switches it off in all rows.
+    `optional`: a kernel that takes only some drafts; an explicit choice does not insist on it.
     """
-    device = logits_BRV.device
-    name = chosen(device)
-    if name == "reference" or load(name).floors is None:
+    judge = find(f"judge:{kernel}", draft, scores, draws, insist=not optional)
+    if judge is None:
         return None
-    backend = load(name)
-    reason = backend.unfit(device)
-    if reason is None and logits_BRV.dtype is torch.float64:
-        reason = "kernels compute in float32; got float64 logits"
-    if reason is None and logits_BRV.shape[0] > 65_535:
-        reason = "a grid has at most 65535 rows; split the batch"
-    if reason is None and backend.floors is not None:
-        return backend.floors(logits_BRV, inverse_B, top_k_B, top_p_B, min_p_B)
-    if explicit() is not None:
-        raise BackendUnavailable(f"ops backend {name!r} cannot filter: {reason}")
-    return None
-
-
-def sampler(device: torch.device) -> Sampler | None:
-    """The backend's draft-step sampler, or None for the reference."""
-    name = chosen(device)
-    if name == "reference":
-        return None
-    backend = load(name)
-    reason = backend.unfit(device)
-    if reason is None:
-        return backend.sample
-    if explicit() is not None:
-        raise BackendUnavailable(f"ops backend {name!r} cannot sample: {reason}")
-    return None
+    verdict: Verdict = judge(draft, scores, draws)
+    return verdict

@@ -26,12 +26,6 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float(gamma + 1) if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def expected_square(alpha: float, gamma: int) -> float:
-    """E[tokens^2] = sum (2i + 1) a^i, for the deviation of a step."""
-    _check(alpha, gamma)
-    return float(sum((2 * i + 1) * alpha**i for i in range(gamma + 1)))
-
-
 def tokens_of_paths(acceptance: Array) -> float:
     """1 + sum over i of E[beta_1 ... beta_i] from recorded acceptances [..., gamma].
 
@@ -56,24 +50,6 @@ def speedup(alpha: float, gamma: int, cost: float) -> float:
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
 
 
-def measured_speedup(
-    tokens: float, gamma: int, *, plain: float, verify: float, draft: float, other: float = 0.0
-) -> float:
-    """tokens t_1 / (t_v(g + 1) + g t_d + t_0) from measured times of each part."""
-    return tokens * plain / (verify + gamma * draft + other)
-
-
-def oracle_speedup(alpha: float, cost: float) -> float:
-    """1 / ((1 - a) + c a): every step drafts exactly what will be accepted."""
-    _check(alpha)
-    return 1 / (1 - alpha + cost * alpha)
-
-
-def is_improvement(alpha: float, cost: float) -> bool:
-    """Some gamma >= 1 is faster than none iff alpha > c; then by at least (1 + a) / (1 + c)."""
-    return alpha > cost
-
-
 def best_length(alpha: float, cost: float, most: int = 1000) -> int:
     """The gamma of the largest speedup: the first g with a^(g+1) (1 + c g) <= c E(g)."""
     _check(alpha)
@@ -90,38 +66,12 @@ def operations(alpha: float, gamma: int, cost: float = 0.0) -> float:
     return (gamma * cost + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def memory_reads(alpha: float, gamma: int) -> float:
-    """Reads of the target's weights and cache compared with plain decoding: 1 / E."""
-    return 1 / expected_tokens(alpha, gamma)
-
-
 def memory_bound_speedup(tokens: float, gamma: int, ratio: float) -> float:
     """MBSU = tokens / (g r + 1) with r = size of the draft / size of the target.
 
     Run time proportional to bytes read. (The printed ratio in RSD's appendix is upside down.)
     """
     return tokens / (gamma * ratio + 1)
-
-
-def alpha_from_tokens(tokens: float, gamma: int) -> float:
-    """The alpha whose expected tokens per call are `tokens`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if expected_tokens(middle, gamma) < tokens:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def alpha_from_counts(accepted: int, refused: int) -> float:
-    """Maximum likelihood for the capped geometric law: accepted / examined.
-
-    Accepted / drafted is another number: `draft_acceptance_rate`.
-    """
-    examined = accepted + refused
-    return accepted / examined if examined else float("nan")
 
 
 def draft_acceptance_rate(alpha: float, gamma: int) -> float:

@@ -1,17 +1,20 @@
 """Registry of verification rules: one file and one line each."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Kind, Verifier
 from outrider.verifiers.block import Block
-from outrider.verifiers.coupled import Coupled
+from outrider.verifiers.coupled import COUPLED
 from outrider.verifiers.hub import Hub
+from outrider.verifiers.kernels import judge as judge
 from outrider.verifiers.kseq import KSeq
 from outrider.verifiers.lenience import Lenience, LenienceArgmax
 from outrider.verifiers.match import Match
-from outrider.verifiers.multi_round import MultiRound
+from outrider.verifiers.multi_round import MULTI_ROUND
 from outrider.verifiers.non_iterative import NonIterative
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.sigmoid import Sigmoid
@@ -22,13 +25,13 @@ VERIFIERS: dict[str, Verifier] = {
     rule.name: rule
     for rule in (
         Match(),
-        Coupled(),
+        COUPLED,
         Rejection(),
         NonIterative(),
         Block(),
         Traversal(),
         Hub(),
-        MultiRound(),
+        MULTI_ROUND,
         KSeq(),
         Lenience(),
         LenienceArgmax(),
@@ -38,12 +41,84 @@ VERIFIERS: dict[str, Verifier] = {
 }
 
 
-def get(name: str) -> Verifier:
-    """The rule of that name."""
+#: What a rule says of itself; its other fields are options.
+ABOUT = ("name", "exact", "kinds", "chain_only")
+
+
+def get(name: str, /, **options: object) -> Verifier:
+    """The rule of that name, with other values for its options.
+
+    >>> get("lenience", lenience=0.3).lenience
+    0.3
+    """
     if name not in VERIFIERS:
         lossy = [rule.name for rule in VERIFIERS.values() if not rule.exact]
         raise UnknownName("rule", name, VERIFIERS, lossy)
-    return VERIFIERS[name]
+    rule = VERIFIERS[name]
+    usual = taken(rule)
+    for option, value in options.items():
+        if option not in usual:
+            takes = ", ".join(f"{n} (usually {v!r})" for n, v in usual.items()) or "no options"
+            raise ConfigurationError(
+                f"rule {name!r} has no use for {option}; got {option}={arguments.shown(value)}; "
+                f"it takes {takes}; leave {option} out"
+            )
+        if arguments.is_number(usual[option]):
+            do = f"leave it out for {usual[option]!r}"
+            number = arguments.number(option, value, "a finite number", do)
+            if not math.isfinite(number):
+                arguments.refuse(option, "a finite number", value, do)
+            options[option] = number
+    if not options or not is_dataclass(rule) or isinstance(rule, type):
+        return rule
+    return replace(rule, **options)
+
+
+def taken(rule: Verifier) -> dict[str, object]:
+    """The options of a rule and their values.
+
+    >>> taken(get("typical"))
+    {'epsilon': 0.09, 'delta': 0.3}
+    """
+    if not is_dataclass(rule):
+        return {}
+    return {f.name: vars(rule)[f.name] for f in fields(rule) if f.init and f.name not in ABOUT}
+
+
+def chosen(
+    rule: str | Verifier | None, options: Mapping[str, object] | None, coupled: bool
+) -> Verifier | None:
+    """The rule that a user asks for: by name with options, as an object, or not at all.
+
+    Coupled text depends on the seed alone: `match` if no rule is named, and no rule that cannot
+    give it.
+
+    >>> chosen("lenience", {"lenience": 0.3}, coupled=False).lenience
+    0.3
+    """
+    asked = arguments.by_name("rule_options", options)
+    if asked and not isinstance(rule, str):
+        able = {name: ", ".join(taken(other)) for name, other in VERIFIERS.items()}
+        takes = "; ".join(f"{name}: {names}" for name, names in able.items() if names)
+        raise ConfigurationError(
+            f"rule_options belong to a rule by name; got {arguments.shown(asked)} and "
+            f"rule={arguments.shown(rule)}; name the rule ({takes})"
+        )
+    judge = get(rule, **asked) if isinstance(rule, str) else named(rule)
+    if not coupled:
+        return judge
+    if judge is not None and not _shares_noise(judge):
+        sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if _shares_noise(other)))
+        raise ConfigurationError(
+            f"rule {judge.name!r} cannot judge coupled drafts so that the text depends on the seed "
+            f"alone; got coupled=True; leave the rule out, or use one that can: {sharing}"
+        )
+    return judge or get("match")
+
+
+def _shares_noise(rule: Verifier) -> bool:
+    """Whether text that it judges depends on the seed alone."""
+    return rule.exact and Kind.COUPLED in rule.kinds
 
 
 def named(rule: str | Verifier | None) -> Verifier | None:

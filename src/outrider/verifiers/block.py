@@ -11,13 +11,14 @@ reads the uniform of the draw that proposed x_i. On placed tokens it is as good 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider import ops
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain
 
 
 def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
@@ -27,12 +28,12 @@ def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
     ratio = (favour / torch.where(against > 0, against, 1.0)).clamp(max=most)
     ratio = torch.where(against > 0, ratio, (favour > 0).to(ratio.dtype) * most)
     ratio = torch.where(line.there_BD, ratio, 0.0)
-    r = [torch.ones_like(favour[:, 0])]
+    r = [torch.ones_like(line.law_BNV[:, 0, 0])]
     for i in range(favour.shape[1]):
         r.append((r[-1] * ratio[:, i]).clamp(max=1))
     weight = torch.stack(r, 1)
     guess = torch.where(line.there_BD[..., None], line.guess_BDV, 0.0)
-    guess = torch.cat([guess, torch.zeros_like(guess[:, :1])], 1)
+    guess = torch.nn.functional.pad(guess, (0, 0, 0, 1))
     surplus = (weight[..., None] * line.law_BNV - guess).clamp_(min=0).sum(-1)
     whole = surplus + (1 - weight)
     passing = torch.where(whole > 0, surplus / torch.where(whole > 0, whole, 1.0), 1.0)
@@ -44,22 +45,17 @@ def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
 class Block:
     """Exact on chains; the most accepted tokens of any rule for one path."""
 
-    name: str = "block"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = True
+    name: ClassVar[str] = "block"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = True
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
-        if draft.tree.max_depth == 0:
-            return topdown.root(scores, draws)
-        fused = ops.fused("block", draft, scores, draws)
-        if fused is not None:
-            return fused
         line = chain.read(draft, scores)
         weight, passing, guess = _weights(line)
-        position = torch.arange(1, passing.shape[1], device=passing.device)
-        passed = chain.uniforms(draft, draws) < passing[:, 1:]
+        position = torch.arange(passing.shape[1], device=passing.device)
+        passed = torch.nn.functional.pad(chain.uniforms(draft, draws), (1, 0)) < passing
         count = torch.where(passed, position, 0).amax(1)
         law = chain.at(line.law_BNV, count) * weight.gather(1, count[:, None])
         left = ops.residual(law, chain.at(guess, count))
@@ -67,8 +63,6 @@ class Block:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Stopping at i: i passes and every later position fails."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(scores)
         line = chain.read(draft, scores)
         weight, passing, guess = _weights(line)
         fails = torch.cat([1 - passing[:, 1:], torch.ones_like(passing[:, :1])], 1)

@@ -31,8 +31,8 @@ class Chain(NamedTuple):
 
 
 def is_plain(draft: Draft) -> bool:
-    """Whether every node has at most one draw."""
-    return draft.tree.is_chain and draft.draws_BNK.shape[2] <= 1 and draft.tree.max_depth > 0
+    """Whether every node has at most one draw. The bare root is the shortest chain."""
+    return draft.tree.is_chain and draft.draws_BNK.shape[2] <= 1
 
 
 def read(draft: Draft, scores: Scores) -> Chain:
@@ -41,7 +41,7 @@ def read(draft: Draft, scores: Scores) -> Chain:
     law = ops.probs(scores.laws)
     batch = law.shape[0]
     tokens = draft.tokens_BN[:, 1 : depth + 1].expand(batch, -1)
-    there = (draft.draws_BNK[:, :depth, 0] >= 0).expand(batch, -1)
+    there = (draft.draws_BNK[:, :depth, :1].flatten(1) >= 0).expand(batch, -1)
     drawn = bool(draft.kinds & {Kind.WITHOUT, Kind.WITH}) and draft.laws is not None
     placed = None
     if drawn and Kind.FIXED in draft.kinds:
@@ -77,14 +77,35 @@ def at(table_BNV: Tensor, count_B: Tensor) -> Tensor:
 
 def refused(chain: Chain, count_B: Tensor) -> Tensor:
     """[B, 1]: whether the walk ended at a refused token rather than at the end of the draft."""
-    depth = chain.there_BD.shape[1]
-    last = chain.there_BD.gather(1, count_B[:, None].clamp(max=depth - 1))
-    return last & (count_B[:, None] < depth)
+    there = torch.nn.functional.pad(chain.there_BD, (0, 1), value=False)
+    return there.gather(1, count_B[:, None])
 
 
 def guess_at(chain: Chain, count_B: Tensor) -> Tensor:
     """[B, V]: the draft's law at the refused token (undefined where nothing was refused)."""
-    return at(chain.guess_BDV, count_B.clamp(max=chain.guess_BDV.shape[1] - 1))
+    depth = chain.guess_BDV.shape[1]
+    return at(chain.guess_BDV if depth else chain.law_BNV, count_B.clamp(max=max(depth - 1, 0)))
+
+
+def left_after(chain: Chain, count_B: Tensor) -> Tensor:
+    """[B, V]: norm((p - q)+) at the refused token, p where the walk came to the draft's end."""
+    here = at(chain.law_BNV, count_B)
+    rest = ops.residual(here, guess_at(chain, count_B))
+    return torch.where(refused(chain, count_B), rest, here)
+
+
+def residuals(chain: Chain) -> Tensor:
+    """[B, N, V]: `left_after` at every node."""
+    rest = ops.residual(chain.law_BNV[:, :-1], chain.guess_BDV)
+    rest = torch.where(chain.there_BD[..., None], rest, chain.law_BNV[:, :-1])
+    return torch.cat([rest, chain.law_BNV[:, -1:]], 1)
+
+
+def chances(chain: Chain, against_BD: Tensor) -> Tensor:
+    """[B, D]: min(1, p / against) of each drafted token."""
+    favour = chain.favour_BD
+    ratio = (favour / torch.where(against_BD > 0, against_BD, 1.0)).clamp(max=1)
+    return torch.where(against_BD > 0, ratio, (favour > 0).to(ratio.dtype))
 
 
 def conclude(chain: Chain, count_B: Tensor, left_BV: Tensor, draws: Draws) -> Verdict:
@@ -104,6 +125,6 @@ def conclude(chain: Chain, count_B: Tensor, left_BV: Tensor, draws: Draws) -> Ve
 def outcome(chain: Chain, chance_BD: Tensor, left_BNV: Tensor) -> Outcome:
     """The law of a chain rule that stops at the first refusal."""
     chance = torch.where(chain.there_BD, chance_BD, 0.0)
-    going = torch.cat([torch.ones_like(chance[:, :1]), chance], 1).cumprod(1)
-    refusal = torch.cat([1 - chance, torch.ones_like(chance[:, :1])], 1)
+    going = torch.nn.functional.pad(chance, (1, 0), value=1.0).cumprod(1)
+    refusal = torch.nn.functional.pad(1 - chance, (0, 1), value=1.0)
     return Outcome(going * refusal, left_BNV)

@@ -6,15 +6,8 @@ so that a run which asks for it by name cannot be given a drafter that draws wit
 sum_x 1 / sum_v max(p_v/p_x, q_v/q_x), between (1 - TV) / (1 + TV) and 1 - TV.
 """
 
-from dataclasses import dataclass
-
 from outrider.types import Kind
 from outrider.verifiers.match import Match
+from outrider.verifiers.narrowed import Narrowed
 
-
-@dataclass(frozen=True)
-class Coupled(Match):
-    """`match` for drafts that share the target's noise."""
-
-    name: str = "coupled"
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.COUPLED})
+COUPLED = Narrowed("coupled", Match(), frozenset({Kind.FIXED, Kind.COUPLED}))

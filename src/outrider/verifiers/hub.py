@@ -11,6 +11,7 @@ vocabulary at every node. Placed children are judged last wherever they stand in
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
 from outrider.verifiers.rejection import Rejection
@@ -21,10 +22,10 @@ from outrider.verifiers.siblings import drawn_first
 class Hub:
     """Rejection with the placed children last. Exact for any mixture of kinds but coupled."""
 
-    name: str = "hub"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = False
+    name: ClassVar[str] = "hub"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap of the first drawn child."""

@@ -12,6 +12,7 @@ Draws of one law row must stand together at a node, the order of `outrider.draft
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,18 +74,15 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
 class KSeq:
     """Exact for independent draws; those of a second law, and placed children, come last."""
 
-    name: str = "kseq"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})
-    chain_only: bool = False
+    name: ClassVar[str] = "kseq"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
+    chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
         if chain.is_plain(draft):  # one draw at a node: g = 1
             return Rejection()(draft, scores, draws)
-        fused = ops.fused("kseq", draft, scores, draws, optional=True)
-        if fused is not None:
-            return fused
         return topdown.walk(judge, drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:

@@ -11,14 +11,14 @@ at l = 1 it accepts everything. At l = 1 this is greedy decoding with ties accep
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from outrider import ops
 from outrider.errors import ConfigurationError
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain
 
 
 def _check(value: float) -> None:
@@ -31,42 +31,26 @@ class Lenience:
     """`rejection` with the draft's probability scaled down. Greedy rows stay greedy."""
 
     lenience: float = 0.5
-    name: str = "lenience"
-    exact: bool = False
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = True
+    name: ClassVar[str] = "lenience"
+    exact: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.lenience)
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
-        if draft.tree.max_depth == 0:
-            return topdown.root(scores, draws)
         line = chain.read(draft, scores)
         uniform = chain.uniforms(draft, draws) * self.lenience
         count = chain.until_refusal(line, uniform * line.against_BD < line.favour_BD)
-        here = chain.at(line.law_BNV, count)
-        rest = ops.residual(here, chain.guess_at(line, count))
-        left = torch.where(chain.refused(line, count), rest, here)
-        return chain.conclude(line, count, left, draws)
+        return chain.conclude(line, count, chain.left_after(line, count), draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Each token is kept with probability min(1, p / (l q))."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(scores)
         line = chain.read(draft, scores)
-        against = self.lenience * line.against_BD
-        chance = (line.favour_BD / torch.where(against > 0, against, 1.0)).clamp(max=1)
-        chance = torch.where(against > 0, chance, (line.favour_BD > 0).to(chance.dtype))
-        return chain.outcome(line, chance, residuals(line))
-
-
-def residuals(line: chain.Chain) -> Tensor:
-    """[B, N, V]: norm((p - q)+) where a token was drafted, p where none was."""
-    rest = ops.residual(line.law_BNV[:, :-1], line.guess_BDV)
-    rest = torch.where(line.there_BD[..., None], rest, line.law_BNV[:, :-1])
-    return torch.cat([rest, line.law_BNV[:, -1:]], 1)
+        chance = chain.chances(line, self.lenience * line.against_BD)
+        return chain.outcome(line, chance, chain.residuals(line))
 
 
 @dataclass(frozen=True)
@@ -74,26 +58,22 @@ class LenienceArgmax:
     """Keep every drafted token whose probability is at least `lenience` times the largest."""
 
     lenience: float = 0.5
-    name: str = "lenience_argmax"
-    exact: bool = False
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH, Kind.COUPLED})
-    chain_only: bool = True
+    name: ClassVar[str] = "lenience_argmax"
+    exact: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.lenience)
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count and the argmax where the walk stands; no noise is read."""
-        if draft.tree.max_depth == 0:
-            return topdown.root(_greedy(scores), draws)
         line = chain.read(draft, _greedy(scores))
         count = chain.until_refusal(line, self._keeps(scores, line))
         return chain.conclude(line, count, chain.at(line.law_BNV, count), draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """A point mass: nothing is random."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(_greedy(scores))
         line = chain.read(draft, _greedy(scores))
         keeps = self._keeps(scores, line).to(line.law_BNV.dtype)
         return chain.outcome(line, keeps, line.law_BNV)

@@ -8,6 +8,7 @@ absolute position. At temperature 0 it is greedy matching.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,33 +23,21 @@ from outrider.verifiers.siblings import Level
 class Match:
     """Judges every kind of draft; on drawn children it accepts sum p q instead of sum min(p, q)."""
 
-    name: str = "match"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset(Kind)
-    chain_only: bool = False
+    name: ClassVar[str] = "match"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count and next token; needs no draft law."""
-        fused = ops.fused("match", draft, scores, draws)
-        if fused is not None:
-            return fused
         laws = scores.laws
-        if laws.greedy == "all":
-            chosen_BN = laws.logits_BRV.argmax(-1)
+        vocab, depth = laws.logits_BRV.shape[-1], draft.tree.depth_BN
+        race = noise.target_race(draws, draft.tree.max_depth, vocab)
+        if depth.shape[0] == 1:
+            race = race[:, depth[0]]
         else:
-            vocab = laws.logits_BRV.shape[-1]
-            race = noise.target_race(draws, draft.tree.max_depth, vocab)
-            depth = draft.tree.depth_BN
-            race = (
-                race[:, depth[0]]
-                if depth.shape[0] == 1
-                else race.gather(1, depth[..., None].expand(-1, -1, vocab))
-            )
-            perturbed = ops.scaled(laws) - race.log().to(laws.logits_BRV.dtype)
-            if laws.greedy == "some":
-                hot = torch.isinf(laws.inverse_temperature_B)[:, None, None]
-                perturbed = torch.where(hot, laws.logits_BRV.to(perturbed.dtype), perturbed)
-            chosen_BN = perturbed.argmax(-1)
+            race = race.gather(1, depth[..., None].expand(-1, -1, vocab))
+        chosen_BN = ops.perturbed(laws, race).argmax(-1)
         path, count, node = ops.follow(draft, chosen_BN)
         return Verdict(path, count, chosen_BN.gather(1, node[:, None])[:, 0])
 

@@ -8,15 +8,8 @@ p^{k+1}(X_k) = 0, so a repeated draw is refused for sure; but it must be played,
 its share from the residual: merged paths keep their multiplicity.
 """
 
-from dataclasses import dataclass
-
 from outrider.types import Kind
+from outrider.verifiers.narrowed import Narrowed
 from outrider.verifiers.rejection import Rejection
 
-
-@dataclass(frozen=True)
-class MultiRound(Rejection):
-    """`rejection` for independent draws only."""
-
-    name: str = "multi_round"
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITH})
+MULTI_ROUND = Narrowed("multi_round", Rejection(), frozenset({Kind.FIXED, Kind.WITH}))

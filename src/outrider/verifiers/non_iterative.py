@@ -5,12 +5,13 @@ else emit y ~ p, unmodified. Accepts 1 / M, never more than sum min(p, q); rare 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain
 
 
 def _rate(line: chain.Chain) -> Tensor:
@@ -25,15 +26,13 @@ def _rate(line: chain.Chain) -> Tensor:
 class NonIterative:
     """Exact on chains, far from optimal; for the comparison with `rejection`."""
 
-    name: str = "non_iterative"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = True
+    name: ClassVar[str] = "non_iterative"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = True
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
-        if draft.tree.max_depth == 0:
-            return topdown.root(scores, draws)
         line = chain.read(draft, scores)
         rate = _rate(line)
         keep = torch.where(
@@ -44,8 +43,6 @@ class NonIterative:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Each drafted token is kept with probability p(x) / (M q(x))."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(scores)
         line = chain.read(draft, scores)
         rate = _rate(line)
         chance = line.favour_BD / torch.where(rate > 0, rate, 1.0)

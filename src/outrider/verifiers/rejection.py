@@ -9,8 +9,8 @@ child is judged with a one-hot q.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from outrider import ops
@@ -34,26 +34,19 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
 class Rejection:
     """Exact for placed, with- and without-replacement children in any mixture."""
 
-    name: str = "rejection"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = False
+    name: ClassVar[str] = "rejection"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and the overlap sum min(p, q) at each depth that was examined."""
-        plain = chain.is_plain(draft)
-        fused = ops.fused("chain" if plain else "tree", draft, scores, draws)
-        if fused is not None:
-            return fused
-        if not plain:
+        if not chain.is_plain(draft):
             return topdown.walk(judge, draft, scores, draws)
         line = chain.read(draft, scores)
         uniform = chain.uniforms(draft, draws)
         count = chain.until_refusal(line, uniform * line.against_BD < line.favour_BD)
-        here = chain.at(line.law_BNV, count)
-        rest = ops.residual(here, chain.guess_at(line, count))
-        left = torch.where(chain.refused(line, count), rest, here)
-        return chain.conclude(line, count, left, draws)
+        return chain.conclude(line, count, chain.left_after(line, count), draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""

@@ -13,6 +13,7 @@ judged exactly: a one-hot law has no logits to approximate.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.errors import ConfigurationError
 from outrider.types import Draft, Draws, Kind, Laws, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Sigmoid:
     """For comparison only: with the usual scales it keeps nearly everything."""
 
     scale: float = 1e4
-    name: str = "sigmoid"
-    exact: bool = False
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = True
+    name: ClassVar[str] = "sigmoid"
+    exact: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
@@ -39,8 +40,6 @@ class Sigmoid:
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and the overlap of the exact laws."""
-        if draft.tree.max_depth == 0:
-            return topdown.root(scores, draws)
         line, favour, against, left = self._squashed(draft, scores)
         keep = chain.uniforms(draft, draws) * against < favour
         count = chain.until_refusal(line, keep)
@@ -48,8 +47,6 @@ class Sigmoid:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Each token is kept with probability min(1, p^ / q^)."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(scores)
         line, favour, against, left = self._squashed(draft, scores)
         chance = (favour / torch.where(against > 0, against, 1.0)).clamp(max=1)
         chance = torch.where(against > 0, chance, (favour > 0).to(chance.dtype))

@@ -44,31 +44,15 @@ def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> 
     return Judgement(torch.stack(favour, -1), torch.stack(against, -1), left_BnV)
 
 
-def root(scores: Scores, draws: Draws) -> Verdict:
-    """The verdict on an empty draft: one token of the target's law."""
-    law = ops.probs(scores.laws)[:, 0]
-    count = torch.zeros(law.shape[0], dtype=torch.int64, device=law.device)
-    following = ops.draw(law, noise.residual_race(draws, law.shape[-1]))
-    return Verdict(count.new_zeros(law.shape[0], 0), count, following)
-
-
-def rooted(scores: Scores) -> Outcome:
-    """The law of `root`."""
-    law = ops.probs(scores.laws)
-    return Outcome(torch.ones_like(law[..., 0]), law)
-
-
 def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Play the rule: path, count, next token, and sum min(target, draft) at each examined node."""
-    if draft.tree.max_depth == 0:
-        return root(scores, draws)
     law = ops.probs(scores.laws)
     batch, nodes, vocab = law.shape
     siblings = Siblings(draft, law)
     uniform_BNK = noise.accept_uniforms(draws, nodes, siblings.most)
     node = torch.zeros(batch, 1, dtype=torch.int64, device=law.device)
     alive = torch.ones(batch, 1, dtype=torch.bool, device=law.device)
-    here, left, path, overlap = law[:, :1], law[:, :1], [], []
+    here, left, path, overlap = law[:, :1], law[:, :1], [node[:, :0]], []
     for _ in range(draft.tree.max_depth):
         level = siblings.at(node)
         judgement = judge(here, level)
@@ -101,7 +85,8 @@ def walked(judge: NodeRule, draft: Draft, scores: Scores) -> Outcome:
     stop, following = [], []
     for start, end in pairwise(draft.tree.levels):
         level, here = siblings.at(slice(start, end)), law[:, start:end]
-        judgement = judge(here, level)
+        none = here[..., :0]
+        judgement = judge(here, level) if level.most else Judgement(none, none, here)
         left = reach[:, start:end]
         for k, take in enumerate(judgement.chances(level.there_BnK).unbind(-1)):
             kid = level.kid_BnK[..., k].clamp(min=0)

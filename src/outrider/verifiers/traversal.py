@@ -15,6 +15,7 @@ one (merged i.i.d. paths) has no mass left and needs no special case.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.ops.reference import EMPTY
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Tree, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain
 from outrider.verifiers.block import Block
 from outrider.verifiers.siblings import Siblings, inner, pick, rows
 
@@ -88,21 +89,16 @@ def path_to(tree: Tree, node_B: Tensor) -> Tensor:
 class Traversal:
     """Exact on trees of placed, with- and without-replacement children in any mixture."""
 
-    name: str = "traversal"
-    exact: bool = True
-    kinds: frozenset[Kind] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
-    chain_only: bool = False
+    name: ClassVar[str] = "traversal"
+    exact: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap along the kept path."""
         tree = draft.tree
-        if tree.max_depth == 0:
-            return topdown.root(scores, draws)
         if chain.is_plain(draft):
             return Block()(draft, scores, draws)
-        fused = ops.fused("traversal", draft, scores, draws)
-        if fused is not None:
-            return fused
         law = ops.probs(scores.laws)
         siblings = Siblings(draft, law)
         weight, masses = _weights(draft, law, siblings)
@@ -127,8 +123,6 @@ class Traversal:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Stopping at v: v passes and every node before it in post-order fails."""
-        if draft.tree.max_depth == 0:
-            return topdown.rooted(scores)
         law = ops.probs(scores.laws)
         siblings = Siblings(draft, law)
         weight, masses = _weights(draft, law, siblings)

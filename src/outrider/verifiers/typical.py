@@ -8,6 +8,7 @@ epsilon = 0.09, delta = 0.3 = sqrt(epsilon).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,10 +26,10 @@ class Typical:
 
     epsilon: float = 0.09
     delta: float = 0.3
-    name: str = "typical"
-    exact: bool = False
-    kinds: frozenset[Kind] = frozenset(Kind)
-    chain_only: bool = False
+    name: ClassVar[str] = "typical"
+    exact: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    chain_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.epsilon < 0 or self.delta < 0:

@@ -93,7 +93,7 @@ def sigmoid_one(
     value, best = tl.max(tl.where(inside, merit, float("-inf")), axis=0, return_indices=True)
     slot = b * NPROG + pid
     tl.store(race.value + slot, value)
-    tl.store(race.index + slot, pid * BLOCK + best)
+    tl.store(race.token + slot, pid * BLOCK + best)
     tl.store(race.mass + slot, mass)
     tl.debug_barrier()
     if tl.atomic_add(race.ticket + b, 1, sem="acq_rel", scope="gpu") == NPROG - 1:
@@ -107,7 +107,7 @@ def sigmoid_one(
             cache_modifier=".cg",
         )
         _, first = tl.max(values, axis=0, return_indices=True)
-        winner = tl.load(race.index + b * NPROG + first, cache_modifier=".cg")
+        winner = tl.load(race.token + b * NPROG + first, cache_modifier=".cg")
         tl.store(next_token + b, winner.to(tl.int64))
         tl.store(count + b, n)
         tl.store(path + b * depth + i, tl.where(i < n, kid, -1), mask=there)

@@ -10,7 +10,6 @@ token that both filters removed is refused; both are needed for it to run on fil
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,8 +90,7 @@ class Paper:
         batch, gamma, vocab = q.shape
         ratio, rest = torch.zeros_like(q), torch.zeros_like(q)
         mass = torch.empty(batch, gamma, dtype=torch.float32, device=q.device)
-        launch: Any = paper_tile
-        launch[gamma, batch](
+        paper_tile[gamma, batch](
             p, q, ratio, rest, mass, vocab, self.alpha, self.beta, TILE=1024, SIGMOID=self.sigmoid,
             num_warps=32,
         )  # fmt: skip

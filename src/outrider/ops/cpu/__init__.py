@@ -9,26 +9,29 @@ instead of a race over the vocabulary, as are a draft's children: the same law, 
 import torch
 
 from outrider.ops.backend import Backend
-from outrider.ops.cpu.block import block
-from outrider.ops.cpu.chain import chain
-from outrider.ops.cpu.kseq import fits, kseq
-from outrider.ops.cpu.match import match
-from outrider.ops.cpu.sample import sample
-from outrider.ops.cpu.traversal import traversal
-from outrider.ops.cpu.tree import tree
-from outrider.types import Draft, Kind, Scores
+from outrider.ops.cpu import (
+    assisted,
+    beam,
+    block,
+    chain,
+    filters,
+    kseq,
+    match,
+    sample,
+    settling,
+    traversal,
+    tree,
+)
+from outrider.types import Draft
 
 
 def _unfit(device: torch.device) -> str | None:
     return None if device.type == "cpu" else f"it needs CPU tensors; got {device.type}"
 
 
-def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
-    if op != "match" and Kind.COUPLED in draft.kinds:
-        return "coupled children are judged by a matching rule"
-    if op in ("chain", "block") and not draft.tree.is_chain:
-        return "the draft branches"
-    if op == "kseq" and not fits(draft):
+def _declines(op: str, *inputs: object) -> str | None:
+    draft = inputs[0]
+    if op == "judge:kseq" and isinstance(draft, Draft) and not kseq.fits(draft):
         return "a node has placed and drawn children, or draws of several laws"
     return None
 
@@ -36,14 +39,21 @@ def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
 BACKEND = Backend(
     "cpu",
     {
-        "chain": chain,
-        "block": block,
-        "match": match,
-        "tree": tree,
-        "traversal": traversal,
-        "kseq": kseq,
+        "judge:chain": chain.judge,
+        "judge:block": block.judge,
+        "judge:match": match.judge,
+        "judge:tree": tree.judge,
+        "judge:traversal": traversal.judge,
+        "judge:kseq": kseq.judge,
+        "streams": sample.streams,
+        "sample": sample.sample,
+        "several": sample.several,
+        "independent": sample.independent,
+        "survivors": beam.survivors,
+        "floors": filters.floors,
+        "settle": settling.settle,
+        "assisted": assisted.assisted,
     },
-    sample,
     _unfit,
     _declines,
 )

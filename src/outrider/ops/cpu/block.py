@@ -7,18 +7,14 @@
 One pass over both rows of every position until r reaches 0; the row at tau is read again.
 """
 
-from outrider.ops.cpu.line import Line, read
 from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_i is the uniform of the draw that proposed x_i."""
-    table = read(draft, scores, draws)
-    if table is not None:
-        return _of_table(table, overlap)
     walk = Walk(draft, scores, draws)
-    found = []
+    results = []
     for b in range(walk.batch):
         chain: list[int] = []
         shared: list[float] = []
@@ -49,29 +45,8 @@ def block(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
         if best < len(chain):
             walk.guess(b, node, 0)
             walk.refuse(b, ratios[best])
-        found.append((path, walk.draw(b, node), shared[: best + 1]))
-    return walk.verdict(found, overlap)
-
-
-def _of_table(line: Line, overlap: bool) -> Verdict:
-    """The same for laws that lie in one table: all positions at once."""
-    reach = [1.0]
-    for owed, drawn in zip(line.owed, line.drawn, strict=True):
-        reach.append(min(1.0, reach[-1] * owed / drawn) if drawn > 0 else float(owed > 0))
-        if reach[-1] == 0:
-            break
-    last = best = len(reach) - 1
-    while best:  # the longest prefix that passes: shorter ones need not be looked at
-        keep = reach[best]
-        if best < line.depth and 0 < keep < 1:  # at reach 1 a prefix is kept for certain
-            keep = _keep(line.excess(best, keep), keep)
-        if line.uniform(best - 1) < keep:
-            break
-        best -= 1
-    examined = min(last, line.depth)
-    shared = line.overlaps()[: min(best + 1, examined)] if overlap else []
-    left = line.left(best, reach[best])
-    return line.verdict(best, left, shared, overlap)
+        results.append((path, walk.draw(b, node), shared[: best + 1]))
+    return walk.verdict(results, overlap)
 
 
 def _keep(excess: float, reach: float) -> float:

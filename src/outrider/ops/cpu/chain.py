@@ -7,19 +7,14 @@ Laws are normalised lazily: position i is read only if all before it were accept
 where the walk stops is already in scratch when the residual is formed.
 """
 
-from outrider.ops.cpu.line import Line, read
 from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token; with `overlap` also sum min(p, q) at each examined position."""
-    lazy = not overlap and draft.laws is not None and draft.laws.lse_BR is not None
-    table = None if lazy else read(draft, scores, draws)
-    if table is not None:
-        return _of_table(table, overlap)
     walk = Walk(draft, scores, draws)
-    found = []
+    results = []
     for b in range(walk.batch):
         path: list[int] = []
         shared: list[float] = []
@@ -40,14 +35,5 @@ def chain(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
             break
         else:
             walk.enter(b, node)
-        found.append((path, walk.draw(b, node), shared))
-    return walk.verdict(found, overlap)
-
-
-def _of_table(line: Line, overlap: bool) -> Verdict:
-    """The same for laws that lie in one table."""
-    count = 0
-    while count < line.depth and line.uniform(count) * line.drawn[count] < line.owed[count]:
-        count += 1
-    shared = line.overlaps()[: count + 1] if overlap else []
-    return line.verdict(count, line.left(count), shared, overlap)
+        results.append((path, walk.draw(b, node), shared))
+    return walk.verdict(results, overlap)

@@ -83,4 +83,4 @@ def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> T
     """The keys of `table` as a tensor [B, count] of signed words."""
     words = table(seed_B, position_B, purpose, count)
     signed = [[word - ((word >> 63) << 64) for word in row] for row in words]
-    return torch.tensor(signed, dtype=torch.int64).view(len(words), count)
+    return torch.from_numpy(np.array(signed, dtype=np.int64)).view(len(words), count)

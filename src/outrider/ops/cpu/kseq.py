@@ -36,13 +36,13 @@ def fits(draft: Draft) -> bool:
     return True
 
 
-def kseq(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count, next token and sum min(p, q) at each examined node.
 
     Placed children, which rows at temperature 0 have, are tested one by one as in `rejection`.
     """
     walk = Walk(draft, scores, draws)
-    found = []
+    results = []
     for b in range(walk.batch):
         path: list[int] = []
         shared: list[float] = []
@@ -69,8 +69,8 @@ def kseq(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) ->
             else:
                 if rest is not None:
                     rest.leave()
-        found.append((path, walk.draw(b, node), shared))
-    return walk.verdict(found, overlap)
+        results.append((path, walk.draw(b, node), shared))
+    return walk.verdict(results, overlap)
 
 
 class _Rest:

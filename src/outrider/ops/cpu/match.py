@@ -15,10 +15,10 @@ import torch
 
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
-from outrider.types import Draft, Draws, Laws, Scores, Verdict, VerdictLists
+from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
 
-def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token; needs no draft law."""
     laws = scores.laws
     batch = laws.logits_BRV.shape[0]
@@ -28,7 +28,7 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()
-    found = []
+    results: list[tuple[list[int], int, list[float]]] = []
     for b in range(batch):
         table = kids[b]
         path: list[int] = []
@@ -45,16 +45,8 @@ def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
                     path.append(kid)
                     node, going = kid, True
                     break
-        found.append((path, token))
-    paths = [path + [-1] * (depth - len(path)) for path, _ in found]
-    count, following = [len(path) for path, _ in found], [token for _, token in found]
-    own = (
-        torch.tensor(paths, dtype=torch.int64).view(batch, depth),
-        torch.tensor(count),
-        torch.tensor(following),
-        None,
-    )
-    return Verdict(*own, VerdictLists(paths, count, following, None, own))
+        results.append((path, token, []))
+    return lists.verdict(results, depth, None)
 
 
 def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) -> int:

@@ -6,16 +6,17 @@ underflowed (it nearly always does), which saves two passes; otherwise exp(z - m
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.ops.cpu.scratch import per_thread
-from outrider.types import Laws, Weights
+from outrider.types import Host, Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
@@ -23,6 +24,28 @@ Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 LEAST, MOST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
 _FEW = 256  #: blocks
+
+
+class Weights(NamedTuple):
+    """Laws as they were drawn from: probabilities but for a factor per row."""
+
+    values: list[Array]  #: R arrays [B, V]
+    sums: list[list[float]]  #: of each of them, [R][B]; 0 where the logits must be read again
+    fault: bool  #: whether a logit is NaN or +inf
+
+    def stack(self, others: Sequence[Host]) -> "Weights":
+        """The weights of several levels as one table."""
+        every = [self, *(other for other in others if isinstance(other, Weights))]
+        return Weights(
+            [row for level in every for row in level.values],
+            [sums for level in every for sums in level.sums],
+            any(level.fault for level in every),
+        )
+
+
+def weights_of(laws: Laws) -> Weights | None:
+    """The weights that the laws carry, if they were drawn from here."""
+    return laws.host if isinstance(laws.host, Weights) else None
 
 
 @per_thread
@@ -171,25 +194,19 @@ class Rows:
         return room, whole
 
     def kept(self, b: int, r: int, token: int) -> float | None:
-        """Probability of one token from a kept log-sum-exp, without reading the row."""
-        if self.lse is None or math.isinf(self.inverse[b]):
+        """Probability of a token from kept weights or a log-sum-exp, without reading the row."""
+        if math.isinf(self.inverse[b]):
             return None
         if token >= self.width:
             return 0.0
+        if self.drawn is not None and self.drawn.sums[r][b] > LEAST:
+            return float(self.drawn.values[r][b][token]) / self.drawn.sums[r][b]
+        if self.lse is None:
+            return None
         z = float(self.logits[b, r, token] if self.array is None else self.array[b, r, token])
         if self.floor is not None and z < self.floor[b, r]:
             return 0.0
         return math.exp(z * self.inverse[b] - self.lse[b][r])
-
-
-def weights_of(laws: Laws) -> Weights | None:
-    """The weights that the laws carry, if they still stand for them."""
-    found = laws.weights
-    if found is None:
-        return None
-    logits, inverse, floor = found.of
-    same = logits is laws.logits_BRV and inverse is laws.inverse_temperature_B
-    return found if same and floor is laws.floor_BR else None
 
 
 @lru_cache(maxsize=16)

@@ -160,13 +160,13 @@ class _Visit:
         return min(token, walk.vocab - 1)
 
 
-def traversal(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_v is the uniform of draw 0 at node v."""
     walk = Walk(draft, scores, draws)
-    found = []
+    results = []
     for b in range(walk.batch):
         visit = _Visit(walk, b, overlap)
         path = visit.node(0, 1.0, 0)
         assert path is not None
-        found.append((path, visit.draw(), visit.shared[: walk.depth]))
-    return walk.verdict(found, overlap)
+        results.append((path, visit.draw(), visit.shared[: walk.depth]))
+    return walk.verdict(results, overlap)

@@ -11,10 +11,10 @@ from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
-def tree(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count, next token and the first draw's overlap at each depth that was examined."""
     walk = Walk(draft, scores, draws)
-    found = []
+    results = []
     for b in range(walk.batch):
         path: list[int] = []
         shared: list[float] = []
@@ -36,5 +36,5 @@ def tree(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) ->
                 walk.refuse(b, last=False)
             if overlap and len(shared) < len(path):
                 shared.append(float("nan"))
-        found.append((path, walk.draw(b, node), shared))
-    return walk.verdict(found, overlap)
+        results.append((path, walk.draw(b, node), shared))
+    return walk.verdict(results, overlap)

@@ -7,6 +7,7 @@ subtraction, so that small probabilities behind a large one keep their digits; a
 sums in float64, then the tokens of one block.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ _FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost mo
 class Urns:
     """The laws of B * R rows, [B, R, V] read row by row. `p` [B * R, V] is theirs to change.
 
-    A row that is NaN, or that masks every token, is an empty urn.
+    A row that is NaN, or that masks every token, is an empty urn; greedy ones have temperature 1.
     """
 
     def __init__(self, laws: Laws) -> None:
@@ -34,11 +35,11 @@ class Urns:
         if laws.floor_BR is not None:
             z = z.masked_fill(z < laws.floor_BR[..., None], -torch.inf)
         batch, count, vocab = z.shape
-        inverse = laws.inverse_temperature_B.tolist()
+        inverse = [1.0 if math.isinf(x) else x for x in laws.inverse_temperature_B.tolist()]
         if batch == 1:  # one operation instead of four, each as dear as the softmax after a model
             z = z if inverse[0] == 1 else z * inverse[0]
         elif any(value != 1 for value in inverse):
-            z = z * laws.inverse_temperature_B[:, None, None].to(z.dtype)
+            z = z * z.new_tensor(inverse)[:, None, None]
         self.rows = batch * count
         self._z = z
         law = z.softmax(-1)
@@ -55,9 +56,9 @@ class Urns:
         )
         self.sums: list[float] = []
         if self.rows > 1:  # of a single row the draw itself tells the sum
-            self._look()
+            self._sum()
 
-    def _look(self) -> None:
+    def _sum(self) -> None:
         self.sums = self._blocks.sum(1).tolist()
         if not all(value > 0.5 for value in self.sums):
             self.fault = bool((self._z.isnan() | (self._z == torch.inf)).any())
@@ -65,16 +66,16 @@ class Urns:
             np.nan_to_num(self._wide, copy=False)
             self.sums = self._blocks.sum(1).tolist()
 
-    def settle(self) -> None:
+    def look(self) -> None:
         """Sum a single row that is drawn from more than once."""
         if not self.sums:
-            self._look()
+            self._sum()
 
     def only(self, uniform: float) -> tuple[int, float]:
         """The draw of a single row; leaves its sum in `sums`."""
         token, weight = self.draw_one(0, uniform)
         if not weight > 0:
-            self._look()
+            self._sum()
             return 0, 0.0
         self.sums = [self._left]
         return token, weight

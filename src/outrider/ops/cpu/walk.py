@@ -158,11 +158,11 @@ class Walk:
         return min(token, self.vocab - 1)
 
     def verdict(
-        self, found: list[tuple[list[int], int, list[float]]], overlap: bool = True
+        self, walks: list[tuple[list[int], int, list[float]]], overlap: bool = True
     ) -> Verdict:
         """The verdict from one (path, next token, overlaps) per row."""
-        told = overlap and self.drafted is not None and self.depth > 0
-        return lists.verdict(found, self.depth, self.target.dtype if told else None)
+        shares = overlap and self.drafted is not None and self.depth > 0
+        return lists.verdict(walks, self.depth, self.target.dtype if shares else None)
 
     def _without(self, b: int, row: int, tokens: list[int]) -> None:
         """Take tokens out of the draft's row; `refused` holds all that are gone."""

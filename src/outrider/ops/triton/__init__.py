@@ -9,16 +9,11 @@ import os
 
 import torch
 import triton
+from torch import Tensor
 
 from outrider.ops.backend import Backend
-from outrider.ops.triton.block import block
-from outrider.ops.triton.chain import chain
-from outrider.ops.triton.floors import floors
-from outrider.ops.triton.match import match
-from outrider.ops.triton.sample import sample
-from outrider.ops.triton.traversal import traversal
-from outrider.ops.triton.tree import tree
-from outrider.types import Draft, Kind, Scores
+from outrider.ops.triton import block, chain, floors, match, sample, traversal, tree
+from outrider.types import Draft, Laws, Scores
 
 _MOST_ROWS = 65_535
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,25 +27,33 @@ def _unfit(device: torch.device) -> str | None:
     return f"Triton {triton.__version__} needs CUDA tensors; got {device.type}"
 
 
-def _declines(op: str, draft: Draft, scores: Scores) -> str | None:
-    if scores.laws.logits_BRV.dtype is torch.float64:
-        return "kernels compute in float32; got float64 logits"
-    if scores.laws.logits_BRV.shape[0] > _MOST_ROWS:
-        return f"a grid has at most {_MOST_ROWS} rows; split the batch"
-    if draft.draws_BNK.shape[2] == 0:
-        return "the draft has no draw table"
-    if op != "match" and Kind.COUPLED in draft.kinds:
-        return "coupled children are judged by a matching rule"
-    if op in ("chain", "block") and not draft.tree.is_chain:
-        return "the draft branches"
+def _declines(op: str, *inputs: object) -> str | None:
+    for each in inputs:
+        laws = each.laws if isinstance(each, Scores) else each
+        logits = laws.logits_BRV if isinstance(laws, Laws) else laws
+        if isinstance(each, Draft) and each.draws_BNK.shape[2] == 0:
+            return "the draft has no draw table"
+        if not isinstance(logits, Tensor):
+            continue
+        if logits.dtype is torch.float64:
+            return "kernels compute in float32; got float64 logits"
+        if logits.shape[0] > _MOST_ROWS:
+            return f"a grid has at most {_MOST_ROWS} rows; split the batch"
     return None
 
 
 BACKEND = Backend(
     "triton",
-    {"chain": chain, "block": block, "match": match, "tree": tree, "traversal": traversal},
-    sample,
+    {
+        "judge:chain": chain.judge,
+        "judge:block": block.judge,
+        "judge:match": match.judge,
+        "judge:tree": tree.judge,
+        "judge:traversal": traversal.judge,
+        "sample": sample.sample,
+        "several": sample.several,
+        "floors": floors.floors,
+    },
     _unfit,
     _declines,
-    floors,
 )

@@ -115,7 +115,7 @@ def block_sums(
         tl.store(path + b * depth + j, tl.where(j < tau, kid, -1), mask=j < depth)
 
 
-def block(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape

@@ -60,7 +60,7 @@ def chain_decide(
             tl.store(stand.refused + b, tl.max(((i == n) & (kid >= 0)).to(tl.int32), axis=0))
 
 
-def chain(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape

@@ -14,7 +14,7 @@ Ties at a floor stay in. Launches: one for the largest logit (top-p and min-p), 
 4 for top-p with 16-bit logits, 4 and 8 with float32.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import row_done, side_of, slices_of
+from outrider.rows import SamplingRows
 from outrider.types import Laws
 
 COUNT_BITS, MASS_BITS = 8, 4
@@ -33,21 +34,21 @@ MASS_BINS = tl.constexpr(1 << MASS_BITS)
 class Limits(NamedTuple):
     """The filters of each batch row, [B]: k (0: off), p (1: off) and min_p (0: off)."""
 
-    top_k: Any
-    top_p: Any
-    min_p: Any
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
 
 
 class Search(NamedTuple):
     """What is known of each row: digits found, what lies above them, and the floors, [B, R]."""
 
-    prefix: Any  #: digits of the floor so far, as an integer
-    above: Any  #: float64: how many tokens (top-k) or how much mass (top-p) lie above the prefix
-    need: Any  #: float64: mass that the nucleus must reach
-    kth: Any  #: top-k floor
-    low: Any  #: min-p floor
-    out: Any  #: the largest of the floors
-    ticket: Any
+    prefix: Tensor  #: digits of the floor so far, as an integer
+    above: Tensor  #: float64: how many tokens (top-k) or how much mass (top-p) lie above the prefix
+    need: Tensor  #: float64: mass that the nucleus must reach
+    kth: Tensor  #: top-k floor
+    low: Tensor  #: min-p floor
+    out: Tensor  #: the largest of the floors
+    ticket: Tensor
 
 
 @triton.jit
@@ -221,17 +222,14 @@ def floor_mass(
             tl.store(search.out + row, floor)
 
 
-def floors(
-    logits_BRV: Tensor,
-    inverse_B: Tensor,
-    top_k_B: Tensor | None,
-    top_p_B: Tensor | None,
-    min_p_B: Tensor | None,
-) -> Tensor:
-    """Floors [B, R], float32: the reference's thresholds. At least one filter must be given."""
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
+    """Floors [B, R], float32: the reference's thresholds. At least one filter must be in use."""
+    top_k_B = sampling.top_k_B if sampling.most_top_k else None
+    top_p_B = sampling.top_p_B if sampling.any_top_p else None
+    min_p_B = sampling.min_p_B if sampling.any_min_p else None
     batch, rows, vocab = logits_BRV.shape
     device, dtype = logits_BRV.device, logits_BRV.dtype
-    side, _ = side_of(Laws(logits_BRV, inverse_B, greedy="some"))
+    side, _ = side_of(Laws(logits_BRV, sampling.inverse_temperature_B, greedy="some"))
     bits = 8 * dtype.itemsize
     block, warps = block_size(vocab, dtype, batch * rows)
     block = race_size(block)

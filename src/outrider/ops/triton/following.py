@@ -7,7 +7,7 @@ E is the reference's RESIDUAL stream, so the token equals the reference's up to 
 levels: every program races its slice, the last one of a request compares the winners in order.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,20 +28,20 @@ WITHOUT = tl.constexpr(1)
 class Stand(NamedTuple):
     """Where each request's walk stopped: node, whether its child was refused, and the scale."""
 
-    node: Any
-    refused: Any
-    scale: Any
+    node: Tensor
+    refused: Tensor
+    scale: Tensor
 
 
 class Race(NamedTuple):
     """Per-slice winners of both races and the slice's mass."""
 
-    mass: Any
-    value: Any
-    index: Any
-    plain_value: Any
-    plain_index: Any
-    ticket: Any
+    mass: Tensor
+    value: Tensor
+    token: Tensor
+    plain_value: Tensor
+    plain_token: Tensor
+    ticket: Tensor
 
 
 @triton.jit
@@ -74,9 +74,9 @@ def run_race(
     row = b * NPROG + pid
     tl.store(race.mass + row, tl.sum(weight, axis=0))
     tl.store(race.value + row, value)
-    tl.store(race.index + row, pid * BLOCK + at)
+    tl.store(race.token + row, pid * BLOCK + at)
     tl.store(race.plain_value + row, other)
-    tl.store(race.plain_index + row, pid * BLOCK + there)
+    tl.store(race.plain_token + row, pid * BLOCK + there)
     tl.debug_barrier()
     if tl.atomic_add(race.ticket + b, 1, sem="acq_rel", scope="gpu") == NPROG - 1:
         tl.debug_barrier()
@@ -89,8 +89,8 @@ def run_race(
         others = tl.load(race.plain_value + rows, mask=live, other=-2.0, cache_modifier=".cg")
         _, first = tl.max(values, axis=0, return_indices=True)
         _, second = tl.max(others, axis=0, return_indices=True)
-        token = tl.load(race.index + b * NPROG + first, cache_modifier=".cg")
-        spare = tl.load(race.plain_index + b * NPROG + second, cache_modifier=".cg")
+        token = tl.load(race.token + b * NPROG + first, cache_modifier=".cg")
+        spare = tl.load(race.plain_token + b * NPROG + second, cache_modifier=".cg")
         tl.store(next_token + b, tl.where(mass > EMPTY, token, spare).to(tl.int64))
 
 

@@ -51,10 +51,3 @@ def workspace(device: torch.device, name: str, size: int) -> Tensor:
         found = torch.zeros(next_power(max(size, 1024)), dtype=torch.int32, device=device)
         _tickets[device, stream, name] = found
     return found
-
-
-def one_shape(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int]:
-    """Sub-blocks of a slice, elements of a sub-block and warps of the one-launch kernel."""
-    size, warps = block_size(vocab, dtype, rows)
-    part = min(256 if size >= 8192 else 128, max(size // 4, 1))
-    return size // part, part, warps

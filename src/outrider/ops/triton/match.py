@@ -9,11 +9,12 @@ that plain sampling with that seed gives. The second kernel walks: at each node 
 the slices and follows the child that carries it.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
@@ -25,8 +26,8 @@ from outrider.types import Draft, Draws, Scores, Verdict
 class Winners(NamedTuple):
     """Best token of each slice of each node."""
 
-    value: Any
-    index: Any
+    value: Tensor
+    token: Tensor
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def match_race(
     value, at = tl.max(z, axis=0, return_indices=True)
     row = (b * nodes + node) * NPROG + pid
     tl.store(winners.value + row, value)
-    tl.store(winners.index + row, pid * BLOCK + at)
+    tl.store(winners.token + row, pid * BLOCK + at)
 
 
 @triton.jit
@@ -73,7 +74,7 @@ def match_walk(
         row = (b * nodes + node) * NPROG
         values = tl.load(winners.value + row + lanes, mask=lanes < NPROG, other=float("-inf"))
         _, first = tl.max(values, axis=0, return_indices=True)
-        token = tl.load(winners.index + row + first).to(tl.int64)
+        token = tl.load(winners.token + row + first).to(tl.int64)
         tl.store(next_token + b, token)
         kids = tl.load(
             tables.draws + b * tables.draw_b + node * tables.most + k,
@@ -94,7 +95,7 @@ def match_walk(
     tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
-def match(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys; two launches."""
     laws = scores.laws
     batch, nodes, vocab = laws.logits_BRV.shape

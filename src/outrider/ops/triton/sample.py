@@ -7,11 +7,14 @@ The log-sum-exp is kept with the logits, where the draft's head wrote them: veri
 single entries of the draft's rows instead of all of them.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.ops import reference
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.side import row_done, scaled, side_of, slices_of
@@ -51,8 +54,19 @@ def sample_rows(
             tl.store(side.lse + row, 0.0)
 
 
-def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B, R] and log-sum-exps [B, R], equal to the reference's for the same keys."""
+def several(
+    laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, Laws]:
+    """The reference's draws; a single one of each law takes one launch."""
+    if count > 1 or any(placed):
+        return reference.several(laws, keys_BR, count, placed)
+    tokens, drawn = sample(laws, keys_BR)
+    tokens_BR1 = tokens[..., None]
+    return tokens_BR1, laws.logits_BRV.gather(-1, tokens_BR1) > -torch.inf, drawn
+
+
+def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Laws]:
+    """Tokens [B, R] and the laws with their log-sum-exps, the reference's for the same keys."""
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device
     side, floor = side_of(laws._replace(lse_BR=None))
@@ -67,4 +81,4 @@ def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Tensor]:
         index, token, count, BLOCK=block,
         NPROG_P2=next_power(count), HAS_FLOOR=floor, num_warps=warps,
     )  # fmt: skip
-    return token, side.lse
+    return token, laws._replace(lse_BR=side.lse)

@@ -7,7 +7,7 @@ Every program reduces one slice of one row; the last one to finish a row combine
 fixed order and re-arms its ticket, so that results are deterministic and a graph can be replayed.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,24 +21,24 @@ from outrider.types import Laws
 class Side(NamedTuple):
     """One model's laws: pointers and strides. `floor`, `lse` and `best` are [B, R]."""
 
-    z: Any
-    stride_b: Any
-    stride_r: Any
-    inverse: Any
-    floor: Any
-    lse: Any
-    best: Any
-    rows: Any
-    vocab: Any
+    z: Tensor
+    stride_b: int
+    stride_r: int
+    inverse: Tensor
+    floor: Tensor
+    lse: Tensor
+    best: Tensor
+    rows: int
+    vocab: int
 
 
 class Slices(NamedTuple):
     """Per-slice results of every row, and the rows' tickets."""
 
-    top: Any
-    sum: Any
-    best: Any
-    ticket: Any
+    top: Tensor
+    sum: Tensor
+    best: Tensor
+    ticket: Tensor
 
 
 @triton.jit

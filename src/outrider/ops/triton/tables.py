@@ -1,7 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
-"""Draft topology for kernels: tokens, draw table, kinds and law rows with their strides."""
+"""Draft topology for kernels: tokens, draw table, kinds and law rows with their strides.
 
-from typing import Any, NamedTuple
+Fields of these tuples are typed as the host fills them: inside a kernel a tensor is a pointer.
+"""
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,26 +17,26 @@ from outrider.types import Draft, Draws
 class Tables(NamedTuple):
     """Tables [B, N] and [B, N, K]; a leading stride of 0 shares a table between rows."""
 
-    tokens: Any
-    token_b: Any
-    draws: Any
-    draw_b: Any
-    kinds: Any
-    kind_b: Any
-    rows: Any
-    row_b: Any
-    most: Any  #: K, the stride of a node
+    tokens: Tensor
+    token_b: int
+    draws: Tensor
+    draw_b: int
+    kinds: Tensor
+    kind_b: int
+    rows: Tensor
+    row_b: int
+    most: int  #: K, the stride of a node
 
 
 class Keys(NamedTuple):
     """Seeds and start positions, and injected noise for tests."""
 
-    seed: Any
-    start: Any
-    uniform: Any
-    uniform_b: Any
-    race: Any
-    race_b: Any
+    seed: Tensor
+    start: Tensor
+    uniform: Tensor
+    uniform_b: int
+    race: Tensor
+    race_b: int
 
 
 @triton.jit

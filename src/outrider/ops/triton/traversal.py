@@ -12,15 +12,15 @@ be reached, and placed children, read no rows.
 """
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.ops.triton import noise
-from outrider.ops.triton.chain import chain, draft_sums
+from outrider.ops.triton import chain, noise
+from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT, Race, race_of, run_race
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.left import drawn_at, left_over
@@ -34,12 +34,12 @@ _NEVER = tl.constexpr(1e-30)  # a chance below this is none
 class Nodes(NamedTuple):
     """w, g and R of every node [B, N], and c_j of its draws [B, N, K]."""
 
-    weight: Any
-    scale: Any
-    rest: Any
-    taken: Any
-    most: Any  #: K
-    count: Any  #: N
+    weight: Tensor
+    scale: Tensor
+    rest: Tensor
+    taken: Tensor
+    most: int  #: K
+    nodes: int  #: N
 
 
 @triton.jit
@@ -47,8 +47,8 @@ def traversal_begin(state, NODES_P2: tl.constexpr):
     """The root may be kept for sure, the others not yet. Grid (batch,)."""
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NODES_P2)
-    inside = n < state.count
-    at = b * state.count + n
+    inside = n < state.nodes
+    at = b * state.nodes + n
     tl.store(state.weight + at, (n == 0).to(tl.float32), mask=inside)
     tl.store(state.scale + at, (n == 0).to(tl.float32), mask=inside)
     tl.store(state.rest + at, n * 0.0 + 1.0, mask=inside)
@@ -67,7 +67,7 @@ def traversal_draw(
     pid = tl.program_id(0)
     node = start + tl.program_id(1).to(tl.int64)
     b = tl.program_id(2).to(tl.int64)
-    at = b * state.count + node
+    at = b * state.nodes + node
     own = state.taken + at * state.most
     w = tl.load(state.weight + at)
     kid = kid_of(tables, b, node, k)
@@ -103,7 +103,7 @@ def traversal_draw(
             chance = tl.minimum(owed / tl.where(q > 0, q, 1.0), 1.0)
             chance = tl.where(q > 0, chance, (owed > 0).to(tl.float32))
             # a draw that repeats an earlier one has no mass left and changes nothing
-            below = b * state.count + kid
+            below = b * state.nodes + kid
             chance = tl.maximum(chance, tl.load(state.weight + below))
             tl.store(state.weight + below, chance)
             tl.store(state.scale + below, chance)
@@ -134,25 +134,25 @@ def traversal_walk(
     v = tl.arange(0, NODES_P2)
     kept_below = tl.zeros([NODES_P2], tl.int32)  # whether v or a node below it was kept
     c = tl.program_id(0) * 0
-    while c < state.count:
+    while c < state.nodes:
         n = c + tl.arange(0, PART)
-        live = n < state.count
+        live = n < state.nodes
         if INJECTED:
             at = keys.uniform + b * keys.uniform_b + n * state.most
             u = tl.load(at, mask=live, other=2.0)
         else:
             u = noise.uniform(key, n * state.most)
-        w = tl.load(state.weight + b * state.count + n, mask=live, other=-1.0)
+        w = tl.load(state.weight + b * state.nodes + n, mask=live, other=-1.0)
         kept = ((u < w) & (w > _NEVER)) | (n == 0)
         over = tl.load(
-            ancestors + b * ancestor_b + n[:, None].to(tl.int64) * state.count + v[None, :],
-            mask=live[:, None] & (v < state.count)[None, :],
+            ancestors + b * ancestor_b + n[:, None].to(tl.int64) * state.nodes + v[None, :],
+            mask=live[:, None] & (v < state.nodes)[None, :],
             other=0,
         )
         found = (over != 0) & kept[:, None]
         kept_below = tl.maximum(kept_below, tl.max(found.to(tl.int32), axis=0))
         c += PART
-    tl.store(hit + b * state.count + v, kept_below, mask=v < state.count)
+    tl.store(hit + b * state.nodes + v, kept_below, mask=v < state.nodes)
     tl.debug_barrier()
     k = tl.arange(0, MOST_P2)
     node = b * 0
@@ -161,7 +161,7 @@ def traversal_walk(
     while going:
         draws = tables.draws + b * tables.draw_b + node * tables.most + k
         kid = tl.load(draws, mask=k < tables.most, other=-1)
-        good = tl.load(hit + b * state.count + tl.maximum(kid, 0)) != 0
+        good = tl.load(hit + b * state.nodes + tl.maximum(kid, 0)) != 0
         first = tl.min(tl.where(good & (kid >= 0), k, MOST_P2), axis=0)
         going = first < MOST_P2
         if going:
@@ -190,7 +190,7 @@ def traversal_race(
     b = tl.program_id(1).to(tl.int64)
     node = tl.load(stop + b)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
-    own = state.taken + (b * state.count + node) * state.most
+    own = state.taken + (b * state.nodes + node) * state.most
     plain = law(target, b, node, offs, TARGET_FLOOR)
     left, _ = left_over(
         target, drafted, tables, own, b, node, state.most, offs, TARGET_FLOOR, DRAFT_FLOOR,
@@ -210,10 +210,10 @@ def _state(batch: int, count: int, most: int, device: torch.device) -> Nodes:
     return Nodes(new(*each), new(*each), new(*each), new(*each, most), most, count)
 
 
-def traversal(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     if draft.tree.max_depth == 0:
-        return chain(draft, scores, draws)
+        return chain.judge(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device

@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.ops.triton import noise
-from outrider.ops.triton.chain import chain, draft_sums
+from outrider.ops.triton import chain, noise
+from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, WITHOUT
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.left import drawn_at, left_over
@@ -125,10 +125,10 @@ def tree_walk(
     tl.store(path + b * depth + d, none, mask=(d >= n) & (d < depth))
 
 
-def tree(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Path, count and next token, equal to the reference's for the same keys."""
     if draft.tree.is_chain:  # the bare root too: its row is raced by many programs
-        return chain(draft, scores, draws)
+        return chain.judge(draft, scores, draws)
     laws = scores.laws
     batch, rows, vocab = laws.logits_BRV.shape
     device = laws.logits_BRV.device

@@ -3,12 +3,12 @@
 Computed in float32 whatever the model's dtype, in float64 when the logits are float64 (tests).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from outrider.noise import exponentials
-from outrider.ops.backend import sampler
-from outrider.types import Draft, Laws
+from outrider.types import Laws
 
 EMPTY = 1e-7  #: a residual with less mass than this is a rounding accident; fall back to the target
 
@@ -35,6 +35,24 @@ def select(laws: Laws, rows_BR: Tensor) -> Laws:
     )
 
 
+def stack(laws: Sequence[Laws]) -> Laws:
+    """The laws of several levels as one table, with what is known of all of them."""
+    floors = [law.floor_BR for law in laws if law.floor_BR is not None]
+    sums = [law.lse_BR for law in laws if law.lse_BR is not None]
+    hosts = [law.host for law in laws if law.host is not None]
+    return laws[0]._replace(
+        logits_BRV=torch.cat([law.logits_BRV for law in laws], 1),
+        floor_BR=torch.cat(floors, 1) if floors else None,
+        lse_BR=torch.cat(sums, 1) if len(sums) == len(laws) else None,
+        host=hosts[0].stack(hosts[1:]) if len(hosts) == len(laws) else None,
+    )
+
+
+def hot(laws: Laws) -> Tensor:
+    """Which rows are greedy, [B, 1, 1]."""
+    return torch.isinf(laws.inverse_temperature_B)[:, None, None]
+
+
 def scaled(laws: Laws) -> Tensor:
     """Filtered logits times inverse temperature [B, R, V]; greedy rows keep temperature 1."""
     logits = laws.logits_BRV.to(_dtype(laws.logits_BRV))
@@ -42,7 +60,7 @@ def scaled(laws: Laws) -> Tensor:
         floor = laws.floor_BR[..., None].to(logits.dtype)
         logits = logits.masked_fill(logits < floor, -torch.inf)
     inverse = laws.inverse_temperature_B
-    if laws.greedy == "some":
+    if laws.greedy != "none":
         inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
     return logits * inverse[:, None, None].to(logits.dtype)
 
@@ -90,52 +108,3 @@ def residual(law_BV: Tensor, guess_BV: Tensor) -> Tensor:
 def draw(law_V: Tensor, race_V: Tensor) -> Tensor:
     """One index per leading dimension in proportion to `law`, by an exponential race."""
     return (law_V / race_V.to(law_V.dtype)).argmax(-1)
-
-
-def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of each law [B, R] and its log-sum-exp, kept for the verification.
-
-    `keys_BR` names the streams of `outrider.noise` that the draws come from. The backend in charge
-    may draw by another algorithm from the same law.
-    """
-    fast = sampler(laws.logits_BRV.device)
-    if fast is not None:
-        return fast(laws, keys_BR)
-    tokens = draw(probs(laws), exponentials(keys_BR, laws.logits_BRV.shape[-1]))
-    sums = scaled(laws).logsumexp(-1)
-    hot = torch.isinf(laws.inverse_temperature_B)[:, None]
-    return tokens, torch.where(hot, torch.zeros_like(sums), sums)
-
-
-def follow(draft: Draft, chosen_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk from the root to the child that carries each node's chosen token, while there is one.
-
-    Returns the path [B, D] (-1 padded), its length [B] and the node where the walk stands [B].
-    """
-    batch = draft.tokens_BN.shape[0]
-    depth = draft.tree.max_depth
-    device = draft.tokens_BN.device
-    if depth == 0:
-        none = torch.zeros(batch, dtype=torch.int64, device=device)
-        return none.new_zeros(batch, 0), none, none
-    draws = draft.draws_BNK.expand(batch, -1, -1)
-    if draft.tree.is_chain:
-        kid = draws[:, :depth, 0]
-        hit = (kid >= 0) & (draft.tokens_BN[:, 1 : depth + 1] == chosen_BN[:, :depth])
-        going = hit.long().cumprod(1)
-        count = going.sum(1)
-        return torch.where(going > 0, kid, -1), count, count
-    rows = torch.arange(batch, device=device)
-    node = torch.zeros(batch, dtype=torch.int64, device=device)
-    alive = torch.ones(batch, dtype=torch.bool, device=device)
-    path = []
-    for _ in range(depth):
-        kids = draws[rows, node]
-        same = draft.tokens_BN.gather(1, kids.clamp(min=0)) == chosen_BN[rows, node][:, None]
-        hit = (same & (kids >= 0)).to(torch.int64)
-        alive = alive & (hit.amax(1) > 0)
-        there = kids.gather(1, hit.argmax(1, keepdim=True))[:, 0]
-        path.append(torch.where(alive, there, -1))
-        node = torch.where(alive, there, node)
-    path_BD = torch.stack(path, 1)
-    return path_BD, (path_BD >= 0).sum(1), node

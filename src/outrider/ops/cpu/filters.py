@@ -13,30 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.ops.reference import floors as reference_floors
+from outrider.ops.reference import least, partial, unscaled
+from outrider.rows import SamplingRows
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _FIRST, _NEXT, _LAST = 1e-2, 3e-2, 1e-12
 
 
-def nucleus(
-    logits_BRV: Tensor, inverse_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor
-) -> Tensor:
-    """Floors [B, R], float32; -inf where a row has neither filter."""
+def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:
+    """Floors [B, R], float32; the reference's where a few of the largest logits tell them."""
     batch, rows, vocab = logits_BRV.shape
-    logits = logits_BRV.detach().float().numpy()
-    inverse, limits = inverse_B.tolist(), top_p_B.tolist()
-    counts = [0] * batch if top_k_B is None else top_k_B.tolist()
-    found = np.full((batch, rows), -np.inf, dtype=np.float32)
+    if not sampling.any_top_p or partial(sampling, vocab):
+        return reference_floors(logits_BRV, sampling)
+    wide = logits_BRV.detach().float()
+    logits = wide.numpy()
+    inverse, limits = unscaled(sampling).tolist(), sampling.top_p_B.tolist()
+    counts = sampling.top_k_B.tolist()
+    table = np.full((batch, rows), -np.inf, dtype=np.float32)
     for b in range(batch):
         count = counts[b] if counts[b] < vocab else 0
         for r in range(rows if count or limits[b] < 1 else 0):
             row = logits[b, r]
             if count:
-                found[b, r] = np.partition(row, vocab - count)[vocab - count]
+                table[b, r] = np.partition(row, vocab - count)[vocab - count]
             if limits[b] < 1:
-                scale = 1.0 if math.isinf(inverse[b]) else inverse[b]
-                found[b, r] = _floor(row, scale, limits[b], float(found[b, r]))
-    return torch.from_numpy(found)
+                table[b, r] = _floor(row, inverse[b], limits[b], float(table[b, r]))
+    return least(wide, torch.from_numpy(table), sampling)
 
 
 def _floor(row: Array, inverse: float, limit: float, floor: float) -> float:

@@ -10,7 +10,8 @@ drafted tokens at once and then draws the next one without reading the row again
 NTRY proposals run as tile rows. A row rejected with total variation t fails all N tries in a share
 t (1 - t)^N of cases, at most 1/(e N); then the program races over the whole residual.
 
-Path and count equal the reference's; the next token is another draw from the same law.
+Path and count equal the reference's; the next token is another draw from the same law. The engine
+runs the two kernels of `outrider.ops.triton.chain`, which `contestants.py` compares with this one.
 """
 
 import torch
@@ -20,12 +21,19 @@ import triton.language as tl
 from outrider.ops.triton import noise
 from outrider.ops.triton.chain import draft_sums
 from outrider.ops.triton.following import EMPTY, FIXED, drawn_from
-from outrider.ops.triton.launch import next_power, one_shape, programs, workspace
+from outrider.ops.triton.launch import block_size, next_power, programs, workspace
 from outrider.ops.triton.side import law, scaled, side_of, slices_of
 from outrider.ops.triton.tables import keys_of, kid_of, kind_of, row_of, tables_of, token_of
 from outrider.types import Draft, Draws, Scores, Verdict
 
 TRIES, ROUNDS = 16, 4
+
+
+def one_shape(vocab: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int]:
+    """Sub-blocks of a slice, elements of a sub-block and warps of the one-launch kernel."""
+    size, warps = block_size(vocab, dtype, rows)
+    part = min(256 if size >= 8192 else 128, max(size // 4, 1))
+    return size // part, part, warps
 
 
 @triton.jit

@@ -1,13 +1,14 @@
-"""Trees drawn on a CPU: they declare what they drew from, and lists and weights are right."""
+"""Trees drawn on a CPU: they declare what they drew from, and keep the right weights of it."""
 
 import pytest
 import torch
 
 from outrider import DraftModel, Sampling, ops, step, verifiers
-from outrider.drafters import HubTree, SampledTree, on_host
+from outrider.drafters import HubTree, SampledTree
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
-from outrider.types import Output
+from outrider.sampling import warp
+from outrider.types import Output, Scores
 from tiny import PROMPTS, begun, pair
 
 SHAPE = (-1, 0, 0, 0, 1, 1, 2, 4)  # uneven: 3 children, then 2, 1, none, ...
@@ -31,31 +32,28 @@ def drafted(name, settings, batch, seed=0):
     drafter = MAKE[name](small)
     how = [Sampling(**(vars(settings) | {"seed": 10 * seed + row})) for row in range(batch)]
     state = begun(target, drafter, PROMPTS[:batch], how)
-    assert on_host.fits(state.context)
     return target, drafter, state, step.propose(drafter, state)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
+def test_weights_stand_for_the_tensors(name, settings, batch):
     target, drafter, state, draft = drafted(name, SETTINGS[settings], batch)
     kept = weights_of(draft.laws)
     assert kept is not None
-    law = ops.probs(draft.laws._replace(weights=None))
-    for b, n, k in (draft.row_BNK >= 0).expand(batch, -1, -1).nonzero().tolist():
+    law = ops.probs(draft.laws)
+    drawn = (draft.row_BNK >= 0) & (draft.draws_BNK >= 0)
+    for b, n, k in drawn.expand(batch, -1, -1).nonzero().tolist():
         row = int(draft.row_BNK.expand(batch, -1, -1)[b, n, k])
         ours = torch.from_numpy(kept.values[row][b]) / kept.sums[row][b]
         torch.testing.assert_close(ours, law[b, row], atol=1e-6, rtol=1e-5)
         child = int(draft.draws_BNK.expand(batch, -1, -1)[b, n, k])
         assert law[b, row, draft.tokens_BN[b, child]] > 0
-    if draft.lists is not None:
-        for ours, tensor in zip(draft.lists[:4], draft.lists.of, strict=True):
-            assert ours == tensor.expand(batch, *tensor.shape[1:]).tolist()
     scores = step.score(target, state, draft)
-    bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+    bare = draft._replace(laws=draft.laws._replace(host=None))
     for rule in verifiers.VERIFIERS.values():
-        if not verifiers.judges(rule, drafter.kinds, drafter.is_chain):
+        if not verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
             continue
         ours, theirs = (step.verify(rule, state, d, scores) for d in (draft, bare))
         assert ours.path_BD.tolist() == theirs.path_BD.tolist()
@@ -64,20 +62,18 @@ def test_weights_and_lists_stand_for_the_tensors(name, settings, batch):
             torch.testing.assert_close(ours.overlap_BD, theirs.overlap_BD, equal_nan=True)
 
 
-def test_replaced_tables_are_read_anew():
-    """A mistake planted in a tensor is seen: neither lists nor weights hide it."""
-    target, _, state, draft = drafted("chain", SETTINGS["plain"], 1)
-    scores = step.score(target, state, draft)
-    other = draft._replace(tokens_BN=(draft.tokens_BN + 1) % 32)
-    verdict = step.verify(verifiers.get("block"), state, other, scores)
-    bare = other._replace(lists=None)
-    assert (
-        verdict.next_B.tolist()
-        == step.verify(verifiers.get("block"), state, bare, scores)[2].tolist()
-    )
-    flat = draft.laws._replace(logits_BRV=torch.zeros_like(draft.laws.logits_BRV))
-    assert weights_of(flat) is None
-    assert weights_of(draft.laws._replace(floor_BR=torch.zeros(1, 3))) is None
+def test_changed_laws_forget_what_was_kept_of_them():
+    """A mistake planted in a tensor is seen: no weights hide it, whatever way it was planted."""
+    _, _, _, draft = drafted("chain", SETTINGS["plain"], 1)
+    laws = draft.laws
+    assert weights_of(laws) is not None
+    assert weights_of(laws._replace(logits_BRV=torch.zeros_like(laws.logits_BRV))) is None
+    assert weights_of(laws._replace(floor_BR=torch.zeros(1, 3))) is None
+    assert weights_of(laws._replace(inverse_temperature_B=torch.ones(1))) is None
+    assert laws._replace(lse_BR=None).host is None
+    assert ops.stack([laws, laws._replace(host=None)]).host is None
+    twice = weights_of(ops.stack([laws, laws]))
+    assert [len(twice.values), len(twice.sums)] == [6, 6]
 
 
 def test_nan_is_told_and_a_masked_row_draws_nothing():
@@ -104,11 +100,8 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
 
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 @pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
-def test_chains_read_from_tables_are_judged_as_row_by_row(rule, scale):
+def test_chains_are_judged_by_kept_weights_as_from_logits(rule, scale):
     """Also where exp(z) leaves float32, tokens are masked, or nothing of the target is left."""
-    from outrider.ops.cpu.line import read
-    from outrider.types import Draws
-
     paths = set()
     for seed in range(40):
         _, _, state, draft = drafted("chain", SETTINGS["plain"], 1, seed)
@@ -116,11 +109,9 @@ def test_chains_read_from_tables_are_judged_as_row_by_row(rule, scale):
         logits = torch.cat([draft.laws.logits_BRV, draft.laws.logits_BRV[:, -1:]], 1) + noise
         logits = scale * logits
         logits[..., seed % 32] = -torch.inf
-        scores = step.Scores(step.warp(logits, state.context.sampling))
-        draws = Draws(state.context.seed_B, state.context.length_B - 1)
-        assert (read(draft, scores, draws) is None) == (scale > 20)
+        scores = Scores(warp(logits, state.context.sampling))
         ours = step.verify(verifiers.get(rule), state, draft, scores)
-        bare = draft._replace(laws=draft.laws._replace(weights=None), lists=None)
+        bare = draft._replace(laws=draft.laws._replace(host=None))
         theirs = step.verify(verifiers.get(rule), state, bare, scores)
         assert ours.path_BD.tolist() == theirs.path_BD.tolist()
         assert ours.next_B.tolist() == theirs.next_B.tolist()
@@ -176,9 +167,9 @@ MANY = 4000
 def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
     """The draft without its best tokens is 1e-41 of itself, and has a law all the same."""
     from outrider import Engine, Limits
-    from outrider.drafters.make import with_model
+    from outrider.drafters import DraftOptions, Parts, make
 
-    drafter = with_model(name, Fixed(PEAKED), branching=(3,))
+    drafter = make(name, Parts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
     engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
     how = [Sampling(1.0, seed=seed) for seed in range(MANY)]
     first = torch.zeros(6)
@@ -189,9 +180,11 @@ def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
 
 
 def test_half_precision_logits_of_any_model_do():
-    from outrider.drafters.make import with_model
+    from outrider.drafters import DraftOptions, Parts, make
 
-    drafter = with_model("hub_tree", Fixed(PEAKED, torch.bfloat16), branching=(2, 1))
+    drafter = make(
+        "hub_tree", Parts((Fixed(PEAKED, torch.bfloat16),)), DraftOptions(branching=(2, 1))
+    )
     state = begun(Fixed([0.0] * 6), drafter, [[1, 2]], [Sampling(1.0, seed=1)], 32, limit=9)
     draft = step.propose(drafter, state)
     assert draft.laws.logits_BRV[0, 0].isinf().sum() == 1
@@ -217,6 +210,7 @@ def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
     scores = Scores(Laws(p.log().expand(many, 3, 3), torch.ones(many), greedy="none"))
     rule = verifiers.get("traversal")
     law = rule.outcome(draft, scores).stop_BN[0]
-    verdict = rule(draft, scores, Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64)))
+    draws = Draws(torch.arange(many), torch.zeros(many, dtype=torch.int64))
+    verdict = verifiers.judge(rule, draft, scores, draws)
     stops = torch.stack([(verdict.path_BD[:, 0] == n).float().mean() for n in (-1, 1, 2)])
     torch.testing.assert_close(stops, law, atol=0.03, rtol=0)

@@ -1,0 +1,164 @@
+"""What every certification does, whoever writes the texts: its settings, and the tests over them.
+
+`run` decodes texts with an engine, `foreign` asks a generator for them; both hand them on here.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider import arguments, noise, ops
+from outrider.certify import marginal, margins
+from outrider.certify.conditional import ORDERS, SETS, Pool
+from outrider.certify.laws import Text, score
+from outrider.certify.report import Report, Test
+from outrider.certify.verdicts import Verdicts
+from outrider.errors import ConfigurationError, PromptError
+from outrider.request import token_ids
+from outrider.sampling import Sampling
+from outrider.types import LanguageModel
+
+Ids = Sequence[int]
+Prompt = tuple[int, ...]
+Progress = Callable[[str, int, int], None]  #: what, done, of how many
+Guess = Callable[[Sequence[Text], Sampling], Tensor]  #: q_BTV, to choose what to test
+
+
+@dataclass(frozen=True)
+class Power:
+    """How much is decoded and what must be detectable.
+
+    tokens     tokens for the conditional tests        samples  runs of the marginal test
+    equality   tokens for each certificate             level    joint false-alarm level
+    power      probability with which stated effects are found
+    effect     "exact" is only said if a shift of this much probability would have been found
+    """
+
+    tokens: int = 16_384
+    samples: int = 2_048
+    equality: int = 1_024
+    level: float = 1e-3
+    power: float = 0.9
+    effect: float = 0.03
+    new_tokens: int = 64  #: tokens per text
+    rows: int = 32  #: texts decoded together
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, given in list(vars(self).items()):
+            value: float
+            if name in ("level", "power", "effect"):
+                value = arguments.number(name, given, "a number", "leave it out for the default")
+            elif name == "seed":
+                value = arguments.whole(name, given, "use 0")
+            else:
+                value = arguments.whole(name, given, "use 1 or more", least=1)
+            object.__setattr__(self, name, value)
+        if not 0 < self.level < 0.5 or not 0.5 <= self.power < 1 or not 0 < self.effect < 1:
+            raise ConfigurationError(
+                f"level must lie in (0, 1/2), power in [1/2, 1), effect in (0, 1); got {self}; "
+                "change the one outside"
+            )
+
+    def each(self, more: int = 0) -> float:
+        """Level of one statistical test: Bonferroni. `more` tests beside those of a text."""
+        return self.level / (len(SETS) + len(ORDERS) + 2 + more)  # marginal and support
+
+
+def settings(sampling: Sampling | None, power: Power | None) -> tuple[Sampling, Power]:
+    """What was asked for or the defaults; another kind of object is refused by name."""
+    for name, given, kind in (("sampling", sampling, Sampling), ("power", power, Power)):
+        if given is not None and not isinstance(given, kind):
+            do = f"write {kind.__name__}(...)"
+            arguments.refuse(name, f"a {kind.__name__}", given, do)
+    return sampling or Sampling(), power or Power()
+
+
+def checked(prompts: Sequence[Ids]) -> list[Prompt]:
+    """The prompts as tuples of token ids; PromptError for what is none, or for none at all."""
+    ids = [tuple(token_ids(prompt, number)) for number, prompt in enumerate(prompts)]
+    if not ids:
+        raise PromptError("no prompt to certify with; got none; give at least one")
+    return ids
+
+
+def report(tests: Sequence[Test], power: Power, setup: dict[str, object], started: float) -> Report:
+    """All tests with the level and the power that they were made for."""
+    seconds = time.perf_counter() - started
+    return Report(tuple(tests), power.level, power.power, power.effect, setup, seconds)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Tests of texts against the law of a target. Texts come in batches, decoded when asked for."""
+
+    target: LanguageModel
+    sampling: Sampling
+    power: Power
+    guess: Guess
+    tolerance: float  #: how far the target's logits move by rounding
+    level: float  #: of each statistical test
+
+    def certificate(self, name: str, batches: Iterable[Sequence[Text]], sampling: Sampling) -> Test:
+        """Whether every token is the one that its law and its position's noise decide."""
+        gaps, count, outside = [], 0, 0
+        for texts in batches:
+            scored = score(self.target, texts, sampling)
+            race = None
+            if sampling.temperature > 0:
+                seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
+                race = margins.race(scored, seeds)
+            gaps.append(margins.shortfall(scored, race))
+            outside += margins.outside(scored, self.tolerance)
+            count += int(scored.valid_BT.sum())
+        scale = 1.0 if sampling.temperature == 0 else 1.0 / sampling.temperature
+        test = margins.certificate(name, gaps, count, self.tolerance * max(scale, 1.0))
+        return dataclasses.replace(test, passed=test.passed and not outside)
+
+    def conditional(
+        self, batches: Iterable[Sequence[Text]], verdicts: Verdicts | None = None
+    ) -> tuple[list[Test], float]:
+        """Set tests, PIT and support, those of verdicts counted on the way, and alpha."""
+        pool, outside = Pool(), 0
+        for texts in batches:
+            outside += self._add(pool, texts)
+        tests = pool.results(self.level, self.power.power)
+        if verdicts is not None:
+            tests += verdicts.results(self.level, self.power.power)
+        return [*tests, _support(outside, pool.tokens)], pool.alpha
+
+    @torch.inference_mode()
+    def _add(self, pool: Pool, texts: Sequence[Text]) -> int:
+        """Score texts into the pool; how many tokens lie outside their law's support."""
+        scored = score(self.target, texts, self.sampling)
+        seeds = torch.tensor([t.seed for t in texts], device=scored.token_BT.device)
+        # positions below zero: streams that no generator of ours ever reads
+        keys = noise.stream(seeds, torch.full_like(seeds, -7), noise.Purpose.ACCEPT)
+        uniform = noise.uniforms(keys, scored.token_BT.shape[1])
+        law = ops.probs(scored.laws)
+        guess = self.guess(texts, self.sampling).to(law.device)
+        pool.add(law, guess, scored.token_BT, scored.valid_BT, uniform)
+        return margins.outside(scored, self.tolerance)
+
+    def marginal(
+        self, prompts: Sequence[Prompt], texts_of: Callable[[Prompt], Iterable[Sequence[Text]]]
+    ) -> Test:
+        """Many first tokens of the prompt where target and guess differ most."""
+        with torch.inference_mode():
+            texts = [Text(prompt, (0,)) for prompt in prompts]
+            law_BTV = ops.probs(score(self.target, texts, self.sampling).laws)
+            guess_BTV = self.guess(texts, self.sampling)
+            apart = (law_BTV - guess_BTV).abs().sum((1, 2)) - law_BTV.square().sum((1, 2))
+        chosen = int(apart.argmax())
+        first = [text.new[0] for batch in texts_of(prompts[chosen]) for text in batch]
+        return marginal.test(law_BTV[chosen, 0], first, self.level, self.power.power)
+
+
+def _support(outside: int, count: int) -> Test:
+    """No emitted token may lie outside the filtered support."""
+    detail = f"{outside} tokens of zero probability"
+    return Test("support", float(outside), None, count, outside == 0, detail)

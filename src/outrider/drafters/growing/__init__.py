@@ -1,0 +1,38 @@
+"""What drafters stand on: one growth loop, one tree builder, and the shapes that they declare."""
+
+from outrider.drafters.growing.builder import (
+    Children,
+    TreeBuilder,
+    declare,
+    pending,
+    selected,
+)
+from outrider.drafters.growing.grow import (
+    Keys,
+    Model,
+    Policy,
+    Source,
+    expand,
+    grow,
+    keep_path,
+    open_cache,
+)
+from outrider.drafters.growing.shapes import Layout, Level
+
+__all__ = [
+    "Children",
+    "Keys",
+    "Layout",
+    "Level",
+    "Model",
+    "Policy",
+    "Source",
+    "TreeBuilder",
+    "declare",
+    "expand",
+    "grow",
+    "keep_path",
+    "open_cache",
+    "pending",
+    "selected",
+]

@@ -1,0 +1,143 @@
+"""The loop in which every drafter with a law grows its tree: feed, shape and warp, choose, extend.
+
+A drafter is a `Policy`: it chooses the children of each level from the laws of its nodes. The loop
+does the rest. It feeds the committed tail and every level, shapes the laws by each node's own
+prefix (a draft that ignores a request's penalties and bans is exact, and refused more often), and
+leaves topology and declarations to the `TreeBuilder`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from outrider import noise, ops
+from outrider.drafters.growing.builder import Children, TreeBuilder
+from outrider.drafters.growing.shapes import Layout, Level
+from outrider.nodes import causal
+from outrider.noise import Purpose
+from outrider.prefill import ingest, width
+from outrider.sampling import warp
+from outrider.shaping import shape
+from outrider.tree import numbers
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Verdict
+
+
+class Keys:
+    """The names of the noise that a proposal may draw with."""
+
+    def __init__(self, context: Context, nodes: int) -> None:
+        self._context, self._nodes = context, nodes
+        self._own_BN: Tensor | None = None
+        self._shared_BN: Tensor | None = None
+
+    def own(self, start: int, stop: int) -> Tensor:
+        """[B, n]: streams of nodes start..stop, fresh in every step."""
+        if self._own_BN is None:
+            context = self._context
+            first_B = context.length_B - 1
+            self._own_BN = ops.streams(context.seed_B, first_B, Purpose.DRAFT, self._nodes)
+        return self._own_BN[:, start:stop]
+
+    def shared(self, depth: int) -> Tensor:
+        """[B, 1]: the stream that the target draws the token below nodes of that depth with."""
+        if self._shared_BN is None:  # no tree is deeper than it has nodes
+            context = self._context
+            at = context.length_B[:, None] + numbers(self._nodes, context.length_B.device)
+            self._shared_BN = noise.stream(context.seed_B[:, None], at, Purpose.TARGET)
+        return self._shared_BN[:, depth : depth + 1]
+
+
+class Policy(Protocol):
+    """Chooses the children of one proposal. One that remembers is made anew for each."""
+
+    @property
+    def drawn(self) -> tuple[Kind, ...]:
+        """How a node's children come to be in sampled rows, by rank; the last kind goes on."""
+        ...
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """The children of a level's nodes, from their laws [B, n, V].
+
+        Of greedy rows they are the most probable tokens, as operations of `ops` have it. Of several
+        sources the laws stand one source after another.
+        """
+        ...
+
+
+class Source(Protocol):
+    """What the laws come from: a model, or a table."""
+
+    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+        """[B, n, V] after the nodes of the deepest level of a tree."""
+        ...
+
+
+class Model(NamedTuple):
+    """A draft model and its cache as a source."""
+
+    model: LanguageModel
+    cache: Cache
+
+    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+        """One call. The first feeds the committed tail.
+
+        These are the last two tokens: after a full acceptance the accepted leaf was never run, and
+        feeding it needs neither a branch nor a host read.
+        """
+        context = tree.context
+        wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
+        if level.depth:
+            return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
+        tail = (tree.first_B[:, None] + (numbers(2, tree.first_B.device) - 1)).clamp(min=0)
+        ends = causal(context.tokens_BL.gather(1, tail), tail, wide)
+        return self.model.forward(self.cache, ends, last=1).logits_BQV[:, -1:]
+
+
+def grow(sources: Sequence[Source], context: Context, layout: Layout, policy: Policy) -> Draft:
+    """A tree below each row's pending token, one call of every source for each level."""
+    return expand(sources, context, layout, policy).draft(policy.drawn)
+
+
+def expand(
+    sources: Sequence[Source], context: Context, layout: Layout, policy: Policy
+) -> TreeBuilder:
+    """The same tree, not yet declared."""
+    tree, keys = TreeBuilder(layout, context), Keys(context, layout.nodes)
+    for level in layout.levels:
+        laws = [law_at(source.logits(tree, level), tree, level) for source in sources]
+        law = laws[0] if len(laws) == 1 else ops.stack(laws)
+        tree.add(level, policy.children(law, level, keys))
+    return tree
+
+
+def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
+    """Laws [B, n, V] of a level's nodes under each row's sampling parameters.
+
+    Its `logits_BRV` are the shaped logits, which greedy rows take their best tokens from.
+    """
+    context = tree.context
+    shaping = context.sampling.shaping
+    if shaping is not None:
+        logits_BnV = shape(
+            logits_BnV, shaping, context, tree.tokens_BM, tree.tree, level.start, tree.alive_Bn
+        )
+    return warp(logits_BnV, context.sampling)
+
+
+def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
+    """A draft model's cache, with all but the last committed token ingested."""
+    inputs = context.inputs
+    if inputs is not None and model.probe(1) is None:
+        inputs = None  # a model of text alone reads the text alone
+    cache: Cache = model.open(context.tokens_BL.shape[0], capacity, inputs)
+    ingest(model, cache, context.tokens_BL, context.bound - 1)
+    return cache
+
+
+def keep_path(
+    model: LanguageModel, cache: Cache, context: Context, draft: Draft, verdict: Verdict
+) -> None:
+    """Move the accepted path's entries next to the root; a chain's lie where they belong."""
+    if not draft.tree.is_chain:
+        model.keep(cache, context.length_B - 1, verdict.path_BD)

@@ -1,0 +1,110 @@
+"""What a step emits, for a few rows on a CPU: Python's integers instead of tensors of one element.
+
+Equal to `outrider.ops.reference.settle`.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from outrider.ops import reference
+from outrider.ops.cpu import lists
+from outrider.ops.cpu.rows import weights_of
+from outrider.types import FAULT, RUNNING, STOP, Block, BlockLists, Draft, Ends, Scores, Verdict
+
+_FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors
+
+
+class _Row(NamedTuple):
+    """One row of `Ends`, as numbers."""
+
+    length: int
+    limit: int
+    limit_reason: int
+    stops: list[int]
+    reason: int
+
+
+def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
+    """The tokens of a step and why rows end."""
+    if ends.length_B.shape[0] > _FEW_ROWS:
+        return reference.settle(draft, scores, verdict, ends)
+    rows = [_Row(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
+    counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
+    paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
+    offered = np.broadcast_to((draft.draws_BNK.numpy() >= 0).sum((1, 2)), len(rows)).tolist()
+    tops, guesses = _tops(draft, scores)
+    shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
+    block = BlockLists([], [], [], counts, [], [], [])
+    for b, row in enumerate(rows):
+        tokens = [drafted[b][max(node, 0)] for node in paths[b]] + following[b : b + 1]
+        tokens[counts[b]] = following[b]
+        emitted, reason = _cut(row, tokens[: counts[b] + 1])
+        running = row.reason == RUNNING
+        if running and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
+            reason = FAULT
+        known = [share for share in shares[b] if share == share] if running else []
+        block.tokens.append(tokens)
+        block.emitted.append(emitted)
+        block.reason.append(reason)
+        block.drafted.append(offered[b] if running else 0)
+        block.overlap.append(float(sum(known)))
+        block.overlaps.append(len(known))
+    emitted_B, reason_B, drafted_B, overlaps_B = lists.numbers(
+        [block.emitted, block.reason, block.drafted, block.overlaps]
+    ).unbind(0)
+    return Block(
+        lists.numbers(block.tokens),
+        emitted_B,
+        reason_B,
+        verdict.count_B,
+        drafted_B,
+        torch.from_numpy(np.array(block.overlap, dtype=np.float32)),
+        overlaps_B,
+        ends.length_B,
+        block,
+    )
+
+
+def _cut(row: _Row, tokens: list[int]) -> tuple[int, int]:
+    """How many of the tokens a row emits, and why it ends if it does."""
+    if row.reason != RUNNING:
+        return 0, row.reason
+    emitted, reason = len(tokens), RUNNING
+    for place, token in enumerate(tokens):
+        if token in row.stops:
+            emitted, reason = place + 1, STOP
+            break
+    room = row.limit - row.length
+    if emitted > room or (emitted == room and reason == RUNNING):
+        reason = row.limit_reason
+    return min(emitted, max(room, 0)), reason
+
+
+def _tops(draft: Draft, scores: Scores) -> tuple[list[list[float]], list[list[float]]]:
+    """The largest logits of the target's laws, and those of the draft's that may be at fault."""
+    tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
+    weights = None if draft.laws is None else weights_of(draft.laws)
+    if draft.laws is None or (weights is not None and not weights.fault):
+        return tops, [[]] * len(tops)
+    return tops, _largest(draft.laws.logits_BRV)
+
+
+def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> list[list[float]]:
+    """The largest logit of every law, NaN if there is one; -inf where the law is `dead_BR`."""
+    logits = logits_BRV.detach()
+    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    highest = wide.numpy().max(-1)
+    if dead_BR is not None:
+        highest = np.where(dead_BR.numpy(), -math.inf, highest)
+    tops: list[list[float]] = highest.tolist()
+    return tops
+
+
+def _fault(tops: list[float], guesses: list[float], emitting: list[int]) -> bool:
+    """NaN or +inf anywhere, or no possible token at a node that a token was emitted from."""
+    if any(top != top or top == math.inf for top in (*tops, *guesses)):
+        return True
+    return any(tops[node] == -math.inf for node in emitting)

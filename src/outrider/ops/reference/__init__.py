@@ -1,0 +1,59 @@
+"""Every operation in plain PyTorch, on any device: the specification of all backends."""
+
+from outrider.ops.reference.beam import Survivors, survivors, truncated
+from outrider.ops.reference.draws import (
+    greedily,
+    independent,
+    lacking,
+    largest,
+    merit,
+    perturbed,
+    sample,
+    several,
+    streams,
+)
+from outrider.ops.reference.filters import floors, least, partial, unscaled
+from outrider.ops.reference.laws import (
+    EMPTY,
+    draw,
+    hot,
+    log_probs,
+    probs,
+    residual,
+    scaled,
+    select,
+    stack,
+)
+from outrider.ops.reference.settling import settle
+from outrider.ops.reference.walking import assisted, follow
+
+__all__ = [
+    "EMPTY",
+    "Survivors",
+    "assisted",
+    "draw",
+    "floors",
+    "follow",
+    "greedily",
+    "hot",
+    "independent",
+    "lacking",
+    "largest",
+    "least",
+    "log_probs",
+    "merit",
+    "partial",
+    "perturbed",
+    "probs",
+    "residual",
+    "sample",
+    "scaled",
+    "select",
+    "settle",
+    "several",
+    "stack",
+    "streams",
+    "survivors",
+    "truncated",
+    "unscaled",
+]

@@ -1,0 +1,127 @@
+"""Tokens drawn from laws by Gumbel noise: one, several without replacement, or independent ones.
+
+Greedy rows take the most probable tokens instead, in descending order.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from outrider import noise
+from outrider.ops.reference.laws import hot, scaled, select
+from outrider.tree import numbers
+from outrider.types import Laws
+
+
+def streams(seed_B: Tensor, position_B: Tensor, purpose: noise.Purpose, count: int) -> Tensor:
+    """`count` keys of each row, [B, count]."""
+    return noise.split(noise.stream(seed_B, position_B, purpose), count)
+
+
+def perturbed(laws: Laws, race_BRV: Tensor) -> Tensor:
+    """Gumbel-perturbed scores [B, R, V]: log-weights minus the log of Exp(1) noise.
+
+    Their argmax is a draw, their k largest are k draws without replacement, in order (Vieira 2014;
+    Kool et al. 2019). Greedy rows keep their logits: the largest are the most probable.
+    """
+    if laws.greedy == "all":
+        return laws.logits_BRV
+    weights = scaled(laws)
+    scores = weights - race_BRV.log().to(weights.dtype)
+    if laws.greedy == "none":
+        return scores
+    return torch.where(hot(laws), laws.logits_BRV.to(scores.dtype), scores)
+
+
+def merit(laws: Laws, keys_BR: Tensor) -> Tensor:
+    """`perturbed` with the noise of one stream for each law, or [B, 1] for all of a row."""
+    if laws.greedy == "all":
+        return laws.logits_BRV
+    return perturbed(laws, noise.exponentials(keys_BR, laws.logits_BRV.shape[-1]))
+
+
+def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Laws]:
+    """One token of each law [B, R]; the laws with their log-sum-exp, for the verification.
+
+    `keys_BR` names the streams of `outrider.noise` that the draws come from. A backend may draw by
+    another algorithm from the same law, and keep something else of it.
+    """
+    tokens = merit(laws, keys_BR).argmax(-1)
+    sums = scaled(laws).logsumexp(-1)
+    sums = torch.where(hot(laws)[..., 0], torch.zeros_like(sums), sums)
+    return tokens, laws._replace(lse_BR=sums)
+
+
+def several(
+    laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, Laws]:
+    """`count` tokens of each law, drawn without replacement, and which of them exist: [B, R, K].
+
+    With `placed`, the `placed[r]` most probable tokens of row r are taken out before; they follow
+    the drawn ones, K = count + max(placed), and the laws that come back lack them (where nothing
+    is left to draw, a law is nobody's and stays whole).
+
+    >>> laws = Laws(torch.tensor([[[0.0, 3.0, -torch.inf]]]), torch.ones(1), greedy="none")
+    >>> tokens, there, without = several(laws, torch.tensor([[7]]), 1, (1,))
+    >>> tokens.tolist(), there.tolist(), without.logits_BRV.tolist()
+    ([[[0, 1]]], [[[True, True]]], [[[0.0, -inf, -inf]]])
+    """
+    scores = merit(laws, keys_BR)
+    most = max(placed, default=0)
+    if laws.greedy == "all" or not most:
+        return *largest(scores, count + most), laws
+    above = scaled(laws).topk(min(most, scores.shape[-1]), -1)
+    few_R1 = _limits(tuple(placed), scores.device)
+    taken = (numbers(above.indices.shape[-1], scores.device) < few_R1) & (above.values > -torch.inf)
+    left = scores.gather(-1, above.indices).masked_fill(taken, -torch.inf)
+    tokens, there = largest(scores.scatter(-1, above.indices, left), count)
+    without = lacking(laws, above.indices, taken & there[..., :1])
+    tokens = torch.cat([tokens, widened(above.indices, most)], -1)
+    there = torch.cat([there, widened(taken, most)], -1)
+    return *greedily(laws, tokens, there), without
+
+
+def lacking(laws: Laws, tokens_BRk: Tensor, out_BRk: Tensor) -> Laws:
+    """The laws without those of the tokens that are `out`."""
+    logits = laws.logits_BRV
+    kept = logits.gather(-1, tokens_BRk).masked_fill(out_BRk, -torch.inf)
+    return laws._replace(logits_BRV=logits.scatter(-1, tokens_BRk, kept), lse_BR=None)
+
+
+def greedily(laws: Laws, tokens_BRK: Tensor, there_BRK: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable tokens in greedy rows, those that were drawn in others."""
+    if laws.greedy == "none":
+        return tokens_BRK, there_BRK
+    best, some = largest(laws.logits_BRV, tokens_BRK.shape[-1])
+    if laws.greedy == "all":
+        return best, some
+    return torch.where(hot(laws), best, tokens_BRK), torch.where(hot(laws), some, there_BRK)
+
+
+def largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The indices of the `count` largest scores, and which of them are above -inf: [B, R, count]"""
+    if count == 1:  # a search for one is quicker, and the first of equals
+        best = scores_BRV.max(-1, keepdim=True)
+        return best.indices, best.values > -torch.inf
+    top = scores_BRV.topk(min(count, scores_BRV.shape[-1]), -1)
+    return widened(top.indices, count), widened(top.values > -torch.inf, count)
+
+
+def widened(table_BRk: Tensor, count: int) -> Tensor:
+    """The table with columns of zeros up to `count`."""
+    lack = count - table_BRk.shape[-1]
+    return torch.nn.functional.pad(table_BRk, (0, lack)) if lack else table_BRk
+
+
+@lru_cache(maxsize=64)
+def _limits(placed: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(placed, device=device)[:, None]
+
+
+def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, Tensor, Laws]:
+    """One token from law row `rows_Bc[b, c]` for every (b, c), and whether there is any: [B, c]."""
+    best = merit(select(laws, rows_Bc), keys_Bc).max(-1)
+    return best.indices, best.values > -torch.inf, laws
