@@ -183,6 +183,27 @@ def test_interrupted_items_come_last_and_not_for_ever(tmp_path):
     assert "longer than 60 s" in record.failures["b"]
 
 
+def test_an_item_that_hangs_ends_its_process_and_has_failed(tmp_path):
+    path = tmp_path / "one.json"
+    code = f"""
+import pathlib, sys, time
+sys.path.insert(0, {str(FOLDER)!r})
+from gpu_stages import Stage, worker
+from gpu_stages.plan import Item
+items = [Item("hangs", lambda: time.sleep(60), 0.3), Item("next", dict)]
+path = pathlib.Path({str(path)!r})
+worker.work(Stage("one", 60, ""), path, lambda: items, deadline=time.time() + 60)
+"""
+    first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert first.returncode == 1
+    assert "Timeout" in first.stderr  # and where it was
+    record = Record.read(path)
+    assert record.interrupted(time.time()) == ["hangs"]
+    assert "longer than 0.3 s" in record.failures["hangs"]
+    assert not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+    assert Record.read(path).state("next") == DONE
+
+
 def test_a_rehearsal_is_not_taken_for_a_run(tmp_path):
     stage(tmp_path, [Item("a", dict)], rehearse=True)
     with pytest.raises(DamagedFile, match="a rehearsal; give another --out"):
