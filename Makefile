@@ -18,11 +18,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test lint types format clean
+.PHONY: help venv demo test lint types format clean gpu
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
 	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
+	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
 
@@ -70,6 +71,13 @@ test: lint types
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# The machine with the card may have no package registry: nothing is installed here.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+GPU_OUT ?= gpu-results
+
+gpu:
+	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,21 +38,28 @@ def on_cpu(runs: dict[str, Run], repeats: int) -> dict[str, dict[str, float]]:
     return {name: deciles(times) for name, times in found.items()}
 
 
-def on_gpu(
-    runs: dict[str, tuple[Run, bool]], sets: int, repeats: int
-) -> dict[str, dict[str, float]]:
-    """Device time of one call: graphs of 20 calls, or events around eager calls."""
+def on_gpu(runs: dict[str, tuple[Run, bool]], sets: int, repeats: int) -> dict[str, dict[str, Any]]:
+    """Device time of one call: graphs of 20 calls, or events around eager calls.
+
+    A run that cannot be captured is not timed; it has the reason under `dropped` instead.
+    """
     graphs: dict[str, Any] = {}
+    dropped: dict[str, Any] = {}
     for name, (run, capture) in runs.items():
         for i in range(3):
             run(i % sets)
         torch.cuda.synchronize()
         if capture:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for i in range(20):
-                    run(i % sets)
+            try:
+                with torch.cuda.graph(graph):
+                    for i in range(20):
+                        run(i % sets)
+            except RuntimeError as error:
+                dropped[name] = {"dropped": f"not captured: {str(error)[:200]}"}
+                continue
             graphs[name] = graph
+    runs = {name: run for name, run in runs.items() if name not in dropped}
     found: dict[str, list[float]] = {name: [] for name in runs}
     host: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(repeats):
@@ -70,7 +77,7 @@ def on_gpu(
             torch.cuda.synchronize()
             calls = 20 if name in graphs else 1
             found[name].append(begin.elapsed_time(end) * 1e-3 / calls)
-    return {
+    return dropped | {
         name: deciles(times) | {"host_us": deciles(host[name])["median_us"]}
         for name, times in found.items()
     }

@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,10 @@ def contenders(device: str) -> list[contestants.Contestant]:
     return [one for one in every if one.name not in missing]
 
 
-def laws_of(every: list[contestants.Contestant], vocab: int = 32) -> dict[str, float]:
-    """p-value of the first emitted token of each exact contestant; 2,000 requests, gamma 2.
+def laws_of(
+    every: list[contestants.Contestant], vocab: int = 32, batch: int = 2_000, device: str = ""
+) -> dict[str, float]:
+    """p-value of the first emitted token of each exact contestant; `batch` requests, gamma 2.
 
     The drafted tokens are drawn anew for every request. Wrong contestants end the run. A compiled
     one runs the code of its eager twin and is checked by that.
@@ -95,8 +98,7 @@ def laws_of(every: list[contestants.Contestant], vocab: int = 32) -> dict[str, f
     from scipy.stats import chi2
 
     found = {}
-    device = "cuda" if any(one.graph for one in every) else "cpu"
-    batch = 2_000
+    device = device or ("cuda" if any(one.graph for one in every) else "cpu")
     x = make(1, 2, vocab, torch.float32, 0.4, 1, device)
     torch.manual_seed(5)
     guess = x.draft_logits[0].softmax(-1)
@@ -246,55 +248,74 @@ def measure_cpu(sizes: list[Any], repeats: int) -> list[dict[str, Any]]:
 
 def measure_gpu(repeats: int, quick: bool) -> list[dict[str, Any]]:
     """Ours on the whole grid, the slow ones on a diagonal; cold data, rotating inputs."""
-    found = []
-    bandwidth = copy_bandwidth()
-    forward = WEIGHT_BYTES / bandwidth * 1e6
     sizes = DIAGONAL[:4] if quick else GPU_SIZES
     shapes = [(*size, False) for size in sizes]
     shapes += [(*size, True) for size in sizes if size[0] > 1 and size[1] > 1]
-    for batch, gamma, vocab, name, ragged in shapes:
-        row_bytes = vocab * DTYPES[name].itemsize * batch
-        every = row_bytes * (2 * gamma + 1)
-        sets = max(2, min(20, -(-240_000_000 // every)))
-        data = [
-            make(batch, gamma, vocab, DTYPES[name], DISTANCES[i % 3], i, "cuda", ragged=ragged)
-            for i in range(sets)
-        ]
-        tiny = torch.zeros(1, device="cuda")
-        runs: dict[str, tuple[timing.Run, bool]] = {
-            "empty kernel": (lambda i, tiny=tiny: tiny.add_(0), True),
-            "two empty kernels": (lambda i, tiny=tiny: tiny.add_(0).add_(0), True),
-            "four empty kernels": (
-                lambda i, tiny=tiny: tiny.add_(0).add_(0).add_(0).add_(0), True
-            ),
-            "copy of the same bytes": (lambda i, data=data: data[i].target_logits.clone(), True),
-        }  # fmt: skip
-        size = {"batch": batch, "gamma": gamma, "vocab": vocab, "dtype": name, "sets": sets}
-        size |= {"ragged": ragged, "distance": "ragged" if ragged else "mixed"}
-        floors = {}
-        for one in contenders("cuda"):
-            if one.single and (batch > 1 or (batch, gamma, vocab, name) not in DIAGONAL):
-                continue
-            if ragged and not one.ragged:
-                continue
-            try:
-                one.run(data[0])
-            except Exception as error:  # a contestant that cannot run here must not end the run
-                why = f"{type(error).__name__}: {str(error)[:200]}"
-                print(f"dropped: {one.name}: {why}")
-                found.append(size | {"row": one.name, "dropped": why})
-                continue
-            runs[one.name] = (lambda i, one=one, data=data: one.run(data[i]), one.graph)
-            floors[one.name] = row_bytes * (gamma + 1 + gamma * one.drafts) / bandwidth * 1e6
-        times = timing.on_gpu(runs, sets, repeats)
-        empty = times["empty kernel"]["median_us"]
-        for row, numbers in times.items():
-            extra = {"floor_us": floors.get(row)}
-            if floors.get(row):
-                extra["over_floor"] = numbers["median_us"] / floors[row]
-                extra["less_empty_over_floor"] = (numbers["median_us"] - empty) / floors[row]
-            found.append(size | {"row": row, "forward_us": forward} | numbers | extra)
-        table([row for row in found if all(row.get(k) == v for k, v in size.items())])
+    bandwidth = copy_bandwidth()
+    return [row for shape in shapes for row in measure_shape(shape, bandwidth, repeats)]
+
+
+def measure_shape(
+    shape: tuple[int, int, int, str, bool],
+    bandwidth: float,
+    repeats: int,
+    *,
+    warm: bool = False,
+    compiled: bool = True,
+    device: str = "cuda",
+    clock: Callable[..., dict[str, dict[str, Any]]] | None = None,
+) -> list[dict[str, Any]]:
+    """Every contestant of a card at one (batch, gamma, vocab, dtype, ragged).
+
+    `warm`: one input set again and again, in the cache where it fits; else sets in turn that
+    together exceed it. Without `compiled` torch.compile's, which take a minute a size, stay out.
+    """
+    batch, gamma, vocab, name, ragged = shape
+    row_bytes = vocab * DTYPES[name].itemsize * batch
+    every = row_bytes * (2 * gamma + 1)
+    sets = 1 if warm else max(2, min(20, -(-240_000_000 // every)))
+    data = [
+        make(batch, gamma, vocab, DTYPES[name], DISTANCES[i % 3], i, device, ragged=ragged)
+        for i in range(sets)
+    ]
+    tiny = torch.zeros(1, device=device)
+    runs: dict[str, tuple[timing.Run, bool]] = {
+        "empty kernel": (lambda i: tiny.add_(0), True),
+        "two empty kernels": (lambda i: tiny.add_(0).add_(0), True),
+        "four empty kernels": (lambda i: tiny.add_(0).add_(0).add_(0).add_(0), True),
+        "copy of the same bytes": (lambda i: data[i].target_logits.clone(), True),
+    }
+    size = {"batch": batch, "gamma": gamma, "vocab": vocab, "dtype": name, "sets": sets}
+    size |= {"ragged": ragged, "distance": "ragged" if ragged else "mixed", "warm": warm}
+    found, floors = [], {}
+    for one in contenders("cuda"):
+        if one.single and (batch > 1 or (batch, gamma, vocab, name) not in DIAGONAL):
+            continue
+        if (ragged and not one.ragged) or (one.compiled and not compiled):
+            continue
+        try:
+            one.run(data[0])
+        except Exception as error:  # a contestant that cannot run here must not end the run
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            print(f"dropped: {one.name}: {why}")
+            found.append(size | {"row": one.name, "dropped": why})
+            continue
+        runs[one.name] = (lambda i, one=one: one.run(data[i]), one.graph)
+        floors[one.name] = row_bytes * (gamma + 1 + gamma * one.drafts) / bandwidth * 1e6
+    times = (clock or timing.on_gpu)(runs, sets, repeats)
+    empty = times["empty kernel"]["median_us"]
+    forward = WEIGHT_BYTES / bandwidth * 1e6
+    for row, numbers in times.items():
+        if "dropped" in numbers:
+            print(f"dropped: {row}: {numbers['dropped']}")
+            found.append(size | {"row": row} | numbers)
+            continue
+        extra = {"floor_us": floors.get(row)}
+        if floors.get(row):
+            extra["over_floor"] = numbers["median_us"] / floors[row]
+            extra["less_empty_over_floor"] = (numbers["median_us"] - empty) / floors[row]
+        found.append(size | {"row": row, "forward_us": forward} | numbers | extra)
+    table(found)
     return found
 
 

@@ -27,7 +27,7 @@ LAYERS = [
     {"engine"},
     {"seating"},
     {"ledger", "planner"},
-    {"blocks"},
+    {"blocks", "graphs"},
     {"step"},
     {"batch", "check"},
     {"models", "drafters", "verifiers", "calibrate", "request"},

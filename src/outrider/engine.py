@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from outrider import arguments, shaping, step, tree, verifiers
+from outrider import arguments, graphs, shaping, step, tree, verifiers
 from outrider.batch import Batch
 from outrider.blocks import HostBlock, Pending
 from outrider.errors import CapacityError, ConfigurationError, PromptError
+from outrider.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.ledger import Ledger, Phase
 from outrider.planner import Fixed, Planner
 from outrider.prefill import ROUND, inference
@@ -53,7 +54,8 @@ class Engine:
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner=None` drafts in
-    the drafter's usual shape; `costs` are for the planner.
+    the drafter's usual shape; `costs` are for the planner. With `graphs` steps are captured and
+    replayed as CUDA graphs (docs/gpu.md): the same text with less work for the host.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Engine:
         rule: str | Verifier | None = None,
         planner: Planner[Any] | None = None,
         costs: Costs | None = None,
+        graphs: bool = False,
     ) -> None:
         if not hasattr(drafter, "propose") or isinstance(drafter, type):
             do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
@@ -80,6 +83,8 @@ class Engine:
         self.target, self.drafter = target, drafter
         self.planner: Planner[Any] = Fixed() if planner is None else planner
         self.costs = costs
+        device = torch.device(target.device)
+        self.capture: Capture | None = CudaCapture(device) if graphs else None
 
     def choose_rule(self, greedy: str) -> Verifier:
         """The rule of a run whose rows are greedy: "all", "some" or "none"."""
@@ -151,6 +156,7 @@ class Run(Iterator[HostBlock]):
         self.capacity = capacity
         room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
         self.rule = engine.choose_rule("all")
+        self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
         self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
@@ -178,6 +184,8 @@ class Run(Iterator[HostBlock]):
         for number, request in enumerate(requests, len(entries)):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
+            if self.engine.capture is not None:
+                graphs.check(request.sampling, number)
         settings = shaping.admit(
             [request.sampling for request in requests],
             [request.prompt for request in requests],
@@ -196,7 +204,7 @@ class Run(Iterator[HostBlock]):
             numbers.append(self._ledger.add(request))
         self._seating.seats.waiting += numbers
         if any(sampling.temperature for sampling in settings):
-            self.rule = self.engine.choose_rule("some")
+            self.rule, self._graphed = self.engine.choose_rule("some"), None
         return numbers
 
     def close(self) -> None:
@@ -300,26 +308,17 @@ class Run(Iterator[HostBlock]):
 
     def _advance(self) -> None:
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
-        clock, engine = self._clock, self.engine
+        clock = self._clock
         while self._seating.rows:
             batch, shape = self._bounded(), self._shape()
             clock.start()
             try:
-                draft = step.propose(engine.drafter, batch, shape)
-                clock.lap("propose")
-                scores = step.score(engine.target, batch, draft, engine.drafter.hidden)
-                clock.lap("score")
+                draft, scores, verdict, self._seating.batch, block = self._made(batch, shape)
                 break
             except shaping.ProcessorError as error:
                 self._blame(error)
         else:
             return
-        verdict = step.verify(self.rule, batch, draft, scores)
-        clock.lap("verify")
-        self._seating.batch, block = step.commit(
-            engine.target, engine.drafter, batch, draft, scores, verdict
-        )
-        clock.lap("commit")
         rows = list(self._seating.rows)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
         if self._observe is not None:
@@ -335,6 +334,21 @@ class Run(Iterator[HostBlock]):
             self._tell(pending.read(), pending.requests, pending)
         clock.lap("emit")
         self._ledger.stats.engine_steps += 1
+
+    def _made(self, batch: Batch, shape: Shape) -> Made:
+        """What the verbs make: one by one on the clock, or in one piece."""
+        engine, clock, rule = self.engine, self._clock, self.rule
+        if engine.capture is None:
+            return verbs(engine.target, engine.drafter, rule, batch, shape, clock.lap)
+        if self._graphed is None:
+            self._graphed = Graphed(
+                engine.capture,
+                lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
+                engine.drafter.shapes,
+            )
+        made = self._graphed(batch, shape)
+        clock.lap("graph")
+        return made
 
     def _bounded(self) -> Batch:
         """The batch with the length that no row exceeds: blocks that are unread count in full."""

@@ -146,6 +146,7 @@ class Stats(RequestStats):
     score    the target, and its laws: penalties, temperature, filters
     verify   the rule
     commit   what is kept: caches, text, why rows end
+    graph    all four above in one, where they are replayed as a CUDA graph
     emit     reading what was emitted
     host     everything else, rows that come and go included
     prefill  prompts into the caches; not in `seconds`
@@ -156,19 +157,20 @@ class Stats(RequestStats):
     score_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
+    graph_ms: float = 0.0
     emit_ms: float = 0.0
     host_ms: float = 0.0
     prefill_ms: float = 0.0
 
     def clock(self, times: Mapping[str, float]) -> None:
         """Note the milliseconds of each verb; what is left of `seconds` is the host's."""
-        for verb in VERBS:
+        for verb in (*VERBS, "graph"):
             setattr(self, f"{verb}_ms", times.get(verb, 0.0))
         self.host_ms = self.seconds * 1e3 - sum(times.values())
 
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        times = (f"{part}_ms" for part in (*VERBS, "host", "prefill"))
+        times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
         return super().as_dict() | {
             "engine_steps": self.engine_steps,
             **{name: getattr(self, name) for name in times},

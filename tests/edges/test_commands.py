@@ -56,6 +56,7 @@ def places(tmp_path):
         ("certify --prompts {0}/nothing", "empty file"),
         ("certify --prompts {0}/short", "at least 3 tokens"),
         ("bench wagner --device gpu", "'cpu', 'cuda'"),
+        ("bench wagner --dtype half", "--dtype must be one of float32, bfloat16, float16"),
         ("bench wagner --bound 0", "--bound must be positive"),
         ("bench wagner --out {0}", "another --out"),
         ("bench wagner --target t", "both --target and --draft"),

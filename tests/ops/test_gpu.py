@@ -1,4 +1,7 @@
-"""On a CUDA device: equality, races, graph replay, laws over many draws, invariances. `-m gpu`."""
+"""On a CUDA device: equality, races, graph replay, laws over many draws, invariances. `-m gpu`.
+
+With OUTRIDER_GPU_TESTS=interpreter the tests' own code runs without a device, on tiny sizes.
+"""
 
 import os
 
@@ -7,16 +10,23 @@ import torch
 from cases import Case, build, same, twin
 
 from outrider.sampling import Sampling, floors, rows
+from outrider.types import Draws, Kind, Laws
 
+REHEARSAL = os.environ.get("OUTRIDER_GPU_TESTS") == "interpreter"
+HERE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = "cpu" if REHEARSAL else "cuda"
+needs_device = pytest.mark.skipif(not HERE, reason="needs a CUDA device and Triton's compiler")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
-        reason="needs a CUDA device and Triton's compiler",
-    ),
+    pytest.mark.skipif(not (HERE or REHEARSAL), reason="needs a CUDA device"),
 ]
 
 OPS = ("chain", "block", "match", "tree", "traversal")
+
+
+def sizes(full, tiny):
+    """What a device judges, or what the interpreter does in its place."""
+    return tiny if REHEARSAL else full
 
 
 def _to(value, device):
@@ -28,12 +38,16 @@ def _to(value, device):
 
 
 def _cuda(case):
-    return tuple(_to(part, "cuda") for part in build(case))
+    return tuple(_to(part, DEVICE) for part in build(case))
 
 
 def _judge(op, *inputs):
+    from one_launch import chain_one_launch
+
     from outrider.ops.triton import BACKEND
 
+    if op == "one launch":
+        return chain_one_launch(*inputs)[0]
     return BACKEND.ops[f"judge:{op}"](*inputs)
 
 
@@ -41,8 +55,8 @@ def _counts(op):
     return (2, 2) if op in ("tree", "traversal") else (1,) * 5
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("vocab", [257, 32_000, 50_257, 151_936])
+@pytest.mark.parametrize("dtype", sizes(["fp32", "bf16", "fp16"], ["bf16"]))
+@pytest.mark.parametrize("vocab", sizes([257, 32_000, 50_257, 151_936], [37]))
 @pytest.mark.parametrize("op", OPS)
 def test_equals_the_twin(op, vocab, dtype):
     case = Case(counts=_counts(op), vocab=vocab, dtype=dtype, seed=vocab)
@@ -54,8 +68,9 @@ def test_equals_the_twin(op, vocab, dtype):
 def test_one_launch_agrees_on_path_and_count(kept):
     from one_launch import chain_one_launch
 
-    for seed in range(20):
-        inputs = _cuda(Case(counts=(1,) * 5, vocab=50_257, dtype="bf16", seed=seed, kept=kept))
+    for seed in range(sizes(20, 1)):
+        vocab = sizes(50_257, 37)
+        inputs = _cuda(Case(counts=(1,) * 5, vocab=vocab, dtype="bf16", seed=seed, kept=kept))
         two, (one, _) = _judge("chain", *inputs), chain_one_launch(*inputs)
         assert one.path_BD.tolist() == two.path_BD.tolist()
         assert one.count_B.tolist() == two.count_B.tolist()
@@ -64,14 +79,16 @@ def test_one_launch_agrees_on_path_and_count(kept):
 @pytest.mark.parametrize("op", OPS)
 def test_a_thousand_launches_say_the_same(op):
     """Races and lost tickets show as a changed answer or a program that never finishes a row."""
-    inputs = _cuda(Case(counts=_counts(op), vocab=50_257, batch=4, dtype="bf16"))
+    vocab = sizes(50_257, 37)
+    inputs = _cuda(Case(counts=_counts(op), vocab=vocab, batch=4, dtype="bf16"))
     first = _judge(op, *inputs)
-    for _ in range(1000):
+    for _ in range(sizes(1000, 1)):
         again = _judge(op, *inputs)
         assert torch.equal(again.path_BD, first.path_BD)
         assert torch.equal(again.next_B, first.next_B)
 
 
+@needs_device
 @pytest.mark.parametrize("op", OPS)
 def test_graph_replay_reads_new_keys_and_logits(op):
     inputs = _cuda(Case(counts=_counts(op), vocab=32_000, batch=3, dtype="bf16"))
@@ -90,29 +107,97 @@ def test_graph_replay_reads_new_keys_and_logits(op):
         same(captured, _judge(op, draft, scores, draws))
 
 
-@pytest.mark.parametrize("op", ["chain", "block", "tree", "traversal"])
+@needs_device
+@pytest.mark.parametrize("kept", [False, True])
+def test_graph_replay_of_the_one_launch_kernel(kept):
+    from one_launch import chain_one_launch
+
+    inputs = _cuda(Case(counts=(1,) * 5, vocab=32_000, batch=3, dtype="bf16", kept=kept))
+    draft, scores, draws = inputs
+    for _ in range(3):
+        chain_one_launch(*inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = chain_one_launch(*inputs)
+    for step in range(200):
+        draws.start_B.fill_(step)
+        if step % 20 == 0:
+            scores.laws.logits_BRV.copy_(torch.randn_like(scores.laws.logits_BRV))
+        graph.replay()
+        torch.cuda.synchronize()
+        same(captured, chain_one_launch(draft, scores, draws)[0])
+
+
+@needs_device
+def test_graph_replay_of_the_draft_sampler():
+    from outrider import ops
+
+    logits = torch.randn(3, 2, 50_257, device=DEVICE, dtype=torch.bfloat16)
+    laws = Laws(logits, torch.ones(3, device=DEVICE), greedy="none")
+    keys = torch.arange(6, device=DEVICE).view(3, 2)
+    with ops.use("triton"):
+        for _ in range(3):
+            ops.sample(laws, keys)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tokens, lse = ops.sample(laws, keys)
+        for step in range(50):
+            keys.add_(977)
+            logits.copy_(torch.randn_like(logits))
+            graph.replay()
+            torch.cuda.synchronize()
+            again, sums = ops.sample(laws, keys)
+            assert torch.equal(tokens, again), step
+            assert torch.equal(lse, sums), step
+
+
+def test_sampler_follows_its_law_over_ten_million_draws():
+    from scipy.stats import chi2
+
+    from outrider import ops
+
+    vocab, batch, launches = 256, *sizes((32_768, 306), (64, 1))
+    logits = torch.randn(1, 1, vocab, device=DEVICE).expand(batch, -1, -1)
+    laws = Laws(logits, torch.ones(batch, device=DEVICE), greedy="none")
+    seen = torch.zeros(vocab, device=DEVICE, dtype=torch.int64)
+    with ops.use("triton"):
+        for launch in range(launches):
+            keys = torch.arange(batch, device=DEVICE)[:, None] + launch * batch
+            tokens, _ = ops.sample(laws, keys * 7919)
+            seen += torch.bincount(tokens[:, 0], minlength=vocab)
+    expected = logits[0, 0].double().softmax(-1) * seen.sum()
+    g = 2 * (seen * (seen / expected).log()).nan_to_num().sum()
+    assert float(g) < chi2.isf(1e-6, vocab - 1)
+
+
+@pytest.mark.parametrize("op", [*OPS, "one launch"])
 def test_first_token_follows_the_target_over_ten_million_draws(op):
     from scipy.stats import chi2
 
-    vocab, batch, launches = 256, 32_768, 306
+    vocab, batch, launches = 256, *sizes((32_768, 306), (32, 1))
     counts = (2,) if op in ("tree", "traversal") else (1,)
     case = Case(counts=counts, vocab=vocab, batch=1, spread=1.0)
     draft, scores, _ = _cuda(case)
     law = scores.laws.logits_BRV[0, 0].double().softmax(-1)
     guess = draft.laws.logits_BRV[0, 0].double().softmax(-1)
-    ones = torch.ones(batch, device="cuda")
+    ones = torch.ones(batch, device=DEVICE)
+    if op == "match":  # placed children: what follows them is the target's own draw
+        draft = draft._replace(
+            kind_BNK=torch.zeros_like(draft.kind_BNK), row_BNK=torch.full_like(draft.row_BNK, -1),
+            kinds=frozenset({Kind.FIXED}),
+        )  # fmt: skip
 
     def wide(laws):
         return laws._replace(
             logits_BRV=laws.logits_BRV.expand(batch, -1, -1), inverse_temperature_B=ones
         )
 
-    seen = torch.zeros(vocab, device="cuda", dtype=torch.int64)
+    seen = torch.zeros(vocab, device=DEVICE, dtype=torch.int64)
     torch.manual_seed(0)
     for launch in range(launches):
         drawn = torch.multinomial(guess.float().expand(batch, -1), counts[0])
         tokens = torch.cat([torch.zeros_like(drawn[:, :1]), drawn], 1)
-        keys = torch.arange(batch, device="cuda") + launch * batch
+        keys = torch.arange(batch, device=DEVICE) + launch * batch
         found = _judge(
             op,
             draft._replace(tokens_BN=tokens, laws=wide(draft.laws)),
@@ -128,8 +213,6 @@ def test_first_token_follows_the_target_over_ten_million_draws(op):
 
 
 def _draws(keys):
-    from outrider.types import Draws
-
     return Draws(keys, torch.zeros_like(keys))
 
 
@@ -137,13 +220,14 @@ def _draws(keys):
 def test_batch_order_and_slices_change_nothing(op):
     from outrider.ops.triton import launch
 
-    draft, scores, draws = _cuda(Case(counts=_counts(op), vocab=50_257, batch=4, dtype="bf16"))
+    case = Case(counts=_counts(op), vocab=sizes(50_257, 37), batch=4, dtype="bf16")
+    draft, scores, draws = _cuda(case)
     once = _judge(op, draft, scores, draws)
-    for size in (1024, 2048, 4096):
+    for size in sizes((1024, 2048, 4096), (16,)):
         launch._forced.append(size)
         same(_judge(op, draft, scores, draws), once)
         launch._forced.pop()
-    order = torch.tensor([2, 0, 3, 1], device="cuda")
+    order = torch.tensor([2, 0, 3, 1], device=DEVICE)
 
     def turn(laws):
         return laws._replace(
@@ -167,6 +251,7 @@ def test_batch_order_and_slices_change_nothing(op):
     assert torch.equal(turned.next_B, once.next_B[order])
 
 
+@needs_device
 def test_no_operation_reads_the_host():
     inputs = {op: _cuda(Case(counts=_counts(op), vocab=4_096)) for op in OPS}
     for op in OPS:
@@ -184,8 +269,9 @@ def test_drop_in_on_a_device():
 
     from outrider.integrations.transformers import speculative_sampling
 
-    for seed in range(50):
-        draft, scores, _ = _cuda(Case(counts=(1,) * 4, vocab=32_000, batch=1, seed=seed))
+    for seed in range(sizes(50, 2)):
+        case = Case(counts=(1,) * 4, vocab=sizes(32_000, 40), batch=1, seed=seed)
+        draft, scores, _ = _cuda(case)
         inputs = (draft.tokens_BN, draft.laws.logits_BRV[:, :4], 4, scores.laws.logits_BRV)
         torch.manual_seed(seed)
         _, n = _speculative_sampling(*inputs)
@@ -202,18 +288,18 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("vocab", [257, 50_257, 151_936, 262_144])
+@pytest.mark.parametrize("dtype", sizes(["fp32", "bf16", "fp16"], ["fp16"]))
+@pytest.mark.parametrize("vocab", sizes([257, 50_257, 151_936, 262_144], [67]))
 def test_floors_keep_what_the_reference_keeps(vocab, dtype):
     """Sets may part where float32 and float64 sums part: at one tied value of the nucleus."""
     from cases import DTYPES
 
     from outrider import ops
 
-    rng = torch.Generator("cuda").manual_seed(vocab)
-    logits = 2 * torch.randn(4, 6, vocab, generator=rng, device="cuda")
+    rng = torch.Generator(DEVICE).manual_seed(vocab)
+    logits = 2 * torch.randn(4, 6, vocab, generator=rng, device=DEVICE)
     logits = logits.to(DTYPES[dtype])
-    settings = rows(FILTERS, "cuda")
+    settings = rows(FILTERS, DEVICE)
     with ops.use("triton"):
         ours = floors(logits, settings)
     with ops.use("reference"):
@@ -224,11 +310,12 @@ def test_floors_keep_what_the_reference_keeps(vocab, dtype):
     assert float(share.min()) > 0.99
 
 
+@needs_device
 def test_floors_repeat_replay_and_read_nothing_on_the_host():
     from outrider import ops
 
-    logits = torch.randn(4, 6, 50_257, device="cuda", dtype=torch.bfloat16)
-    settings = rows(FILTERS, "cuda")
+    logits = torch.randn(4, 6, 50_257, device=DEVICE, dtype=torch.bfloat16)
+    settings = rows(FILTERS, DEVICE)
     with ops.use("triton"):
         first = floors(logits, settings)
         torch.cuda.set_sync_debug_mode("error")

@@ -27,6 +27,9 @@ def run_wagner(
     draft: Draft = None,
     prompts: Prompts = None,
     device: Annotated[str, typer.Option(help="Where the models run: cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="Of the models: float32, bfloat16 or float16.")
+    ] = "float32",
     bound: Annotated[float, typer.Option(help="The sigmoid's -alpha and beta; positive.")] = 1e4,
     out: Annotated[Path | None, typer.Option(help="Write a JSON document to this file.")] = None,
 ) -> None:
@@ -35,7 +38,7 @@ def run_wagner(
     from outrider.bench.wagner_tables import render
     from outrider.errors import ConfigurationError
     from outrider.prompts import read_rows
-    from outrider.sources import usable
+    from outrider.sources import DTYPES, usable
 
     both(target, draft)
     if not 0 < bound < float("inf"):
@@ -43,13 +46,15 @@ def run_wagner(
     if out is not None:
         file(out)
     usable(device)
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     rows = None if prompts is None else read_rows(prompts)
     if target is None or draft is None:
-        pair = protocol.shipped_pair(8 if quick else 48, device, rows)
+        pair = protocol.shipped_pair(8 if quick else 48, device, rows, dtype)
     elif rows is None:
         raise ConfigurationError("a pair of your own needs --prompts, a file of JSON lines")
     else:
-        pair = protocol.load_pair(target, draft, rows, device)
+        pair = protocol.load_pair(target, draft, rows, device, dtype)
     document = protocol.run(
         pair, quick=quick, bound=bound, progress=lambda text: typer.echo(text, err=True)
     )

@@ -192,8 +192,10 @@ def compare(
     ]  # fmt: skip
 
 
-def generate(pair: Pair, number: int, tokens: int, gamma: int | None, seed: int) -> list[int]:
-    """New tokens of one prompt by assisted generation at temperature 1, no filters."""
+def generate(
+    pair: Pair, number: int, tokens: int, gamma: int | None, seed: int, temperature: float = 1.0
+) -> list[int]:
+    """New tokens of one prompt by assisted generation, no filters."""
     settings = pair.draft.generation_config
     settings.num_assistant_tokens = 5 if gamma is None else gamma
     settings.num_assistant_tokens_schedule = "heuristic" if gamma is None else "constant"
@@ -205,7 +207,7 @@ def generate(pair: Pair, number: int, tokens: int, gamma: int | None, seed: int)
         attention_mask=torch.ones_like(prompt),
         assistant_model=pair.draft,
         do_sample=True,
-        temperature=1.0,
+        temperature=temperature,
         top_k=0,
         top_p=1.0,
         max_new_tokens=tokens,
@@ -215,21 +217,35 @@ def generate(pair: Pair, number: int, tokens: int, gamma: int | None, seed: int)
     return found
 
 
-def allocated(verify: Verify, gamma: int, vocab: int) -> float:
-    """Megabytes that one call allocates: PyTorch's allocations plus NumPy's peak."""
+def allocated(verify: Verify, gamma: int, vocab: int, device: str = "cpu") -> float:
+    """Megabytes that one call allocates.
+
+    On a CPU PyTorch's allocations plus NumPy's peak, on CUDA the peak above what was in use.
+    """
+    target = torch.randn(1, gamma + 1, vocab, device=device)
+    draft = target[:, :gamma] + torch.randn(1, gamma, vocab, device=device)
+    ids = torch.zeros(1, gamma, dtype=torch.int64, device=device)
+    verify(ids, draft, gamma, target)
+    if target.is_cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        verify(ids, draft, gamma, target)
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated() - before) / 1e6
+    return _allocated_on_host(lambda: verify(ids, draft, gamma, target))
+
+
+def _allocated_on_host(call: Callable[[], object]) -> float:
     import tracemalloc
 
     from torch.profiler import ProfilerActivity, profile
 
-    target = torch.randn(1, gamma + 1, vocab)
-    draft = target[:, :gamma] + torch.randn(1, gamma, vocab)
-    ids = torch.zeros(1, gamma, dtype=torch.int64)
-    verify(ids, draft, gamma, target)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        verify(ids, draft, gamma, target)
+        call()
     torch_bytes = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
     tracemalloc.start()
-    verify(ids, draft, gamma, target)
+    call()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return float(torch_bytes + peak) / 1e6
@@ -258,11 +274,17 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
     )  # fmt: skip
 
 
-def load_pair(target: str, draft: str, prompts: Sequence[dict[str, str]], device: str) -> Pair:
+def load_pair(
+    target: str,
+    draft: str,
+    prompts: Sequence[dict[str, str]],
+    device: str,
+    dtype: str = "float32",
+) -> Pair:
     """Two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
     sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
     tokenizer = read_tokenizer(target)
-    big, small = (_weights(source, device) for source in sources)
+    big, small = (_weights(source, device, dtype) for source in sources)
     for model in (big, small):
         model.generation_config.pad_token_id = 0
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
@@ -277,9 +299,9 @@ def load_pair(target: str, draft: str, prompts: Sequence[dict[str, str]], device
     )  # fmt: skip
 
 
-def _weights(source: Source, device: str) -> PreTrainedModel:
+def _weights(source: Source, device: str, dtype: str) -> PreTrainedModel:
     try:
-        return source.model("float32", torch.device(device)).eval()
+        return source.model(dtype, torch.device(device)).eval()
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot load the {source.role} model's weights; got {str(source)!r} "
@@ -288,11 +310,14 @@ def _weights(source: Source, device: str) -> PreTrainedModel:
 
 
 def shipped_pair(
-    count: int, device: str = "cpu", prompts: Sequence[dict[str, str]] | None = None
+    count: int,
+    device: str = "cpu",
+    prompts: Sequence[dict[str, str]] | None = None,
+    dtype: str = "float32",
 ) -> Pair:
     """The packaged Python-code pair on its held-out prompts, or on others."""
     rows = read_rows()[:count] if prompts is None else prompts
-    pair = load_pair(str(shipped("target")), str(shipped("draft")), rows, device)
+    pair = load_pair(str(shipped("target")), str(shipped("draft")), rows, device, dtype)
     return replace(pair, name="shipped pair")
 
 
@@ -300,6 +325,7 @@ def run(
     pair: Pair | None = None,
     *,
     quick: bool = False,
+    gammas: Sequence[int] | None = None,
     prompts: int | None = None,
     tokens: int = 100,
     bound: float = 1e4,
@@ -307,7 +333,10 @@ def run(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Row:
-    """All tables for one pair. `quick` ends within ten minutes on two CPU cores."""
+    """All tables for one pair. `quick` ends within ten minutes on two CPU cores.
+
+    `gammas` are those of the sweep with a constant gamma; None takes the paper's.
+    """
     count = prompts or (8 if quick else 48)
     tokens = min(tokens, 64) if quick else tokens
     pair = pair or shipped_pair(count)
@@ -325,18 +354,13 @@ def run(
 
     few = max(count // 2, 1)
     document["gamma"] = []
-    for gamma in QUICK_GAMMAS if quick else GAMMAS:
+    if gammas is None:
+        gammas = sorted({*QUICK_GAMMAS, *TABLE_8}) if quick else GAMMAS
+    for gamma in gammas:
         progress(f"gamma {gamma} (figure 3, table 8)")
         found = compare(pair, arms, tokens=tokens, gamma=gamma, seed=seed, prompts=few,
                         predict=sigmoid)  # fmt: skip
         document["gamma"] += _rows(found)
-    if quick:
-        for gamma in set(TABLE_8) - set(QUICK_GAMMAS):
-            progress(f"gamma {gamma} (table 8)")
-            document["gamma"] += _rows(
-                compare(pair, arms, tokens=tokens, gamma=gamma, seed=seed, prompts=few,
-                        predict=sigmoid)
-            )  # fmt: skip
 
     progress("alpha and beta (tables 2, 7)")
     sweep: dict[str, tuple[Verify, bool]] = {"transformers": arms["transformers"]}
@@ -346,14 +370,13 @@ def run(
         compare(pair, sweep, tokens=tokens, gamma=None, seed=seed, prompts=few)
     )
 
-    if not pair.prompts[0].is_cuda:
-        progress("memory per call (figures 4-5)")
-        vocab = int(pair.target.config.vocab_size)
-        document["memory"] = [
-            {"method": name, "gamma": gamma, "mb": allocated(verify, gamma, vocab)}
-            for gamma in (5, 20)
-            for name, (verify, _) in arms.items()
-        ]
+    progress("memory per call (figures 4-5)")
+    vocab, device = int(pair.target.config.vocab_size), str(pair.prompts[0].device)
+    document["memory"] = [
+        {"method": name, "gamma": gamma, "mb": allocated(verify, gamma, vocab, device)}
+        for gamma in (5, 20)
+        for name, (verify, _) in arms.items()
+    ]
     if large_vocab:
         progress(f"random weights, V={large_vocab}")
         large = tiny_pair(large_vocab, str(pair.prompts[0].device))

@@ -1,0 +1,161 @@
+"""A replayed step is the step: texts and counts, while rows come and go and widths change."""
+
+import pytest
+import torch
+from recorder import HostRead, Recorder
+
+from outrider import Engine, Limits, engine, ops, step
+from outrider.blocks import Pending
+from outrider.engine import Run
+from outrider.errors import ConfigurationError
+from outrider.graphs import CudaCapture
+from outrider.prefill import ROUND
+from outrider.request import Request
+from outrider.sampling import Sampling
+from tiny import DRAFTERS, PROMPTS, decode, pair
+
+SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
+ENDS = [Limits(10), Limits(24), Limits(17)]
+
+
+@pytest.fixture(autouse=True)
+def off_the_host():
+    """Verbs as they run on a device: tensors alone, no value is read."""
+    with ops.use("reference"):
+        yield
+
+
+def engines(name, planner=None, **sizes):
+    """The same engine without graphs and with a capture that needs no device."""
+    target, small = pair(runner="transformers", **sizes)
+    eager, graphed = (Engine(target, DRAFTERS[name](small), planner=planner) for _ in range(2))
+    graphed.capture = Recorder()
+    return eager, graphed
+
+
+def counted(stats):
+    keys = ("prompt_tokens", "new_tokens", "steps", "drafted", "accepted_per_position", "overlaps")
+    return {key: stats.as_dict().get(key, stats.overlaps) for key in keys}
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "prompt_lookup"])
+def test_texts_and_counts_are_the_same_while_rows_leave(name):
+    eager, graphed = engines(name)
+    want, run = decode(eager, PROMPTS[:3], SEEDED, ENDS)
+    got, again = decode(graphed, PROMPTS[:3], SEEDED, ENDS)
+    assert got == want
+    for one, other in zip(run.requests, again.requests, strict=True):
+        assert counted(one) == counted(other)
+        assert one.overlap == pytest.approx(other.overlap)
+    assert graphed.capture.records >= 2  # anew when a row has left
+    assert graphed.capture.replays > graphed.capture.records
+    assert again.stats.engine_steps == graphed.capture.replays + graphed.capture.warmed
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.5)])
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_greedy_and_mixed_rows(name, temperatures):
+    settings = [Sampling(t, top_p=0.9, seed=3) for t in temperatures]
+    eager, graphed = engines(name)
+    want, _ = decode(eager, PROMPTS[:3], settings, ENDS)
+    assert decode(graphed, PROMPTS[:3], settings, ENDS)[0] == want
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_a_wider_cache_is_captured_anew(name):
+    prompt = list(range(1, 32)) * 3  # 93 tokens: 128 slots are seen, then 256
+    eager, graphed = engines(name, context=512)
+    want, _ = decode(eager, [prompt], SEEDED[0], Limits(60))
+    got, _ = decode(graphed, [prompt], SEEDED[0], Limits(60))
+    assert got == want
+    assert graphed.capture.records == graphed.capture.warmed == 2
+
+
+def test_a_step_is_captured_for_every_bound_of_its_width(monkeypatch):
+    """Drafters cut buffers at the bound: a replay must not look at less than the rows hold."""
+    _, graphed = engines("n-gram table")
+    bounds, propose = [], step.propose
+
+    def noted(drafter, batch, shape):
+        bounds.append((batch.context.bound + shape.max_nodes) % ROUND)
+        return propose(drafter, batch, shape)
+
+    monkeypatch.setattr(step, "propose", noted)
+    decode(graphed, PROMPTS[:2], SEEDED[:2], Limits(30))
+    assert set(bounds) == {0}
+
+
+def sent(block, *more):
+    """A block as it leaves a device: copied to the host at once, read later."""
+    tensors = {
+        name: value.clone()
+        for name, value in block._asdict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    return Pending(block._replace(**tensors), *more)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_requests_that_come_while_others_run(lag, monkeypatch):
+    monkeypatch.setattr(engine, "Pending", sent)
+    requests = [
+        Request(tuple(prompt), how, end)
+        for prompt, how, end in zip(PROMPTS * 2, SEEDED * 3, ENDS * 3, strict=False)
+    ]
+
+    def texts(made):
+        run = Run(made, seats=2, capacity=64)
+        run._lag = lag  # 1 is what a device has: the host reads while the next step runs
+        run.submit_all(requests[:3])
+        found = [[] for _ in requests[:6]]
+        while not run.done:
+            if len(run.phases) < 6 and run.stats.engine_steps == 3:
+                run.submit_all(requests[3:6])
+            for block in run.step():
+                found[block.row] += block.token_ids
+        return found
+
+    eager, graphed = engines("tree")
+    assert texts(graphed) == texts(eager)
+    assert graphed.capture.replays
+
+
+class Alternating:
+    """A planner whose rows want less in every second step."""
+
+    def open(self, shapes, costs):
+        return [shapes[0], 0]
+
+    def plan(self, state, rows):
+        state[1] += 1
+        most = torch.tensor([1 + (state[1] + i) % 3 for i in range(len(rows))])
+        return state[0]._replace(most_B=most if state[1] % 2 else None)
+
+    def learn(self, state, blocks):
+        return state
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_rows_that_want_less_in_some_steps(name):
+    eager, graphed = engines(name, planner=Alternating())
+    want, _ = decode(eager, PROMPTS[:3], SEEDED, ENDS)
+    assert decode(graphed, PROMPTS[:3], SEEDED, ENDS)[0] == want
+    assert graphed.capture.records >= 2  # with and without a limit of the rows
+
+
+def test_a_drafter_that_reads_the_host_cannot_be_captured():
+    """Prompt lookup does on a CPU, where there is nothing to wait for."""
+    _, graphed = engines("prompt_lookup")
+    with pytest.raises(HostRead):
+        decode(graphed, PROMPTS[:2], SEEDED[:2])
+
+
+def test_refusals():
+    target, small = pair()
+    with pytest.raises(ConfigurationError, match="got a target on cpu; leave graphs out"):
+        Engine(target, DRAFTERS["chain"](small), graphs=True)
+    with pytest.raises(ConfigurationError, match="CUDA device"):
+        CudaCapture(torch.device("cpu"))
+    _, graphed = engines("chain")
+    with pytest.raises(ConfigurationError, match="1 processors of request 0"):
+        decode(graphed, PROMPTS[:1], Sampling(1.0, processors=(lambda ids, scores: scores,)))
