@@ -5,8 +5,9 @@
 
 One process for each checkout, both loaded before anything is timed, one thread, the same dtype and
 packing. They take turns prompt by prompt, the first one changing, and work while the other waits.
-Printed per temperature: the median ratio of time per token (above 1: this checkout is faster) with
-a 95 % bootstrap interval, milliseconds a step of both, and whether the texts are the same.
+Printed per temperature: the median ratio of decoding time per token (above 1: this checkout is
+faster) with a 95 % bootstrap interval, the ratio for whole calls, prompts included, milliseconds a
+step of both, and whether the texts are the same.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
@@ -35,10 +37,11 @@ def serve() -> None:
     for line in sys.stdin:
         prompt, temperature, seed, budget = json.loads(line)
         sampling, stop = Sampling(temperature, seed=seed), Stop(budget, token_ids=())
+        started = time.perf_counter()
         result = speculator.generate(prompt, sampling, stop)
-        stats = result.stats
+        call, stats = time.perf_counter() - started, result.stats
         ids = result.completions[0].token_ids
-        print(json.dumps([stats.seconds, stats.new_tokens, stats.engine_steps, ids]), flush=True)
+        print(json.dumps([stats.seconds, call, stats.engine_steps, ids]), flush=True)
 
 
 class Checkout:
@@ -79,7 +82,7 @@ def interval(ratios: list[float], resamples: int = 2000) -> tuple[float, float]:
 
 def compare(pair: list[Checkout], prompts: list[str], temperature: float, given) -> str:
     """One line of the table; `pair` is this checkout and the other one."""
-    ratios, steps, same = [], [[], []], 0
+    ratios, calls, steps, same = [], [], [[], []], 0
     for turn in range(-1, given.repeats):  # the first round warms up
         for number, prompt in enumerate(prompts if turn >= 0 else prompts[:2]):
             order = (0, 1) if (number + turn) % 2 else (1, 0)
@@ -88,15 +91,17 @@ def compare(pair: list[Checkout], prompts: list[str], temperature: float, given)
                 told[who] = pair[who].ask([prompt, temperature, number, given.budget])
             if turn < 0:
                 continue
-            ratios.append(told[1][0] / told[1][1] / (told[0][0] / told[0][1]))
+            per_token = [told[who][0] / len(told[who][3]) for who in (0, 1)]
+            ratios.append(per_token[1] / per_token[0])
+            calls.append(told[1][1] / len(told[1][3]) / (told[0][1] / len(told[0][3])))
             same += told[0][3] == told[1][3]
             for who in order:
                 steps[who].append(1e3 * told[who][0] / told[who][2])
     low, high = interval(ratios)
     mine, theirs = (statistics.median(each) for each in steps)
     return (
-        f"T={temperature:<4} {statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]   "
-        f"{mine:.2f} against {theirs:.2f} ms a step   {same} of {len(ratios)} texts the same"
+        f"T={temperature:<4} {statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]   whole calls "
+        f"{statistics.median(calls):.3f}   {mine:.2f} against {theirs:.2f} ms a step   {same} of {len(ratios)} texts the same"
     )
 
 

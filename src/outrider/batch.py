@@ -36,6 +36,7 @@ class Batch(NamedTuple):
     stop_BS: Tensor  #: stop token ids, -1 padded
     reason_B: Tensor  #: RUNNING, or why the row has ended
     tokens_SL: Tensor  #: tokens of all seats; the first rows of it are `context.tokens_BL`
+    ended: bool = False  #: host constant: whether a row may have ended
 
     @property
     def rows(self) -> int:
@@ -61,6 +62,7 @@ class Batch(NamedTuple):
             picked(self.stop_BS, rows),
             picked(self.reason_B, rows),
             tokens,
+            self.ended,
         )
 
     @inference
@@ -94,6 +96,7 @@ class Batch(NamedTuple):
             placed(self.stop_BS, seats, other.stop_BS, -1),
             placed(self.reason_B, seats, other.reason_B),
             slab,
+            self.ended or other.ended,
         )
 
     @inference
@@ -114,6 +117,7 @@ class Batch(NamedTuple):
             self.stop_BS[:rows],
             self.reason_B[:rows],
             self.tokens_SL,
+            self.ended,
         )
 
 

@@ -79,6 +79,8 @@ def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdic
     context = batch.context
     draws = Draws(context.seed_B, context.length_B - 1)
     verdict = verifiers.judge(rule, draft, scores, draws)
+    if not batch.ended:
+        return verdict
     running = batch.reason_B == RUNNING
     return verdict._replace(
         path_BD=torch.where(running[:, None], verdict.path_BD, -1),
@@ -115,7 +117,8 @@ def commit(
         length_B=length + block.emitted_B,
         bound=min(context.bound + size, context.tokens_BL.shape[1]),
     )
-    return batch._replace(context=context, reason_B=block.reason_B), block
+    ended = block.lists is None or any(block.lists.reason)
+    return batch._replace(context=context, reason_B=block.reason_B, ended=ended), block
 
 
 @inference

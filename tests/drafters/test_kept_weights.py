@@ -88,12 +88,12 @@ def test_nan_is_told_and_a_masked_row_draws_nothing():
     _, mass = urns.draw([0.2, 0.5, 0.9])
     assert (mass > 0).tolist() == [True, False, True]
     one = Urns(Laws(logits[:, 1:2], torch.ones(1), greedy="none"))
-    assert one.only(0.4) == (0, 0.0)
+    assert one.draw_one(0, 0.4) == (0, 0.0)
     assert one.sums == [0.0]
     assert not one.fault
     logits[0, 2, 7] = torch.nan
     one = Urns(Laws(logits[:, 2:], torch.ones(1), greedy="none"))
-    assert one.only(0.4) == (0, 0.0)
+    assert one.draw_one(0, 0.4) == (0, 0.0)
     assert one.fault
     assert Urns(Laws(logits, torch.ones(1), greedy="none")).fault
 

@@ -37,7 +37,7 @@ class Drawn:
         """Draws in order."""
         names = keys.own(level.start, level.stop)
         tokens, there, law = ops.several(law, names, level.most)
-        return Children(level.spread(tokens), level.spread(there), law)
+        return Children(level.spread(tokens), level.spread_if(there), law)
 
 
 @dataclass(frozen=True)

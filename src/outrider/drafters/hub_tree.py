@@ -25,7 +25,7 @@ class Hub:
         names = keys.own(level.start, level.stop)
         placed = [max(fan - 1, 0) for fan in level.fan]
         tokens, there, law = ops.several(law, names, 1, placed)
-        return Children(level.spread(tokens), level.spread(there), law)
+        return Children(level.spread(tokens), level.spread_if(there), law)
 
 
 def HubTree(

@@ -184,7 +184,7 @@ class NgramTable:
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """One draw."""
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)
-        return Children(tokens[..., 0], there[..., 0], law)
+        return Children(tokens[..., 0], None if there is None else there[..., 0], law)
 
     def commit(
         self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores

@@ -51,16 +51,18 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
-        keys, values = self.keys, self.values
-        if owner.rows == 1:
-            keys[:1].index_copy_(2, owner.line, key_states)
-            values[:1].index_copy_(2, owner.line, value_states)
+        keys, values, rows = self.keys, self.values, owner.rows
+        if rows == 1:
+            if owner.seats > 1:
+                keys, values = keys[:1], values[:1]
+            keys.index_copy_(2, owner.line, key_states)
+            values.index_copy_(2, owner.line, value_states)
         else:
             # a flat index_copy_: scatter_ costs O(buffer) for half-precision tensors on a CPU
             flat = owner.flat(keys.shape[1])
             keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
             values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
-        return keys[: owner.rows, :, : owner.width], values[: owner.rows, :, : owner.width]
+        return keys[:rows, :, : owner.width], values[:rows, :, : owner.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.width, 0
@@ -99,6 +101,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.stacks: list[Tensor] = []  #: [planes, seats, H, size, E] each
         self._places: dict[int, tuple[int, int]] = {}  # keys 2 i, values 2 i + 1 -> stack, plane
         self._slots: Tensor | None = None
+        self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         self._positions_BS: Tensor | None = None
         super().__init__(layers=[_SlotLayer(self, i) for i in range(layers)])
@@ -123,6 +126,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Set where the next forward writes and how many slots it sees."""
         self._fit(self.seats, min(width + SPARE, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
+        self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
 
     def place(self, positions_BQ: Tensor) -> Tensor:
@@ -134,12 +138,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         assert self._slots is not None
         table = self._positions(positions_BQ.device)[: self.rows]
         return table.scatter_(1, self._slots, positions_BQ)
-
-    @property
-    def line(self) -> Tensor:
-        """Slots [Q] of the only row."""
-        assert self._slots is not None
-        return self._slots[0]
 
     def flat(self, heads: int) -> Tensor:
         """Row numbers of the slots in a buffer viewed as [seats * H * S, E]."""

@@ -8,7 +8,7 @@ descending order:
 
     streams(seed_B, position_B, purpose, count)     keys [B, count]
     sample(law, keys_BR)                            tokens_BR, law
-    several(law, keys_BR, count, placed=())         tokens_BRK, there_BRK, law
+    several(law, keys_BR, count, placed=())         tokens_BRK, there_BRK or None (all), law
     independent(law, rows_Bc, keys_Bc)              tokens_Bc, there_Bc, law
     survivors(law, keys_BR, phi_BR, psi_BR, width)  Survivors (parent, token, phi, psi, each [B, w])
     merit(law, keys_BR)                             perturbed scores [B, R, V], the largest wins

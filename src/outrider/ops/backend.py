@@ -104,31 +104,34 @@ def find(op: str, *inputs: Any, insist: bool = True) -> Operation | None:
     is an error.
     """
     device = inputs[0].device
-    name = chosen(device)
+    asked = _override.get() or _ENVIRONMENT
+    name = asked or _automatic(device.type)
     if name == "reference":
         return None
     backend = load(name)
     run = backend.ops.get(op)
     if run is None:
         return None
-    reason = _unjudged(op, inputs[0]) or backend.unfit(device) or backend.declines(op, *inputs)
+    reason = backend.unfit(device) or backend.declines(op, *inputs)
     if reason is None:
         return run
-    if insist and explicit() is not None:
-        raise BackendUnavailable(
-            f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
-            "OUTRIDER_OPS unset"
-        )
+    if insist and asked is not None:
+        raise _refusal(name, op, reason)
     return None
 
 
-def _unjudged(op: str, draft: object) -> str | None:
+def _refusal(name: str, op: str, reason: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"ops backend {name!r} cannot run {op!r}: {reason}; choose another backend or leave "
+        "OUTRIDER_OPS unset"
+    )
+
+
+def _unjudged(kernel: Judge, draft: Draft) -> str | None:
     """Why no kernel of that name judges a draft."""
-    if not isinstance(draft, Draft) or not op.startswith("judge:"):
-        return None
-    if op != "judge:match" and Kind.COUPLED in draft.kinds:
+    if kernel != "match" and Kind.COUPLED in draft.kinds:
         return "coupled children are judged by a matching rule"
-    if op in ("judge:chain", "judge:block") and not draft.tree.is_chain:
+    if kernel in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"
     return None
 
@@ -158,5 +161,11 @@ def fused(
     judge = find(f"judge:{kernel}", draft, scores, draws, insist=not optional)
     if judge is None:
         return None
+    reason = _unjudged(kernel, draft)
+    if reason is not None:
+        asked = explicit()
+        if asked is None or optional:
+            return None
+        raise _refusal(asked, f"judge:{kernel}", reason)
     verdict: Verdict = judge(draft, scores, draws)
     return verdict

@@ -22,7 +22,7 @@ class Children(NamedTuple):
     """The children of one level's nodes, one draw each, siblings in the order they were drawn."""
 
     tokens_Bm: Tensor
-    there_Bm: Tensor  #: bool: a token that cannot be drawn never enters the tree
+    there_Bm: Tensor | None  #: bool: a token that cannot be drawn never enters the tree; None: all
     law: Laws | None  #: what to declare for the nodes of the level
     parent_Bm: Tensor | None = None  #: counted from the level's first node; None: a fixed shape's
     node_Bm: Tensor | None = None  #: counted from the first child: where the draw leads, if draws
@@ -37,7 +37,7 @@ class TreeBuilder:
         self.layout, self.context = layout, context
         self.first_B = context.length_B - 1  #: slot and position of the pending token
         self._tokens = [pending(context)]
-        self._there: list[Tensor] = []  # [B, m] of each level below the root
+        self._there: list[Tensor | None] = []  # [B, m] of each level below the root; None: all
         self._laws: list[Laws] = []
         self._links: list[_Links] = []  # of a ragged tree
         self._ancestors_BNN: Tensor | None = None
@@ -53,7 +53,7 @@ class TreeBuilder:
 
     @property
     def alive_Bn(self) -> Tensor | None:
-        """Which nodes of the deepest level can be reached; None: all, it is the root."""
+        """Which nodes of the deepest level can be reached; None: all."""
         return self._there[-1] if self._there else None
 
     @property
@@ -108,7 +108,8 @@ class TreeBuilder:
         if children.parent_Bm is None:
             there = children.there_Bm
             if above is not None:
-                there = there & (above if len(level.fan) == 1 else above[:, level.parent_m])
+                over = above if len(level.fan) == 1 else above[:, level.parent_m]
+                there = over if there is None else there & over
         else:
             there = self._hang(level, children, children.parent_Bm)
         self._tokens.append(children.tokens_Bm)
@@ -122,6 +123,7 @@ class TreeBuilder:
     def _hang(self, level: Level, children: Children, parent_Bm: Tensor) -> Tensor:
         """Children below parents of each row's own; which of their nodes are there."""
         assert self._ancestors_BNN is not None
+        assert children.there_Bm is not None
         start, stop, end = level.start, level.stop, level.end
         device, there = parent_Bm.device, children.there_Bm
         parent = torch.where(there, start + parent_Bm, 0)
@@ -154,10 +156,12 @@ class TreeBuilder:
 
     def _present(self, draws_1NK: Tensor) -> Tensor:
         """The draws of a fixed shape whose nodes are there."""
-        if not self._there:
+        if all(there is None for there in self._there):
             return draws_1NK
-        root = torch.ones_like(self._there[0][:, :1])
-        there_BN = torch.cat([root, *self._there], 1)
+        levels = [torch.ones_like(self._tokens[0], dtype=torch.bool)]
+        for tokens, there in zip(self._tokens[1:], self._there, strict=True):
+            levels.append(torch.ones_like(tokens, dtype=torch.bool) if there is None else there)
+        there_BN = torch.cat(levels, 1)
         return torch.where(there_BN[:, draws_1NK[0].clamp(min=0)], draws_1NK, -1)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.noise import Purpose
 from outrider.ops import reference
 from outrider.ops.cpu import keys
-from outrider.ops.cpu.rows import Array, Weights
+from outrider.ops.cpu.rows import LEAST, MOST, Array, Rows, Weights, edges, find, running
 from outrider.ops.cpu.urns import Urns
 from outrider.types import Laws
 
@@ -39,24 +39,23 @@ def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Laws]:
 
 def several(
     laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
-) -> tuple[Tensor, Tensor, Laws]:
+) -> tuple[Tensor, Tensor | None, Laws]:
     """`count` tokens of each law without replacement, then the `placed` ones; which there are."""
     if laws.greedy == "all":
         return reference.several(laws, keys_BR, count, placed)
-    names, most = keys_BR.flatten().tolist(), max(placed, default=0)
-    urns = Urns(laws)
-    if urns.rows == count == 1 and not most:
-        token, mass = urns.only(keys.fine_uniform(names[0], 0))
-        tokens_BRK = torch.from_numpy(np.array([[[token]]]))  # `torch.tensor` takes thrice as long
-        there_BRK = torch.from_numpy(np.array([[[mass > 0]]]))
-    else:
-        urns.look()
-        above = _place(urns, np.tile(placed, len(keys_BR)), most) if most else _Above([], [], [])
-        tokens, masses = _without(urns, names, count, above)
-        gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
-        shape = (*keys_BR.shape, count + most)
-        tokens_BRK = torch.from_numpy(np.array(tokens + gone).T.copy()).view(shape)
-        there_BRK = torch.from_numpy((np.array(masses + above.masses) > 0).T.copy()).view(shape)
+    most = max(placed, default=0)
+    if keys_BR.numel() == count == 1 and not most and laws.greedy == "none":
+        return _one(laws, keys.fine_uniform(int(keys_BR), 0))
+    names, urns = keys_BR.flatten().tolist(), Urns(laws)
+    above = _place(urns, np.tile(placed, len(keys_BR)), most) if most else _Above([], [], [])
+    tokens, masses = _without(urns, names, count, above)
+    gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
+    shape = (*keys_BR.shape, count + most)
+    tokens_BRK = torch.from_numpy(np.array(tokens + gone).T.copy()).view(shape)
+    owned = np.array(masses + above.masses) > 0
+    if laws.greedy == "none" and not most and owned.all():
+        return tokens_BRK, None, laws._replace(lse_BR=None, host=_weights(laws, urns))
+    there_BRK = torch.from_numpy(owned.T.copy()).view(shape)
     left = laws
     if most:
         out_BRk = there_BRK[..., count:] & there_BRK[..., :1]
@@ -65,6 +64,37 @@ def several(
     if laws.greedy == "none":
         return tokens_BRK, there_BRK, kept
     return *reference.greedily(laws, tokens_BRK, there_BRK), kept
+
+
+def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
+    """`several` for one token of one law: what a chain draws after each call of its model."""
+    weights, fault = _weighed(laws), False
+    sums = running(np.add.reduceat(weights, edges(weights.size)))
+    if not LEAST < sums[-1] < MOST:  # once more, with the maximum taken off
+        rows = Rows(laws, 0)
+        rows.fill(0, 0)
+        weights = rows.row.copy()
+        sums = running(np.add.reduceat(weights, edges(weights.size)))
+        wild = laws.logits_BRV.isnan() | (laws.logits_BRV == torch.inf)
+        fault = not sums[-1] > 0 and bool(wild.any())
+    token, mass = find(weights, sums, uniform)
+    there = None if mass > 0 else torch.from_numpy(np.zeros((1, 1, 1), dtype=bool))
+    kept = laws._replace(lse_BR=None, host=Weights([weights[None]], [sums[-1:]], fault))
+    # `torch.tensor` takes thrice as long
+    return torch.from_numpy(np.array([[[token]]])), there, kept
+
+
+def _weighed(laws: Laws) -> Array:
+    """exp(z / T) of the only row, its maximum left in: too large or small a sum tells."""
+    logits = laws.logits_BRV.detach()
+    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    z: Array = native.numpy()[0, 0]
+    inverse = laws.inverse_temperature_B.item()
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights: Array = np.exp(z if inverse == 1 else z * z.dtype.type(inverse))
+        if laws.floor_BR is not None:
+            weights *= z >= laws.floor_BR.item()
+    return weights
 
 
 def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, Tensor, Laws]:
@@ -76,7 +106,6 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
         if laws.greedy == "all":
             return best_Bc, some_Bc, laws
     urns, count = Urns(laws), laws.logits_BRV.shape[1]
-    urns.look()
     wanted = [b * count + r for b, rows in enumerate(rows_Bc.tolist()) for r in rows]
     uniforms = [keys.fine_uniform(key, 0) for key in keys_Bc.flatten().tolist()]
     found = [urns.draw_one(row, u) for row, u in zip(wanted, uniforms, strict=True)]

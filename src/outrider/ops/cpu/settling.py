@@ -34,7 +34,8 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
     rows = [_Row(*row) for row in zip(*(table.tolist() for table in ends), strict=True)]
     counts, following = verdict.count_B.tolist(), verdict.next_B.tolist()
     paths, drafted = verdict.path_BD.tolist(), draft.tokens_BN.tolist()
-    offered = np.broadcast_to((draft.draws_BNK.numpy() >= 0).sum((1, 2)), len(rows)).tolist()
+    offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    offered = offered * (len(rows) // len(offered))  # a table may be shared
     tops, guesses = _tops(draft, scores)
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = BlockLists([], [], [], counts, [], [], [])

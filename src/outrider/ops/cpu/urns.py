@@ -55,8 +55,7 @@ class Urns:
             False  #: whether a logit is NaN or +inf; a law that masks every token is just empty
         )
         self.sums: list[float] = []
-        if self.rows > 1:  # of a single row the draw itself tells the sum
-            self._sum()
+        self._sum()
 
     def _sum(self) -> None:
         self.sums = self._blocks.sum(1).tolist()
@@ -65,20 +64,6 @@ class Urns:
             self._blocks[~(self._blocks >= 0)] = 0
             np.nan_to_num(self._wide, copy=False)
             self.sums = self._blocks.sum(1).tolist()
-
-    def look(self) -> None:
-        """Sum a single row that is drawn from more than once."""
-        if not self.sums:
-            self._sum()
-
-    def only(self, uniform: float) -> tuple[int, float]:
-        """The draw of a single row; leaves its sum in `sums`."""
-        token, weight = self.draw_one(0, uniform)
-        if not weight > 0:
-            self._sum()
-            return 0, 0.0
-        self.sums = [self._left]
-        return token, weight
 
     def renew(self, gone: list[Array], which: list[Array]) -> None:
         """Make urns again from their logits, without the tokens [K, B * R] that left those at
@@ -112,9 +97,7 @@ class Urns:
 
     def draw_one(self, row: int, uniform: float) -> tuple[int, float]:
         """A token of one row and its mass, 0 if none is left. It stays in."""
-        sums = running(self._blocks[row])
-        self._left = sums[-1]
-        return find(self._wide[row], sums, uniform, self._block)
+        return find(self._wide[row], running(self._blocks[row]), uniform, self._block)
 
     def best(self) -> tuple[Array, Array]:
         """The likeliest token of each row and its mass."""

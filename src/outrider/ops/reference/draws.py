@@ -56,8 +56,10 @@ def sample(laws: Laws, keys_BR: Tensor) -> tuple[Tensor, Laws]:
 
 def several(
     laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
-) -> tuple[Tensor, Tensor, Laws]:
+) -> tuple[Tensor, Tensor | None, Laws]:
     """`count` tokens of each law, drawn without replacement, and which of them exist: [B, R, K].
+
+    A backend that reads values may say None for the latter: all of them do.
 
     With `placed`, the `placed[r]` most probable tokens of row r are taken out before; they follow
     the drawn ones, K = count + max(placed), and the laws that come back lack them (where nothing

@@ -56,7 +56,7 @@ def sample_rows(
 
 def several(
     laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
-) -> tuple[Tensor, Tensor, Laws]:
+) -> tuple[Tensor, Tensor | None, Laws]:
     """The reference's draws; a single one of each law takes one launch."""
     if count > 1 or any(placed):
         return reference.several(laws, keys_BR, count, placed)
