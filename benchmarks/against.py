@@ -101,7 +101,8 @@ def compare(pair: list[Checkout], prompts: list[str], temperature: float, given)
     mine, theirs = (statistics.median(each) for each in steps)
     return (
         f"T={temperature:<4} {statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]   whole calls "
-        f"{statistics.median(calls):.3f}   {mine:.2f} against {theirs:.2f} ms a step   {same} of {len(ratios)} texts the same"
+        f"{statistics.median(calls):.3f}   {mine:.2f} against {theirs:.2f} ms a step   "
+        f"{same} of {len(ratios)} texts the same"
     )
 
 
