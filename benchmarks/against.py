@@ -124,7 +124,7 @@ def main() -> None:
         parser.error("name the other checkout's folder")
     shape = {"branching": given.branching} if given.branching else {"num_speculative_tokens": 4}
     settings = {"dtype": given.dtype, "threads": 1, "packed": True, **shape}
-    from outrider.prompts import read_prompts
+    from outrider.lab.prompts import read_prompts
 
     prompts = read_prompts(count=given.prompts)
     pair = [Checkout(root.resolve(), settings) for root in (HERE, given.other)]

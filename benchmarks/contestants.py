@@ -16,8 +16,9 @@ from inputs import Inputs
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.utils import _speculative_sampling
 
-from outrider import ops, sampling, verifiers
+from outrider import ops, verifiers
 from outrider.integrations.transformers import speculative_sampling
+from outrider.laws import sampling
 from outrider.ops.baselines import PAPER_EXACT, PAPER_SIGMOID
 from outrider.types import Verdict
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from transformers.generation import utils
 
-from outrider.bench.wagner import Pair, compare, generate, methods, shipped_pair, tiny_pair
 from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
-from outrider.sampling import Sampling
+from outrider.lab.papers.wagner import Pair, compare, generate, methods, shipped_pair, tiny_pair
+from outrider.laws.sampling import Sampling
 
 
 def prefixes(pair: Pair, prompts: int, tokens: int) -> dict[str, int]:

@@ -11,9 +11,9 @@ import json
 
 import outrider
 from outrider import Sampling, Stop, verifiers
-from outrider.bench.record import interval
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
+from outrider.lab.papers.record import interval
 from outrider.load import shipped
 
 #: Budget -> branching of the static trees, and depth and top_k of the dynamic ones.

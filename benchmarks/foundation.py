@@ -22,11 +22,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 import torch
 
 import outrider
-from outrider import measure, verifiers
+from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.nodes import causal
-from outrider.prompts import read_prompts
-from outrider.speculator import Speculator
+from outrider.lab import measure
+from outrider.lab.prompts import read_prompts
+from outrider.models.nodes import causal
+from outrider.text.speculator import Speculator
 
 TREE = (3, 2, 1)
 
@@ -115,8 +116,8 @@ def equality(
 @torch.inference_mode()
 def tree_noise(base: Speculator, prompts: list[str]) -> float:
     """99.99 % quantile of |logit in a tree - logit in a chain| for the same node: rounding only."""
-    from outrider import step
-    from outrider.request import Request
+    from outrider.engine import step
+    from outrider.engine.request import Request
 
     model, gaps = base.engine.target, []
     drafter = arms_of(base)["tree 3-2-1"].engine.drafter

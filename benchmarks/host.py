@@ -14,10 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from outrider import Limits, Sampling, step, verifiers
+from outrider import Limits, Sampling, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
+from outrider.engine import step
+from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
-from outrider.request import Request
 from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)

@@ -14,9 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider.batch import begin, slab
-from outrider.engine import Engine
-from outrider.request import Request
+from outrider.engine.batch import begin, slab
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 
 LONG, SHORT, MANY = 400, 10, 7
 

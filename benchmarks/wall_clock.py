@@ -18,10 +18,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 import torch
 
 import outrider
-from outrider import measure, verifiers
+from outrider import verifiers
 from outrider.drafters import DraftModel, DraftOptions, Parts, make
-from outrider.prompts import read_prompts
-from outrider.speculator import Speculator
+from outrider.lab import measure
+from outrider.lab.prompts import read_prompts
+from outrider.text.speculator import Speculator
 
 #: family -> (label, drafter's name, its options, rule)
 CHAINS = (2, 3, 4, 5, 6, 8)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import outrider
-from outrider import calibrate
-from outrider.calibrate import Calibration, Setting
+from outrider.models import calibrate
+from outrider.models.calibrate import Calibration, Setting
 
 ROOT = Path(outrider.__file__).parent
 PROJECT = Path(__file__).resolve().parents[1]
@@ -147,11 +147,10 @@ def test_only_commands_print():
 
 #: What runs inside a step: nothing here may wait for a device.
 BELOW_THE_ENGINE = (
-    "step.py",
-    "prefill.py",
+    "engine/batch.py",
+    "engine/step.py",
+    "laws",
     "tree.py",
-    "sampling.py",
-    "shaping.py",
     "noise.py",
     "types.py",
     "models",
@@ -168,11 +167,13 @@ EXCEPTIONS = {
     "drafters/ngram_table.py:table_of": "sums up counts before any run",
     "drafters/ngram_file.py": "reads a file before any run",
     "tree.py:_children": "builds a table from a tree on the host",
-    "sampling.py:rows": "turns settings into tensors before a run",
-    "sampling.py:fresh_seed": "a seed from the global generator, before any step",
+    "laws/sampling.py:rows": "turns settings into tensors before a run",
+    "laws/sampling.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
+    "models/check.py:": "checks a model before any run",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
-    "shaping.py:": "processors of transformers are Python; native penalties do not come here",
+    "laws/replay.py:": "processors are tried out before a run",
+    "laws/shaping.py:": "processors of transformers are Python; native penalties do not come here",
 }
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from outrider import calibrate
-from outrider.calibrate import Calibration, Setting, recall, remember
+from outrider.models import calibrate
+from outrider.models.calibrate import Calibration, Setting, recall, remember
 from tiny import pair
 
 

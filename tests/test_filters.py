@@ -5,7 +5,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from outrider import ConfigurationError, Sampling, ops
-from outrider.sampling import rows, warp
+from outrider.laws.sampling import rows, warp
 
 SETTINGS = [
     Sampling(1.0),

@@ -13,47 +13,32 @@ import outrider
 
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
-    {"__main__"},
     {"cli", "server"},
-    {"bench", "tune"},
-    {"compare"},
-    {"measure", "progress", "prompts"},
-    {"integrations"},
-    {"load"},
-    {"settle"},
-    {"keywords", "sources"},
-    {"certify", "speculator"},
-    {"text", "theory"},
+    {"lab"},
+    {"integrations", "load", "testing"},
+    {"certify", "keywords", "text"},
     {"engine"},
-    {"seating"},
-    {"ledger", "planner"},
-    {"blocks", "graphs"},
-    {"step"},
-    {"batch", "check"},
-    {"models", "drafters", "verifiers", "calibrate", "request"},
-    {"prefill"},
-    {"nodes"},
-    {"shaping", "stats"},
-    {"sampling", "replay"},
+    {"drafters", "verifiers"},
+    {"laws"},
     {"ops"},
-    {"noise"},
+    {"models", "noise", "theory"},
     {"tree"},
-    {"types", "arguments"},
-    {"errors", "rows", "seats"},
+    {"arguments", "stats", "types"},
+    {"errors", "rows"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.
-ON_PUBLIC_NAMES = {"__main__", "cli", "server", "bench", "integrations"}
+ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "sources", "text", "integrations", "bench"},
+    "transformers": {"models", "text", "integrations", "lab", "testing"},
     "tokenizers": {"text"},
     "safetensors": {"drafters", "load"},
     "triton": {"ops"},
-    "typer": {"cli", "bench"},
-    "rich": {"cli", "bench", "progress"},
-    "matplotlib": {"bench", "theory", "compare", "cli"},
-    "scipy": {"bench", "theory", "certify"},
+    "typer": {"cli", "lab"},
+    "rich": {"cli", "lab"},
+    "matplotlib": {"lab", "theory", "cli"},
+    "scipy": {"lab", "theory", "certify"},
     "fastapi": {"server"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},
@@ -64,8 +49,8 @@ def sources():
     """(package or module below the root, path, syntax tree) of every file but the public names."""
     for path in sorted(ROOT.rglob("*.py")):
         relative = path.relative_to(ROOT)
-        if relative.name == "__init__.py" and len(relative.parts) == 1:
-            continue
+        if relative.name in ("__init__.py", "__main__.py") and len(relative.parts) == 1:
+            continue  # the public names, and `python -m outrider`, which starts the command line
         yield relative.parts[0].removesuffix(".py"), relative, ast.parse(path.read_text("utf-8"))
 
 
@@ -105,6 +90,14 @@ def submodule(name):
 def test_every_module_has_a_layer():
     missing = {part for part, _, _ in sources()} - set(RANK)
     assert not missing, f"give {missing} a line in LAYERS"
+
+
+def test_the_picture_in_contributing_is_this_one():
+    """One line a layer: its names, then what they are for."""
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text("utf-8")
+    picture = page.split("## How the code is laid out")[1].split("```")[1].strip().splitlines()
+    drawn = [set(line[:32].split()) for line in picture]
+    assert drawn == LAYERS
 
 
 def test_imports_go_downward():

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling, step
+from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
+from outrider.engine import step
+from outrider.engine.request import Request
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
-from outrider.request import Request
 from outrider.tree import shallower
 
 VOCAB = 32

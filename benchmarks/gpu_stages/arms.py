@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_stages.card import Card
 from outrider import DraftModel, Engine, Limits, Root, Sampling
-from outrider.bench.wagner import Pair, generate
+from outrider.lab.papers.wagner import Pair, generate
 from outrider.models import adapt
 from outrider.stats import VERBS
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_stages.card import Card
-from outrider.bench.wagner import Pair, shipped_pair
+from outrider.lab.papers.wagner import Pair, shipped_pair
 
 TEMPERATURE = 2.0
 

@@ -1,12 +1,16 @@
 """outrider: speculative decoding that is exact, fast and a pleasure to use.
 
+Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outrider.engine`,
+`outrider.certify`, `outrider.integrations`, `outrider.ops`, `outrider.theory`, `outrider.testing`.
+
 >>> import outrider
 >>> speculator = outrider.load()                      # doctest: +SKIP
 >>> print(speculator.generate("def fib(n):").texts)   # doctest: +SKIP
 """
 
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine import Engine
+from outrider.engine.engine import Engine, Run
+from outrider.engine.request import Limits, Request
 from outrider.errors import (
     BackendUnavailable,
     CapacityError,
@@ -18,11 +22,10 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from outrider.laws.sampling import Sampling
 from outrider.load import load
-from outrider.request import Limits
-from outrider.sampling import Sampling
-from outrider.speculator import Completion, Generation, Speculator, Stop, TextBlock
 from outrider.stats import RequestStats, Stats
+from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
 
 __version__ = "0.1.0.dev0"
 
@@ -39,8 +42,10 @@ __all__ = [
     "OutriderError",
     "PromptError",
     "PromptLookup",
+    "Request",
     "RequestStats",
     "Root",
+    "Run",
     "Sampling",
     "Speculator",
     "Stats",

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from safetensors import safe_open
 
-from outrider import check, drafters, verifiers
-from outrider.calibrate import Calibration, Setting
+from outrider import drafters, verifiers
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, LlamaRunner
-from outrider.settle import Wish, settle
-from outrider.sources import Source, read_tokenizer, usable
-from outrider.speculator import Speculator
+from outrider.models import CausalModel, LlamaRunner, check
+from outrider.models.calibrate import Calibration, Setting
+from outrider.models.settle import Wish, settle
+from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.text.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ def load(
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    engine = Engine(running.models[0], made, judge)
+    known = running.calibration
+    engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
     return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
 
 

@@ -233,7 +233,7 @@ class Verifier(Protocol):
 
 
 class Nodes(NamedTuple):
-    """One model call: Q tokens of every row. Made by `outrider.nodes`."""
+    """One model call: Q tokens of every row. Made by `outrider.models.nodes`."""
 
     tokens_BQ: Tensor
     positions_BQ: Tensor

@@ -11,7 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, Sampling, Speculator, Stop, verifiers
-from outrider.bench import (
+from outrider.certify import Power, certify
+from outrider.certify.laws import Text, score
+from outrider.drafters.ngram_table import NgramTable, count
+from outrider.errors import ConfigurationError
+from outrider.lab.papers import (
     alpha_measure,
     app,
     published,
@@ -22,11 +26,7 @@ from outrider.bench import (
     tree_tables,
     trees,
 )
-from outrider.bench.alpha_drafters import Source, cut
-from outrider.certify import Power, certify
-from outrider.certify.laws import Text, score
-from outrider.drafters.ngram_table import NgramTable, count
-from outrider.errors import ConfigurationError
+from outrider.lab.papers.alpha_drafters import Source, cut
 from outrider.models import CausalModel, LlamaRunner
 from outrider.theory import length, transport
 from tiny import VOCAB, llama, pair

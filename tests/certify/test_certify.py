@@ -10,8 +10,8 @@ from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
 from outrider.certify import Power, bugs, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
+from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, PromptError
-from outrider.request import Limits
 from outrider.types import Kind
 from tiny import decode, pair
 

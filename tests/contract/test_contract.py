@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import tiny
-from outrider import ConfigurationError, Engine, Limits, Sampling, step, verifiers
+from outrider import ConfigurationError, Engine, Limits, Sampling, verifiers
 from outrider import drafters as registry
+from outrider.engine import step
 from outrider.errors import UnknownName
 from outrider.types import Kind, Output
 from tiny import DRAFTERS, PROMPTS, decode, pair

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from outrider import DraftModel, Sampling, ops, step, verifiers
+from outrider import DraftModel, Sampling, ops, verifiers
 from outrider.drafters import HubTree, SampledTree
+from outrider.engine import step
+from outrider.laws.sampling import warp
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
-from outrider.sampling import warp
 from outrider.types import Output, Scores
 from tiny import PROMPTS, begun, pair
 

@@ -13,7 +13,7 @@ import tiny
 from outrider.drafters import NgramTable
 from outrider.drafters.ngram_file import read, write
 from outrider.drafters.ngram_table import count
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from training.ngram import count_ngrams

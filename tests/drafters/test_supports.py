@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import Sampling, ops, shaping, step
-from outrider.nodes import causal
-from outrider.sampling import rows, warp
-from outrider.shaping import shape
+from outrider import Sampling, ops
+from outrider.engine import step
+from outrider.laws import shaping
+from outrider.laws.sampling import rows, warp
+from outrider.laws.shaping import shape
+from outrider.models.nodes import causal
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
 from tiny import DRAFTERS, PROMPTS, begun, pair

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider import ConfigurationError, Sampling, ops, step
+from outrider import ConfigurationError, Sampling, ops
 from outrider.drafters import (
     DRAFTERS,
     Beam,
@@ -27,6 +27,7 @@ from outrider.drafters import (
     shapes,
 )
 from outrider.drafters.recipes import DraftOptions, Parts
+from outrider.engine import step
 from outrider.ops.reference import truncated
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind

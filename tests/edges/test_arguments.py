@@ -18,7 +18,7 @@ from outrider.integrations.generate import speculative
 from outrider.keywords import load_arguments
 from outrider.load import load, shipped
 from outrider.models import adapt
-from outrider.text import encode
+from outrider.text.tokens import encode
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}

@@ -49,7 +49,7 @@ def test_vocabulary_mismatch(tmp_path):
 
 
 def test_vocabulary_mismatch_names_the_first_difference():
-    from outrider.check import vocabulary
+    from outrider.models.check import vocabulary
 
     with refused(outrider.VocabularyMismatch, "1 tokens exist on one side only", "'d'", "target"):
         vocabulary(words(*"abcd"), words(*"abc"), {"target": 4, "draft": 4})

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from outrider import Sampling, Stop, load, step, verifiers
+from outrider import Sampling, Stop, load, verifiers
+from outrider.engine import step
 from outrider.load import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
@@ -20,7 +21,7 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch):
     """Packing is left to "auto" on the command line; measuring it is not what is tested here."""
-    monkeypatch.setattr(sys.modules["outrider.settle"], "can_pack", lambda dtype: False)
+    monkeypatch.setattr(sys.modules["outrider.models.settle"], "can_pack", lambda dtype: False)
 
 
 @pytest.mark.parametrize(

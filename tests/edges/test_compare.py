@@ -8,9 +8,10 @@ import torch
 from test_vocabularies import WORDS, save
 from typer.testing import CliRunner
 
-from outrider import Sampling, cli, compare
+from outrider import Sampling, cli
 from outrider.errors import ConfigurationError, PromptError
 from outrider.integrations import arms
+from outrider.lab import compare
 
 RUN = CliRunner()
 

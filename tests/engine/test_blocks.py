@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from outrider import Sampling, step, verifiers
+from outrider import Sampling, verifiers
+from outrider.engine import step
 from outrider.ops import reference
 from outrider.ops.cpu import settling
 from outrider.types import CONTEXT, LENGTH, STOP, Ends

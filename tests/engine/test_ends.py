@@ -6,7 +6,7 @@ from itertools import zip_longest
 import pytest
 
 from outrider import Engine, Limits, Root, Sampling, Speculator, Stop
-from outrider.text import Detokenizer
+from outrider.text.tokens import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 NAMES = ["root", "chain", "tree", "prompt_lookup"]

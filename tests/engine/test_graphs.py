@@ -4,14 +4,15 @@ import pytest
 import torch
 from recorder import HostRead, Recorder
 
-from outrider import Engine, Limits, engine, ops, step
-from outrider.blocks import Pending
-from outrider.engine import Run
+from outrider import Engine, Limits, ops
+from outrider.engine import engine, step
+from outrider.engine.blocks import Pending
+from outrider.engine.engine import Run
+from outrider.engine.graphs import CudaCapture
+from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
-from outrider.graphs import CudaCapture
-from outrider.prefill import ROUND
-from outrider.request import Request
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
+from outrider.models.prefill import ROUND
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]

@@ -178,7 +178,7 @@ def test_rows_that_share_processors_are_asked_together():
 
 
 def test_only_what_may_mask_everything_is_looked_at():
-    from outrider import shaping
+    from outrider.laws import shaping
 
     def masks(how, stops=()):
         return shaping.build([how], [[2]], [stops], 8, torch.device("cpu")).masks

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from outrider import Engine, Limits, Root, verifiers
-from outrider.graphs import verbs
+from outrider.engine.graphs import verbs
+from outrider.laws.sampling import Sampling
 from outrider.models import adapt
-from outrider.sampling import Sampling
 from tiny import DRAFTERS, PROMPTS, begun, decode, llama, perturbed
 
 pytestmark = [

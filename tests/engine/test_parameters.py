@@ -18,13 +18,14 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from outrider import shaping, verifiers
+from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError
+from outrider.laws import shaping
+from outrider.laws.sampling import Sampling
 from outrider.models import adapt
-from outrider.request import Limits
-from outrider.sampling import Sampling
 from outrider.tree import branching, chain, from_parents
 from outrider.types import Context
 

@@ -21,14 +21,14 @@ from outrider import (
     PromptError,
     Root,
     Sampling,
-    seating,
 )
-from outrider.batch import Prefill, begin, groups, slab
-from outrider.engine import Run
-from outrider.ledger import NEXT, Phase
+from outrider.engine import seating
+from outrider.engine.batch import Prefill, begin, groups, slab
+from outrider.engine.engine import Run
+from outrider.engine.ledger import NEXT, Phase
+from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
-from outrider.nodes import causal
-from outrider.request import Request
+from outrider.models.nodes import causal
 from outrider.types import Inputs
 from tiny import DRAFTERS, PROMPTS, VOCAB, Restless, pair
 

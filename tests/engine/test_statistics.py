@@ -6,7 +6,7 @@ import pytest
 
 from outrider import DraftModel, Engine, Limits, RequestStats, Sampling
 from outrider.drafters import Paths
-from outrider.measure import Timed
+from outrider.lab.measure import Timed
 from outrider.ops import use
 from outrider.stats import VERBS
 from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair

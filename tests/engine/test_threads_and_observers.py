@@ -6,8 +6,9 @@ import threading
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Limits, NumericalError, Sampling, ops, step, verifiers
+from outrider import DraftModel, Engine, Limits, NumericalError, Sampling, ops, verifiers
 from outrider.drafters import Paths
+from outrider.engine import step
 from outrider.tree import branching
 from tiny import DRAFTERS, PROMPTS, begun, pair
 

@@ -199,7 +199,7 @@ def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
 
 def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
     """Both functions on every step of a real generation, with the same uniforms."""
-    from outrider.bench.wagner import generate, shipped_pair
+    from outrider.lab.papers.wagner import generate, shipped_pair
 
     counts = []
 
@@ -222,7 +222,7 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
 
 def _recorded(prompts, tokens):
     """(draft logits, target logits) of every step of real generations of the shipped pair."""
-    from outrider.bench.wagner import Calls, generate, measured, shipped_pair
+    from outrider.lab.papers.wagner import Calls, generate, measured, shipped_pair
 
     steps = []
 
@@ -280,9 +280,9 @@ def test_the_shipped_pair_is_answered_by_the_target_s_law():
 @pytest.mark.slow
 def test_texts_of_the_shipped_pair_follow_its_target():
     """What patched assisted generation writes, certified against the target's law."""
-    from outrider.bench.wagner import generate, shipped_pair
     from outrider.certify import Power, foreign
-    from outrider.sampling import Sampling
+    from outrider.lab.papers.wagner import generate, shipped_pair
+    from outrider.laws.sampling import Sampling
 
     pair = shipped_pair(6)
     numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(pair.prompts)}

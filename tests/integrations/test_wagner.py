@@ -2,9 +2,9 @@
 
 import torch
 
-from outrider.bench import wagner
-from outrider.bench.score import rouge1
-from outrider.bench.wagner_tables import render
+from outrider.lab.papers import wagner
+from outrider.lab.papers.score import rouge1
+from outrider.lab.papers.wagner_tables import render
 
 
 def test_all_tables_of_a_tiny_pair(monkeypatch):

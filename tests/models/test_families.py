@@ -10,16 +10,16 @@ from families import EAGER_ONLY, FAMILIES, attentions, based, build, gpt, own
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outrider import check, verifiers
+from outrider import verifiers
 from outrider.drafters import DraftModel, Root
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.laws.sampling import Sampling
 from outrider.load import load
-from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, runner_of
-from outrider.nodes import of_tree
-from outrider.prefill import ingest
-from outrider.request import Limits
-from outrider.sampling import Sampling
+from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, check, runner_of
+from outrider.models.nodes import of_tree
+from outrider.models.prefill import ingest
 from outrider.tree import from_parents
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
@@ -240,7 +240,7 @@ def test_the_chain_fallback_is_exact(name):
 def test_an_unlisted_architecture_falls_back_to_chains(monkeypatch, tmp_path):
     """BLOOM without its exception cannot build its bias: trees fail, chains stay exact."""
     monkeypatch.setattr(sys.modules["outrider.models"], "EXCEPTIONS", {})
-    monkeypatch.setattr(sys.modules["outrider.sources"], "SUPPORTED", frozenset())
+    monkeypatch.setattr(sys.modules["outrider.models.sources"], "SUPPORTED", frozenset())
     build(FAMILIES["BLOOM"]()).save_pretrained(tmp_path)
     pair = load(
         tmp_path, drafter="prompt_lookup", threads=1, packed=False, dtype="float32", tokenizer=None

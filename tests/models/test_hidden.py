@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, build
 
 from outrider.models import CausalModel, ChainRunner, LlamaRunner, TransformersRunner, runner_of
-from outrider.nodes import causal, of_tree
+from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
 from tiny import RUNNERS, llama
 

@@ -13,14 +13,14 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling, calibrate, check
-from outrider.engine import Run
+from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider.engine.engine import Run
+from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import CausalModel, LlamaRunner, calibrate, check
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
-from outrider.nodes import causal, of_tree
-from outrider.request import Request
+from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
 from outrider.types import Inputs, Nodes, Output
 from tiny import llama

@@ -6,9 +6,9 @@ import torch
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner, adapt
 from outrider.models.linear import can_pack
 from outrider.models.llama import fits
-from outrider.nodes import causal as line
-from outrider.nodes import of_tree
-from outrider.prefill import ingest, width
+from outrider.models.nodes import causal as line
+from outrider.models.nodes import of_tree
+from outrider.models.prefill import ingest, width
 from outrider.tree import branching, from_parents
 from tiny import RUNNERS, llama
 

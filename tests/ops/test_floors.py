@@ -7,7 +7,7 @@ from cases import DTYPES
 
 from outrider import ops
 from outrider.errors import BackendUnavailable
-from outrider.sampling import Sampling, floors, rows, warp
+from outrider.laws.sampling import Sampling, floors, rows, warp
 
 SETTINGS = {
     "k": [Sampling(top_k=5), Sampling(top_k=1), Sampling(top_k=10_000)],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case, build, same, twin
 
-from outrider.sampling import Sampling, floors, rows
+from outrider.laws.sampling import Sampling, floors, rows
 from outrider.types import Draws, Kind, Laws
 
 REHEARSAL = os.environ.get("OUTRIDER_GPU_TESTS") == "interpreter"

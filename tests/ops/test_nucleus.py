@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider import ops
-from outrider.sampling import Sampling, floors, rows
+from outrider.laws.sampling import Sampling, floors, rows
 
 SETTINGS = [
     Sampling(top_p=0.9),

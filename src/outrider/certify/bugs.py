@@ -23,9 +23,9 @@ from torch import Tensor
 from outrider import noise, ops, verifiers
 from outrider.certify.laws import model_of
 from outrider.drafters import DraftModel
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
 from outrider.types import (
     Context,
     Draft,

@@ -12,8 +12,8 @@ from outrider.certify.judge import Ids, Judge, Power, Progress, Prompt, checked,
 from outrider.certify.laws import Text, flatter, law
 from outrider.certify.report import Report, Test
 from outrider.errors import ConfigurationError
+from outrider.laws.sampling import Sampling
 from outrider.models import adapt
-from outrider.sampling import Sampling
 from outrider.types import LanguageModel
 
 Generator = Callable[[list[list[int]]], Sequence[Sequence[int]]]

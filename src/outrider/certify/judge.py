@@ -17,9 +17,9 @@ from outrider.certify.conditional import ORDERS, SETS, Pool
 from outrider.certify.laws import Text, score
 from outrider.certify.report import Report, Test
 from outrider.certify.verdicts import Verdicts
+from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
-from outrider.request import token_ids
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
 from outrider.types import LanguageModel
 
 Ids = Sequence[int]

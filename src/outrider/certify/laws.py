@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import ops, shaping
-from outrider.nodes import causal
-from outrider.prefill import ROUND
+from outrider import ops
+from outrider.laws import shaping
+from outrider.laws.sampling import Sampling, rows, warp
+from outrider.models.nodes import causal
+from outrider.models.prefill import ROUND
 from outrider.rows import SamplingRows
-from outrider.sampling import Sampling, rows, warp
 from outrider.tree import chain
 from outrider.types import Context, Drafter, LanguageModel, Laws
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.certify.laws import Scored, Text, pad
 from outrider.certify.report import Test
-from outrider.nodes import causal
-from outrider.prefill import ROUND
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
+from outrider.models.nodes import causal
+from outrider.models.prefill import ROUND
 from outrider.types import LanguageModel
 
 QUANTILE, FACTOR = 0.9999, 2.0

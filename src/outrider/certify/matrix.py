@@ -13,9 +13,9 @@ from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
 from outrider.drafters.recipes import DraftOptions, Parts
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
 from outrider.types import Drafter, LanguageModel, Verifier
 
 ORDER = 3  #: of the n-gram table

@@ -12,10 +12,10 @@ from outrider.certify.judge import Ids, Judge, Power, Progress, Prompt, checked,
 from outrider.certify.laws import Guesses, Text
 from outrider.certify.report import Report, Test
 from outrider.drafters import Root
-from outrider.engine import Engine, Observer
+from outrider.engine.engine import Engine, Observer
+from outrider.engine.request import Limits
 from outrider.errors import PromptError
-from outrider.request import Limits
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Drafter
 

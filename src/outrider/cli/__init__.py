@@ -4,10 +4,10 @@ import sys
 
 import typer
 
-from outrider import bench
 from outrider.cli import certify, compare, demo, generate
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
+from outrider.lab import papers as bench
 
 app = typer.Typer(
     name="outrider",

@@ -13,10 +13,10 @@ from outrider.cli import options
 from outrider.cli.console import out
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError, PromptError
-from outrider.progress import bar
-from outrider.prompts import read_prompts as read_texts
-from outrider.sampling import Sampling
-from outrider.speculator import Speculator
+from outrider.lab.progress import bar
+from outrider.lab.prompts import read_prompts as read_texts
+from outrider.laws.sampling import Sampling
+from outrider.text.speculator import Speculator
 
 CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
 

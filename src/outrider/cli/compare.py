@@ -11,8 +11,8 @@ from outrider.certify.report import Row
 from outrider.cli import options
 from outrider.cli.console import out
 from outrider.cli.options import parse_branching
-from outrider.compare import Comparison, Plan
-from outrider.progress import counter
+from outrider.lab.compare import Comparison, Plan
+from outrider.lab.progress import counter
 
 
 def compare(

@@ -6,15 +6,16 @@ import typer
 from rich.panel import Panel
 from rich.table import Table
 
-from outrider import measure, verifiers
+from outrider import verifiers
 from outrider.cli import paint
 from outrider.cli.console import LOADING, out, working
 from outrider.drafters import DraftModel
+from outrider.lab import measure
+from outrider.lab.progress import counter
+from outrider.lab.prompts import read_rows
+from outrider.laws.sampling import Sampling
 from outrider.load import load, parameters
-from outrider.progress import counter
-from outrider.prompts import read_rows
-from outrider.sampling import Sampling
-from outrider.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator, Stop
 
 SHOWN = 0.6  #: temperature of the texts on the screen
 PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on

@@ -11,8 +11,8 @@ from outrider import verifiers
 from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.errors import ConfigurationError, PromptError
-from outrider.sampling import Sampling
-from outrider.speculator import Generation, Speculator, Stop, Stream
+from outrider.laws.sampling import Sampling
+from outrider.text.speculator import Generation, Speculator, Stop, Stream
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

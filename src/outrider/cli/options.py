@@ -14,7 +14,7 @@ from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
 from outrider.load import load
-from outrider.speculator import Speculator
+from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
 

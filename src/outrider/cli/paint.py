@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from outrider.blocks import HostBlock
+from outrider.engine.blocks import HostBlock
 
 STYLES = {
     "accepted": "green",

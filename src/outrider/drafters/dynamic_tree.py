@@ -31,7 +31,7 @@ from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.errors import ConfigurationError
-from outrider.prefill import ROUND
+from outrider.models.prefill import ROUND
 from outrider.tree import numbers
 from outrider.types import (
     Cache,

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import GenerationConfig
 
-from outrider.sampling import Sampling
+from outrider.laws.sampling import Sampling
 from outrider.stats import Stats
 
 

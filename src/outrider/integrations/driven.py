@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 from transformers import generation as hf
 
-from outrider import check, drafters, verifiers
+from outrider import drafters, verifiers
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Parts
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.keywords import CONFIGURED
-from outrider.models import CausalModel, refusals, runner_of
+from outrider.models import CausalModel, check, refusals, runner_of
 from outrider.models.config import read
 from outrider.models.guard import CONFIGURATION
 

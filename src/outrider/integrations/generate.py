@@ -26,19 +26,19 @@ from transformers import PreTrainedModel
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outrider.blocks import HostBlock
 from outrider.drafters import models
-from outrider.engine import Engine, Run
+from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Engine, Run
+from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.driven import engine_for, named
 from outrider.integrations.inputs import left_padding, refuse, refuse_kept_back
 from outrider.integrations.processors import ids_of, of_row, settings
 from outrider.keywords import KNOWN, OURS, load_arguments
+from outrider.laws.sampling import Sampling
 from outrider.models.config import read
 from outrider.models.guard import evaluating
-from outrider.request import Limits
-from outrider.sampling import Sampling
 from outrider.stats import Stats
 from outrider.types import Block, Draft, Scores, Verdict
 

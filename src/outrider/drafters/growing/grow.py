@@ -14,11 +14,11 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.growing.builder import Children, TreeBuilder
 from outrider.drafters.growing.shapes import Layout, Level
-from outrider.nodes import causal
+from outrider.laws.sampling import warp
+from outrider.laws.shaping import shape
+from outrider.models.nodes import causal
+from outrider.models.prefill import ingest, width
 from outrider.noise import Purpose
-from outrider.prefill import ingest, width
-from outrider.sampling import warp
-from outrider.shaping import shape
 from outrider.tree import numbers
 from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Verdict
 

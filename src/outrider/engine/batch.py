@@ -1,0 +1,241 @@
+"""A batch of rows under way, and how rows come into it: read in groups of like length, by chunks.
+
+Rows are values: `take` copies some, `put` writes them into seats of another batch, `narrow` drops
+the last ones. The row of seat 2 leaves a batch of 8:
+
+    batch = batch.put([2], batch.take([7])).narrow(7)
+
+What is large (caches, tokens) is written in place, each row's used slots alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outrider.engine.request import Request
+from outrider.laws import sampling, shaping
+from outrider.models.prefill import inference, ingest
+from outrider.rows import picked, placed
+from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
+
+_PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
+_FREE = 64  #: or so many tokens: about what another call costs
+
+
+class Batch(NamedTuple):
+    """What the next step needs, one row for each text under way. A `RowStore`."""
+
+    context: Context
+    cache: Any  #: the target's
+    memory: RowStore  #: the drafter's
+    limit_B: Tensor  #: committed length at which a row ends
+    limit_reason_B: Tensor
+    stop_BS: Tensor  #: stop token ids, -1 padded
+    reason_B: Tensor  #: RUNNING, or why the row has ended
+    tokens_SL: Tensor  #: tokens of all seats; the first rows of it are `context.tokens_BL`
+    ended: bool = False  #: host constant: whether a row may have ended
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.context.length_B.shape[0]
+
+    @inference
+    def take(self, rows: Sequence[int]) -> "Batch":
+        """A copy of these rows, in this order."""
+        context = self.context
+        tokens = picked(context.tokens_BL, rows)
+        return Batch(
+            context._replace(
+                tokens_BL=tokens,
+                length_B=picked(context.length_B, rows),
+                sampling=context.sampling.take(rows),
+                inputs=None if context.inputs is None else context.inputs.take(rows),
+            ),
+            self.cache.take(rows),
+            self.memory.take(rows),
+            picked(self.limit_B, rows),
+            picked(self.limit_reason_B, rows),
+            picked(self.stop_BS, rows),
+            picked(self.reason_B, rows),
+            tokens,
+            self.ended,
+        )
+
+    @inference
+    def put(self, seats: Sequence[int], other: "Batch") -> "Batch":
+        """The rows of `other` in these seats; seats behind the last row add rows.
+
+        Both have rows of one capacity. Use the result, neither `self` nor `other`.
+        """
+        mine, theirs, slab = self.context, other.context, self.tokens_SL
+        rows = max(self.rows, 1 + max(seats, default=-1))
+        if rows > slab.shape[0]:
+            slab = pad(slab, (0, 0, 0, max(rows, 2 * slab.shape[0]) - slab.shape[0]))
+        for row, seat in enumerate(seats):
+            slab[seat, : theirs.bound] = theirs.tokens_BL[row, : theirs.bound]
+        inputs = theirs.inputs
+        if mine.inputs is not None and theirs.inputs is not None and self.rows:
+            inputs = mine.inputs.put(seats, theirs.inputs)
+        context = Context(
+            slab[:rows],
+            placed(mine.length_B, seats, theirs.length_B),
+            max(mine.bound, theirs.bound),
+            mine.sampling.put(seats, theirs.sampling),
+            inputs,
+        )
+        return Batch(
+            context,
+            self.cache.put(seats, other.cache),
+            self.memory.put(seats, other.memory),
+            placed(self.limit_B, seats, other.limit_B),
+            placed(self.limit_reason_B, seats, other.limit_reason_B),
+            placed(self.stop_BS, seats, other.stop_BS, -1),
+            placed(self.reason_B, seats, other.reason_B),
+            slab,
+            self.ended or other.ended,
+        )
+
+    @inference
+    def narrow(self, rows: int) -> "Batch":
+        """The first rows; the seats behind them are free for `put`."""
+        context = self.context
+        return Batch(
+            context._replace(
+                tokens_BL=self.tokens_SL[:rows],
+                length_B=context.length_B[:rows],
+                sampling=context.sampling.narrow(rows),
+                inputs=None if context.inputs is None else context.inputs.narrow(rows),
+            ),
+            self.cache.narrow(rows),
+            self.memory.narrow(rows),
+            self.limit_B[:rows],
+            self.limit_reason_B[:rows],
+            self.stop_BS[:rows],
+            self.reason_B[:rows],
+            self.tokens_SL,
+            self.ended,
+        )
+
+
+class Prefill:
+    """Rows on their way into a batch of their own: their prompts are read, a part at a time.
+
+    Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        requests: Sequence[Request],
+        capacity: int,
+    ) -> None:
+        self.target, self.drafter, self.requests = target, drafter, requests
+        self.capacity, self._read = capacity, 0
+        prompts = [request.prompt for request in requests]
+        self._need = max(map(len, prompts)) - 1
+        device = torch.device(target.device)
+        tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
+        settings = [request.sampling for request in requests]
+        stops = [request.limits.stop_ids for request in requests]
+        rows = sampling.rows(settings, device)._replace(
+            shaping=shaping.build(settings, prompts, stops, target.vocab_size, device)
+        )
+        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        inputs = _together([r.inputs for r in requests if r.inputs is not None])
+        self.context = Context(tokens_BL.to(device), length_B, self._need + 1, rows, inputs)
+        self.cache = target.open(len(prompts), capacity, inputs)
+        self._hidden: list[Tensor] = []
+
+    @inference
+    def step(self, tokens: int | None = None) -> Batch | None:
+        """Read about so many more tokens of the rows together, or all of them.
+
+        The batch once they are read: caches are full but for each row's pending token.
+        """
+        context, rows = self.context, len(self.requests)
+        stop = self._need
+        if tokens is not None:
+            stop = min(stop, self._read + max(tokens // rows, 1))
+        self._hidden += ingest(
+            self.target,
+            self.cache,
+            context.tokens_BL,
+            stop,
+            start=self._read,
+            hidden=self.drafter.hidden,
+        )
+        self._read = stop
+        if stop < self._need:
+            return None
+        hidden = torch.cat(self._hidden, 1) if self._hidden else None
+        memory = self.drafter.open(context._replace(hidden_BLE=hidden), self.capacity)
+        device = context.length_B.device
+        ends = [request.end(self.target.context) for request in self.requests]
+        stops = [list(request.limits.stop_ids) for request in self.requests]
+        most = max(map(len, stops))
+        stops = [ids + [-1] * (most - len(ids)) for ids in stops]
+        return Batch(
+            context,
+            self.cache,
+            memory,
+            torch.tensor([limit for limit, _ in ends], device=device),
+            torch.tensor([reason for _, reason in ends], device=device),
+            torch.tensor(stops, dtype=torch.int64, device=device).view(rows, most),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            context.tokens_BL,
+        )
+
+
+def begin(
+    target: LanguageModel, drafter: Drafter, requests: Sequence[Request], capacity: int
+) -> Batch:
+    """A batch of these requests, in their order, with rows of `capacity` slots.
+
+    Caches are full but for each row's pending token. All rows are read to the longest.
+    """
+    batch = Prefill(target, drafter, requests, capacity).step()
+    assert batch is not None
+    return batch
+
+
+def slab(target: LanguageModel, drafter: Drafter, seats: int, capacity: int) -> Batch:
+    """A batch of no rows, with free seats."""
+    return begin(target, drafter, [Request((0,))] * seats, capacity).narrow(0)
+
+
+def groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows that are read together, the longest first: little of what is read is padding.
+
+    >>> groups([10, 400, 12, 11])
+    [[1], [2, 3, 0]]
+    """
+    together: list[list[int]] = []
+    padding = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if together:
+            rows = together[-1]
+            longest = lengths[rows[0]]
+            padding += longest - lengths[row]
+            if padding <= max(_FREE, _PADDING * longest * (len(rows) + 1)):
+                rows.append(row)
+                continue
+        together.append([row])
+        padding = 0
+    return together
+
+
+def _together(each: Sequence[Inputs]) -> Inputs | None:
+    """The inputs of several rows as one, padded to the longest."""
+    if not each:
+        return None
+    merged = each[0]
+    for row, inputs in enumerate(each[1:], start=1):
+        merged = merged.put([row], inputs)
+    return merged

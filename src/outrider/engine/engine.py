@@ -1,0 +1,388 @@
+"""The loop: propose, score, verify, commit, emit. Tokens only, no text.
+
+    for block in engine.run(prompts, ...):      # one HostBlock per running row and step
+        ...
+
+    run = Run(engine, seats=8)                  # requests come and go while others run
+    number = run.submit(Request(prompt, ...))
+    blocks = run.step()
+    run.end(number, "cancelled")
+
+Rows, seats and what becomes of a request: docs/rows-and-seats.md. On CUDA the host reads blocks one
+step late, while the next step runs; on a CPU there is nothing to wait for.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from outrider import arguments, tree, verifiers
+from outrider.engine import graphs, step
+from outrider.engine.batch import Batch
+from outrider.engine.blocks import HostBlock, Pending
+from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
+from outrider.engine.ledger import Ledger, Phase
+from outrider.engine.planner import Fixed, Planner
+from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
+from outrider.engine.seating import Seating
+from outrider.errors import CapacityError, ConfigurationError, PromptError
+from outrider.laws import shaping
+from outrider.laws.sampling import Sampling, fresh_seed
+from outrider.models.prefill import ROUND, inference
+from outrider.stats import Clock, RequestStats, Stats
+from outrider.types import (
+    Block,
+    BlockLists,
+    Costs,
+    Draft,
+    Drafter,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
+
+#: Called after every step with what the verbs made; rows name the requests of the batch's rows.
+Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
+
+
+class Engine:
+    """A target, a drafter, a rule and a planner; no state is kept between runs.
+
+    `rule=None` takes the default for what is being judged: match at temperature 0 and for point
+    masses or coupled drafts, otherwise the best rule for drawn children. `planner=None` drafts in
+    the drafter's usual shape; `costs` are for the planner. With `graphs` steps are captured and
+    replayed as CUDA graphs (docs/gpu.md): the same text with less work for the host.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        rule: str | Verifier | None = None,
+        planner: Planner[Any] | None = None,
+        costs: Costs | None = None,
+        graphs: bool = False,
+    ) -> None:
+        if not hasattr(drafter, "propose") or isinstance(drafter, type):
+            do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
+            arguments.refuse("drafter", "a Drafter", drafter, do)
+        tree.within(drafter.shapes[0].max_nodes, f"the drafter {drafter.name!r}")
+        self.rule = verifiers.named(rule)
+        self._chains = all(shape.is_chain for shape in drafter.shapes)
+        if self.rule is not None:
+            verifiers.check(self.rule, drafter.kinds, self._chains, drafter.name)
+        if not self._chains and not target.trees:
+            raise ConfigurationError(
+                f"the target scores chains but not trees; got drafter {drafter.name!r}, which "
+                "branches; use a chain (leave branching out)"
+            )
+        self.target, self.drafter = target, drafter
+        self.planner: Planner[Any] = Fixed() if planner is None else planner
+        self.costs = costs
+        device = torch.device(target.device)
+        self.capture: Capture | None = CudaCapture(device) if graphs else None
+
+    def choose_rule(self, greedy: str) -> Verifier:
+        """The rule of a run whose rows are greedy: "all", "some" or "none"."""
+        if self.rule is not None:
+            return self.rule
+        if greedy == "all":
+            return verifiers.get("match")
+        return verifiers.default(self.drafter.kinds, self._chains)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        limits: Limits | Sequence[Limits] | None = None,
+        *,
+        capacity: int | None = None,
+        trace: bool = False,
+        logprobs: bool = False,
+        observe: Observer | None = None,
+    ) -> "Run":
+        """An iterator of HostBlocks over these prompts, each decoded under its own settings.
+
+        Raises PromptError or CapacityError before any work is done.
+        """
+        texts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
+        settings = spread("sampling", sampling, Sampling(), len(texts))
+        ends = spread("limits", limits, Limits(), len(texts))
+        if not texts:
+            raise PromptError("no prompt; got an empty batch; give at least one prompt")
+        requests = [Request(*each) for each in zip(texts, settings, ends, strict=True)]
+        if capacity is None:
+            longest = max(request.end(self.target.context)[0] for request in requests)
+            capacity = longest + self.drafter.shapes[0].max_nodes
+        run = Run(self, len(requests), capacity, trace=trace, logprobs=logprobs, observe=observe)
+        run.submit_all(requests)
+        run.close()
+        return run
+
+
+class Run(Iterator[HostBlock]):
+    """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
+
+    seats     how many rows run side by side; the others wait, first come first served
+    capacity  slots of a row: prompt, budget and draft tree. None: the model's context
+
+    Iterating ends when nothing is left to do. A request that failed raises its error there, once;
+    the others go on if the iteration does.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        seats: int = 8,
+        capacity: int | None = None,
+        *,
+        trace: bool = False,
+        logprobs: bool = False,
+        observe: Observer | None = None,
+    ) -> None:
+        self.engine, self._trace = engine, trace
+        self._logprobs, self._observe = logprobs, observe
+        self._size = engine.drafter.shapes[0].max_nodes
+        if capacity is None:
+            if engine.target.context >= 1 << 30:
+                raise CapacityError(
+                    "the model names no context to size rows by; got capacity=None; give capacity"
+                )
+            capacity = engine.target.context + self._size
+        self.capacity = capacity
+        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        self.rule = engine.choose_rule("all")
+        self._graphed: Graphed | None = None
+        seats = arguments.whole("seats", seats, "give at least one", least=1)
+        self._ledger = Ledger()
+        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
+        self._reads = engine.target.probe(1) is not None
+        self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
+        self._closed = False
+        self._device = torch.device(engine.target.device)
+        self._clock, self._mark = Clock(self._device), 0.0
+        self._lag = 1 if self._device.type == "cuda" else 0
+        self._unread: deque[Pending] = deque()
+
+    # ------------------------------------------------------------------ requests come and go
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; its number. Raises its error at once if it cannot be decoded here."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[int]:
+        """Queue several, or none of them if one is refused."""
+        if self._closed:
+            raise ConfigurationError(
+                f"this run is closed; got {len(requests)} more; submit to another run"
+            )
+        target, entries = self.engine.target, self._ledger.entries
+        for number, request in enumerate(requests, len(entries)):
+            check(request, number, target, self._reads)
+            check_fit(request, number, target.context, self._size, self.capacity)
+            if self.engine.capture is not None:
+                graphs.check(request.sampling, number)
+        settings = shaping.admit(
+            [request.sampling for request in requests],
+            [request.prompt for request in requests],
+            [request.limits.stop_ids for request in requests],
+            target.vocab_size,
+            self._device,
+            len(entries),
+            [entry.request.sampling for entry in entries if not entry.over],
+        )
+        numbers = []
+        for request, sampling in zip(requests, settings, strict=True):
+            if sampling.seed is None:
+                sampling = replace(sampling, seed=fresh_seed())
+            if sampling is not request.sampling:
+                request = replace(request, sampling=sampling)
+            numbers.append(self._ledger.add(request))
+        self._seating.seats.waiting += numbers
+        if any(sampling.temperature for sampling in settings):
+            self.rule, self._graphed = self.engine.choose_rule("some"), None
+        return numbers
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self._closed = True
+
+    def end(self, number: int, reason: str = "cancelled", keep: int | None = None) -> None:
+        """End a request from outside: a stop string, a closed connection.
+
+        `keep` is how many of its tokens count, all that were told by default. One that ended by
+        itself can still be cut, as its last block may hold a stop string. Raises ConfigurationError
+        for a request that was ended from outside before, or failed, or is not there.
+        """
+        self._ledger.check_end(number, reason)
+        waits = self._ledger.entries[number].phase is Phase.WAITING
+        self._ledger.end(number, reason, keep)
+        if waits:
+            self._seating.seats.waiting.remove(number)
+        if self.done:
+            self._mark = 0.0
+
+    # ------------------------------------------------------------------ what has become of them
+
+    @property
+    def done(self) -> bool:
+        """Whether every request is over."""
+        return not self._ledger.left
+
+    @property
+    def batch(self) -> Batch | None:
+        """The rows under way, for steps by hand and tests; None before the first step."""
+        return self._seating.batch
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Where each request stands."""
+        return [entry.phase for entry in self._ledger.entries]
+
+    @property
+    def reasons(self) -> list[str | None]:
+        """Why each request is over, None while it is not."""
+        return [entry.reason for entry in self._ledger.entries]
+
+    @property
+    def requests(self) -> list[RequestStats]:
+        """Statistics of each request."""
+        return [entry.stats for entry in self._ledger.entries]
+
+    @property
+    def errors(self) -> dict[int, Exception]:
+        """The errors of requests that failed."""
+        entries = enumerate(self._ledger.entries)
+        return {number: entry.error for number, entry in entries if entry.error is not None}
+
+    @property
+    def stats(self) -> Stats:
+        """Totals up to the last step."""
+        stats = self._ledger.stats
+        if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
+            stats.clock(self._clock.read())
+        return stats
+
+    # ------------------------------------------------------------------ the loop
+
+    def __iter__(self) -> "Run":
+        return self
+
+    def __next__(self) -> HostBlock:
+        while not self._ledger.ready:
+            if self.done:
+                raise StopIteration
+            self._turn()
+        block = self._ledger.ready.popleft()
+        error = self._ledger.entries[block.row].error
+        if error is not None and block.finish_reason == "error":
+            raise error
+        return block
+
+    def step(self) -> list[HostBlock]:
+        """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
+
+        A request that failed has a last block with finish_reason "error"; `errors` says why.
+        """
+        if not self.done:
+            self._turn()
+        blocks = list(self._ledger.ready)
+        self._ledger.ready.clear()
+        return blocks
+
+    @inference
+    def _turn(self) -> None:
+        self._mark = self._mark or time.perf_counter()
+        self._seating.leave()
+        spent = self._seating.arrive()
+        if self._seating.rows:
+            self._advance()
+        now, stats = time.perf_counter(), self._ledger.stats
+        stats.seconds += now - self._mark - spent
+        stats.prefill_ms += 1e3 * spent
+        self._mark = 0.0 if self.done else now
+
+    def _advance(self) -> None:
+        """One step of all rows. A row whose own processors fail leaves, and the others step."""
+        clock = self._clock
+        while self._seating.rows:
+            batch, shape = self._bounded(), self._shape()
+            clock.start()
+            try:
+                draft, scores, verdict, self._seating.batch, block = self._made(batch, shape)
+                break
+            except shaping.ProcessorError as error:
+                self._blame(error)
+        else:
+            return
+        rows = list(self._seating.rows)
+        logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
+        if self._observe is not None:
+            with torch.inference_mode(False):  # an observer may differentiate copies
+                self._observe(draft, scores, verdict, block, rows)
+            clock.start()
+        if block.lists is not None and not self._trace and logs is None and not self._unread:
+            self._tell(block.lists, rows)  # on the host already: nothing to wait for
+        else:
+            self._unread.append(Pending(block, draft, verdict, rows, self._trace, logs))
+        while len(self._unread) > self._lag or (self._unread and self._all_over()):
+            pending = self._unread.popleft()
+            self._tell(pending.read(), pending.requests, pending)
+        clock.lap("emit")
+        self._ledger.stats.engine_steps += 1
+
+    def _made(self, batch: Batch, shape: Shape) -> Made:
+        """What the verbs make: one by one on the clock, or in one piece."""
+        engine, clock, rule = self.engine, self._clock, self.rule
+        if engine.capture is None:
+            return verbs(engine.target, engine.drafter, rule, batch, shape, clock.lap)
+        if self._graphed is None:
+            self._graphed = Graphed(
+                engine.capture,
+                lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
+                engine.drafter.shapes,
+            )
+        made = self._graphed(batch, shape)
+        clock.lap("graph")
+        return made
+
+    def _bounded(self) -> Batch:
+        """The batch with the length that no row exceeds: blocks that are unread count in full."""
+        batch = self._seating.batch
+        assert batch is not None
+        longest = max(self._ledger.entries[number].length for number in self._seating.rows)
+        ahead = len(self._unread) * self._size
+        bound = min(longest + ahead, self._seating.capacity - self._size)
+        return batch._replace(context=batch.context._replace(bound=bound))
+
+    def _shape(self) -> Shape:
+        shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
+        shapes = self.engine.drafter.shapes
+        if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
+            raise ConfigurationError(
+                f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
+                f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
+            )
+        return shape
+
+    def _blame(self, error: shaping.ProcessorError) -> None:
+        """Fail the row whose processor raised. Nothing of the step has been committed."""
+        number, cause = self._seating.rows[error.row], error.__cause__
+        assert isinstance(cause, Exception)
+        length = self._ledger.entries[number].length
+        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
+        self._ledger.ready.append(self._ledger.fail(number, cause))
+        self._seating.leave()
+
+    def _all_over(self) -> bool:
+        return all(self._ledger.entries[number].over for number in self._seating.rows)
+
+    def _tell(self, block: BlockLists, numbers: list[int], pending: Pending | None = None) -> None:
+        blocks = self._ledger.tell(block, numbers, pending)
+        self._plan = self.engine.planner.learn(self._plan, blocks)

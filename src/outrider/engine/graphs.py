@@ -1,0 +1,221 @@
+"""A step as a CUDA graph: its verbs are captured once per (rows, shape, width) and replayed.
+
+A captured step reads and writes fixed addresses, so what a step makes anew has to come back to
+where the graph reads it: the lengths and the reasons, copied at the end of the graph itself. All
+else is written in place (tokens, caches, memories) or never changes while the rows stay (sampling,
+limits). When rows come or go, or another width begins, buffers may have moved: the graphs are
+dropped and captured anew.
+
+The host reads as it does without graphs, one step late; what a step returns is overwritten by the
+next one.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from outrider.engine import step
+from outrider.engine.batch import Batch
+from outrider.errors import ConfigurationError
+from outrider.laws.sampling import Sampling
+from outrider.models.prefill import inference, width
+from outrider.types import Block, Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
+
+R = TypeVar("R")
+
+
+def check(sampling: Sampling, number: int) -> None:
+    """Raise ConfigurationError for a request that no replayed step can serve."""
+    if sampling.processors:
+        raise ConfigurationError(
+            f"graphs replay no functions of Python; got {len(sampling.processors)} processors of "
+            f"request {number}; leave graphs or processors out"
+        )
+
+
+class Made(NamedTuple):
+    """What the verbs of one step made."""
+
+    draft: Draft
+    scores: Scores
+    verdict: Verdict
+    batch: Batch
+    block: Block
+
+
+def verbs(
+    target: LanguageModel,
+    drafter: Drafter,
+    rule: Verifier,
+    batch: Batch,
+    shape: Shape,
+    lap: Callable[[str], object] = lambda name: None,
+) -> Made:
+    """One step; `lap` is told when a verb has ended."""
+    draft = step.propose(drafter, batch, shape)
+    lap("propose")
+    scores = step.score(target, batch, draft, drafter.hidden)
+    lap("score")
+    verdict = step.verify(rule, batch, draft, scores)
+    lap("verify")
+    batch, block = step.commit(target, drafter, batch, draft, scores, verdict)
+    lap("commit")
+    return Made(draft, scores, verdict, batch, block)
+
+
+class Capture(Protocol):
+    """Turns work into something that can be done again without Python."""
+
+    def warm(self, run: Callable[[], R]) -> R:
+        """Do the work once, as it will be recorded: compiles kernels, makes constants."""
+        ...
+
+    def record(self, run: Callable[[], R]) -> tuple[R, Callable[[], object]]:
+        """Record the work without doing it: where its results will be, and how to do it."""
+        ...
+
+
+class CudaCapture:
+    """Capture on a CUDA device, on a stream of its own. Raises ConfigurationError elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ConfigurationError(
+                f"graphs are captured on a CUDA device; got a target on {device}; leave graphs out"
+            )
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def warm(self, run: Callable[[], R]) -> R:
+        """Run on the capture's stream, so that what belongs to a stream is made for this one."""
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            result = run()
+        current.wait_stream(self.stream)
+        return result
+
+    def record(self, run: Callable[[], R]) -> tuple[R, Callable[[], object]]:
+        """Record into a `torch.cuda.CUDAGraph`."""
+        graph = torch.cuda.CUDAGraph()
+        held = _Held()
+        with torch.cuda.graph(graph, stream=self.stream), held:
+            result = run()
+
+        def replay(_: object = held) -> None:  # lives as long as the graph can be replayed
+            graph.replay()
+
+        return result, replay
+
+
+class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the tensors that captured work reads but did not make: a graph knows their addresses
+    alone, and a cache of small constants might let them go."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.outside: dict[int, Tensor] = {}
+        self._inside: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.data_ptr() not in self._inside:
+                self.outside.setdefault(leaf.data_ptr(), leaf)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.data_ptr() not in self.outside:
+                self._inside.add(leaf.data_ptr())
+        return result
+
+
+class _Graph(NamedTuple):
+    made: Made
+    replay: Callable[[], object]
+    most_B: Tensor | None
+
+
+class Graphed:
+    """The verbs of a run's steps, replayed from the second step of a kind on.
+
+    `verbs(batch, shape)` makes one step; `shapes` are all that it may be asked for.
+
+    >>> graphed = Graphed(CudaCapture(device), verbs, drafter.shapes)    # doctest: +SKIP
+    >>> draft, scores, verdict, batch, block = graphed(batch, shape)     # doctest: +SKIP
+    """
+
+    def __init__(
+        self, capture: Capture, verbs: Callable[[Batch, Shape], Made], shapes: Sequence[Shape]
+    ) -> None:
+        self._capture, self._verbs = capture, verbs
+        self._most = max(shape.max_nodes for shape in shapes)
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._warm: set[Hashable] = set()
+        self._stores: tuple[object, ...] = ()
+        self._wide = 0
+        self._length_B, self._reason_B = torch.empty(0), torch.empty(0)
+
+    @inference
+    def __call__(self, batch: Batch, shape: Shape) -> Made:
+        """One step. Its tensors hold until the next one."""
+        self._settle(batch)
+        key = (shape.key, shape.most_B is None)
+        if key not in self._warm:
+            self._warm.add(key)
+            return self._capture.warm(lambda: self._verbs(self._widened(batch, shape), shape))
+        self._read(batch)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(batch, shape)
+        graph = self._graphs[key]
+        if graph.most_B is not None and shape.most_B is not None:
+            graph.most_B.copy_(shape.most_B)
+        graph.replay()
+        context = batch.context
+        grown = context.bound + graph.made.block.tokens_BT.shape[1]
+        return graph.made._replace(batch=self._fixed(batch, min(grown, context.tokens_BL.shape[1])))
+
+    def _settle(self, batch: Batch) -> None:
+        """Drop what was captured over other rows or another width."""
+        context = batch.context
+        stores = (batch.cache, batch.memory, context.sampling, context.tokens_BL)
+        wide = width(context.bound, self._most, batch.cache.capacity)
+        same = len(stores) == len(self._stores) and wide == self._wide
+        if same and all(a is b for a, b in zip(stores, self._stores, strict=True)):
+            return
+        self._graphs.clear()
+        self._warm.clear()
+        self._stores, self._wide = stores, wide
+        self._length_B = context.length_B.clone()
+        self._reason_B = batch.reason_B.clone()
+
+    def _read(self, batch: Batch) -> None:
+        """Bring the batch to where graphs read it, unless it is there."""
+        if batch.context.length_B is not self._length_B:
+            self._length_B.copy_(batch.context.length_B)
+        if batch.reason_B is not self._reason_B:
+            self._reason_B.copy_(batch.reason_B)
+
+    def _record(self, batch: Batch, shape: Shape) -> _Graph:
+        most_B = None if shape.most_B is None else shape.most_B.to(self._length_B.device).clone()
+        fixed = self._widened(self._fixed(batch, batch.context.bound), shape)
+
+        def run() -> Made:
+            made = self._verbs(fixed, shape._replace(most_B=most_B))
+            block = made.block._replace(start_B=self._length_B.clone())
+            self._length_B.copy_(made.batch.context.length_B)
+            self._reason_B.copy_(made.batch.reason_B)
+            return made._replace(block=block)
+
+        made, replay = self._capture.record(run)
+        return _Graph(made, replay, most_B)
+
+    def _fixed(self, batch: Batch, bound: int) -> Batch:
+        context = batch.context._replace(length_B=self._length_B, bound=bound)
+        return batch._replace(context=context, reason_B=self._reason_B)
+
+    def _widened(self, batch: Batch, shape: Shape) -> Batch:
+        """The batch with the largest bound of its width: what a replay at any bound needs."""
+        bound = self._wide - shape.max_nodes
+        return batch._replace(context=batch.context._replace(bound=bound))

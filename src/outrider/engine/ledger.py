@@ -1,0 +1,177 @@
+"""What has become of the requests of a run: phases, counts, and blocks to be handed on. Host only.
+
+WAITING     in the queue, first come first served
+PREFILLING  its prompt is being read
+RUNNING     it has a row of the batch
+ENDED       a stop, its budget, the context, or a text that somebody ended (a stop string)
+CANCELLED   nobody wants it any more
+FAILED      an error of its own: `Entry.error`
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from outrider import arguments
+from outrider.engine.blocks import HostBlock, Pending
+from outrider.engine.request import Request
+from outrider.errors import ConfigurationError, NumericalError
+from outrider.stats import RequestStats, Stats
+from outrider.types import FAULT, REASONS, BlockLists
+
+
+class Phase(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+OVER = (Phase.ENDED, Phase.CANCELLED, Phase.FAILED)
+#: What may follow what. A text that has ended by itself may still be cut: its last block can hold
+#: a stop string, and then it ended there.
+NEXT: dict[Phase, tuple[Phase, ...]] = {
+    Phase.WAITING: (Phase.PREFILLING, Phase.ENDED, Phase.CANCELLED),
+    Phase.PREFILLING: (Phase.RUNNING, Phase.ENDED, Phase.CANCELLED),
+    Phase.RUNNING: OVER,
+    Phase.ENDED: (Phase.ENDED, Phase.CANCELLED),
+    Phase.CANCELLED: (),
+    Phase.FAILED: (),
+}
+
+
+@dataclass
+class Entry:
+    """One request of a run."""
+
+    request: Request
+    stats: RequestStats
+    length: int  #: committed tokens that the host knows of
+    phase: Phase = Phase.WAITING
+    reason: str | None = None  #: why it is over
+    error: Exception | None = None
+    cut: bool = False  #: ended from outside
+    started: float = 0.0  #: when it got its row
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.reason is not None
+
+    def move(self, phase: Phase, reason: str | None = None) -> None:
+        """Go on to another phase, one that may follow."""
+        assert phase in NEXT[self.phase], f"{self.phase.name} -> {phase.name}"
+        self.phase, self.reason = phase, reason
+
+
+@dataclass
+class Ledger:
+    """The requests of a run by number, their counts and the run's, and what is to be told."""
+
+    entries: list[Entry] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    ready: deque[HostBlock] = field(default_factory=deque)
+    left: int = 0  #: how many are not over
+
+    def add(self, request: Request) -> int:
+        """A new request, waiting; its number."""
+        size = len(request.prompt)
+        self.entries.append(Entry(request, RequestStats(prompt_tokens=size), size))
+        self.stats.prompt_tokens += size
+        self.left += 1
+        return len(self.entries) - 1
+
+    def run(self, number: int) -> None:
+        """It has a row."""
+        entry = self.entries[number]
+        entry.move(Phase.RUNNING)
+        entry.started = time.perf_counter()
+
+    def check_end(self, number: int, reason: str) -> None:
+        """Refuse to end what is not there, or was ended or failed before: ConfigurationError."""
+        if not arguments.is_whole(number) or not 0 <= number < len(self.entries):
+            raise ConfigurationError(
+                f"no request {number!r}: this run has {len(self.entries)}; give a number that "
+                "submit returned"
+            )
+        entry = self.entries[number]
+        if entry.cut or entry.error is not None:
+            raise ConfigurationError(
+                f"request {number} is over already ({entry.reason}); got end({number}, "
+                f"{reason!r}); end it once"
+            )
+
+    def end(self, number: int, reason: str, keep: int | None) -> None:
+        """End a request from outside and count the tokens it keeps; what was not told is dropped.
+
+        `keep=None` keeps all that were told.
+        """
+        entry = self.entries[number]
+        told = entry.stats.new_tokens
+        told -= sum(len(block.token_ids) for block in self.ready if block.row == number)
+        if keep is not None:
+            if not arguments.is_whole(keep) or not 0 <= keep <= told:
+                raise ConfigurationError(
+                    f"keep must be a number of tokens that request {number} has told, at most "
+                    f"{told}; got {keep!r}; leave it out to keep them all"
+                )
+            told = keep
+        self.ready = deque(block for block in self.ready if block.row != number)
+        self.stats.new_tokens -= entry.stats.new_tokens - told
+        entry.stats.new_tokens, entry.cut = told, True
+        self._over(entry, Phase.CANCELLED if reason == "cancelled" else Phase.ENDED, reason)
+
+    def fail(self, number: int, error: Exception) -> HostBlock:
+        """Its own error, and nobody else's; its last block."""
+        entry = self.entries[number]
+        entry.error = error
+        self._over(entry, Phase.FAILED, "error")
+        return HostBlock(number, [], 0, "error")
+
+    def _over(self, entry: Entry, phase: Phase, reason: str) -> None:
+        if not entry.over:
+            self.left -= 1
+            if entry.started:
+                entry.stats.seconds = time.perf_counter() - entry.started
+        entry.move(phase, reason)
+
+    def tell(
+        self, block: BlockLists, numbers: list[int], pending: Pending | None = None
+    ) -> list[HostBlock]:
+        """Count what a step emitted for these requests, and make it ready."""
+        blocks = []
+        for at, number in enumerate(numbers):
+            entry = self.entries[number]
+            if entry.over:
+                continue
+            if block.reason[at] == FAULT:
+                error = NumericalError(
+                    "the target or draft model returned NaN or +inf, or masked every token, for "
+                    f"request {number} after {entry.length} tokens; check weights and dtype"
+                )
+                blocks.append(self.fail(number, error))
+                continue
+            ids = block.tokens[at][: block.emitted[at]]
+            entry.length += len(ids)
+            for record in (entry.stats, self.stats):
+                record.steps += 1
+                record.new_tokens += len(ids)
+                record.drafted += block.drafted[at]
+                record.accept(block.accepted[at])
+                record.overlap += block.overlap[at]
+                record.overlaps += block.overlaps[at]
+            reason = REASONS[block.reason[at]] if block.reason[at] else None
+            if reason is not None:
+                self._over(entry, Phase.ENDED, reason)
+            accepted = min(block.accepted[at], len(ids))
+            trace = None if pending is None else pending.trace_of(at)
+            logs = None if pending is None else pending.logs_of(at, len(ids))
+            drafted = block.drafted[at]
+            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, logs))
+        self.ready += blocks
+        return blocks

@@ -1,0 +1,164 @@
+"""What is asked for: a prompt, its sampling and its ends, checked before any work is done."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider import arguments
+from outrider.errors import CapacityError, ConfigurationError, PromptError
+from outrider.laws.sampling import Sampling
+from outrider.types import CONTEXT, LENGTH, Inputs, LanguageModel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a row ends: a token budget and stop token ids.
+
+    max_new_tokens  token budget; None, the default, runs to the end of the model's context
+    stop_ids        tokens that end the row; none by default
+    """
+
+    max_new_tokens: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None:
+            do = "give a number of tokens (in Python None is the rest of the context)"
+            budget = arguments.whole("max_new_tokens", self.max_new_tokens, do, least=1)
+            object.__setattr__(self, "max_new_tokens", budget)
+        what, do = "a tuple of token ids", "write stop_ids=(2,)"
+        ids = arguments.several(
+            "stop_ids", self.stop_ids, what, do, arguments.is_whole, ordered=False
+        )
+        object.__setattr__(self, "stop_ids", ids)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to be written: what it begins with, how it is sampled, when it ends.
+
+    Raises PromptError for a prompt that is no list of token ids, ConfigurationError for settings of
+    another kind.
+
+    >>> Request((5, 6), Sampling(0), Limits(16)).prompt
+    (5, 6)
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    inputs: Inputs | None = None  #: what it reads besides its text, one row
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
+        for name, kind in (("sampling", Sampling), ("limits", Limits)):
+            if not isinstance(getattr(self, name), kind):
+                do = f"write {name}={kind.__name__}(...)"
+                arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+
+    def end(self, context: int) -> tuple[int, int]:
+        """The committed length at which it ends in a model with this context, and why."""
+        budget = self.limits.max_new_tokens
+        wanted = context if budget is None else len(self.prompt) + budget
+        why = CONTEXT if budget is None or wanted > context else LENGTH
+        return min(wanted, context), why
+
+
+def token_ids(prompt: Any, number: int = 0) -> list[int]:
+    """A prompt of token ids as a list of Python's integers: a list, a tuple, an array, a tensor.
+
+    Raises PromptError, which names the first that is none: text, a float, a boolean, None.
+
+    >>> token_ids((5, 6))
+    [5, 6]
+    """
+    if isinstance(prompt, arguments.Listable):
+        prompt = prompt.tolist()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
+        if set(map(type, prompt)) <= {int}:
+            return list(prompt)
+        ids = [arguments.plain(token) for token in prompt]
+        wrong = next((token for token in ids if not arguments.is_whole(token)), None)
+        if all(map(arguments.is_whole, ids)):
+            return [operator.index(token) for token in ids]
+        do = "token ids are whole numbers; encode text with the target's tokenizer"
+        if isinstance(wrong, (list, tuple)):
+            do = "give each prompt as one flat list of ids"
+    else:
+        wrong, do = prompt, "encode text with the target's tokenizer; give a list of whole numbers"
+    raise PromptError(
+        f"prompt {number} must be token ids here; got {arguments.shown(wrong)} "
+        f"({type(wrong).__name__}); {do}"
+    )
+
+
+def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
+    """One setting per row from one value, a list, or nothing."""
+    if given is None:
+        return [fallback] * rows
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(one, type(fallback)):
+            kind = type(fallback).__name__
+            raise ConfigurationError(
+                f"{name} must be a {kind} or one {kind} per prompt; got {one!r}; write {kind}(...)"
+            )
+    if not isinstance(given, (list, tuple)):
+        return [given] * rows
+    if len(given) != rows:
+        raise ConfigurationError(
+            f"{name} must be one value or one per prompt; got {len(given)} for {rows} prompts; "
+            "give one value to use it for all"
+        )
+    return list(given)
+
+
+def check(request: Request, number: int, target: LanguageModel, reads: bool) -> None:
+    """Refuse what this model cannot decode; `number` names the request.
+
+    `reads` says whether the model reads inputs besides the text.
+
+    Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
+    context, CapacityError for a text without any end, ConfigurationError for missing or useless
+    inputs.
+    """
+    prompt, context, vocab = request.prompt, target.context, target.vocab_size
+    if not prompt:
+        raise PromptError(
+            f"prompt {number} has no tokens; got an empty prompt; give at least one token "
+            "(the BOS token starts from nothing)"
+        )
+    worst = max(prompt)
+    if worst >= vocab or min(prompt) < 0:
+        raise PromptError(
+            f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
+            f"the vocabulary of {vocab}; encode it with the target's tokenizer"
+        )
+    if len(prompt) >= context:
+        raise PromptError(
+            f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
+            "shorten it so that at least one token fits"
+        )
+    if request.limits.max_new_tokens is None and context >= 1 << 30:
+        raise CapacityError(
+            f"prompt {number} has no token budget and the model names no context to end at; "
+            "got max_new_tokens=None; give max_new_tokens"
+        )
+    if reads != (request.inputs is not None):
+        have, do = ("no inputs", "give") if reads else ("inputs", "leave out")
+        what = "something besides the text" if reads else "text alone"
+        raise ConfigurationError(
+            f"the model reads {what}; got request {number} with {have}; {do} inputs"
+        )
+
+
+def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:
+    """Refuse a request that has no room in a row of `capacity` slots: CapacityError."""
+    limit, _ = request.end(context)
+    if limit + max_nodes > capacity:
+        size = len(request.prompt)
+        raise CapacityError(
+            f"prompt {number} needs {size} tokens + budget {limit - size} + "
+            f"{max_nodes} tree nodes, but capacity={capacity}; "
+            "raise capacity or lower max_new_tokens"
+        )

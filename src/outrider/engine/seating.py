@@ -1,0 +1,117 @@
+"""Requests find a row in the batch, and rows that are over leave it."""
+
+import time
+from collections.abc import Sequence
+
+from outrider.engine.batch import Batch, Prefill, groups, slab
+from outrider.engine.ledger import Ledger, Phase
+from outrider.engine.request import Request
+from outrider.engine.seats import Seats
+from outrider.errors import NumericalError
+from outrider.types import Drafter, LanguageModel
+
+CHUNK = 64  #: prompt tokens read between two steps of those who run
+
+
+class Seating:
+    """The batch of a run, its seats, and the group whose prompts are being read.
+
+    `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
+    the one row that moves into a free seat.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        ledger: Ledger,
+        seats: int,
+        capacity: int,
+    ) -> None:
+        self.target, self.drafter, self.capacity = target, drafter, capacity
+        self.ledger, self.seats = ledger, Seats(seats)
+        self.batch: Batch | None = None
+        self._prefill: tuple[list[int], Prefill] | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        """The request of each row of the batch."""
+        return self.seats.rows
+
+    def requests(self, numbers: Sequence[int]) -> list[Request]:
+        """The requests with these numbers."""
+        return [self.ledger.entries[number].request for number in numbers]
+
+    def leave(self) -> None:
+        """Rows that are over leave: rows from the end move into their seats."""
+        rows, entries = self.seats.rows, self.ledger.entries
+        over = [row for row, number in enumerate(rows) if entries[number].over]
+        if not over:
+            return
+        batch = self.batch
+        assert batch is not None
+        poisoned = any(isinstance(entries[rows[row]].error, NumericalError) for row in over)
+        holes, movers = self.seats.leave(over)
+        if poisoned:  # a NaN in a seat's slots would poison who sits there next, masked or not
+            moved = dict(zip(holes, movers, strict=True))
+            alive = [moved.get(row, row) for row in range(len(rows))]
+            self.batch = batch.take(alive) if alive else None
+            return
+        if holes:
+            batch = batch.put(holes, batch.take(movers))
+        batch = batch.narrow(len(rows))
+        if not any(request.sampling.shapes for request in self.requests(rows)):
+            plain = batch.context.sampling._replace(shaping=None)
+            batch = batch._replace(context=batch.context._replace(sampling=plain))
+        self.batch = batch
+
+    def arrive(self) -> float:
+        """Read prompts of those who wait: all of them while nobody runs, else a piece of a group.
+
+        Returns the seconds that it took.
+        """
+        through = not self.seats.rows
+        started = time.perf_counter()
+        while self._prefill is not None or self._call():
+            assert self._prefill is not None
+            numbers, prefill = self._prefill
+            entries = [self.ledger.entries[number] for number in numbers]
+            alive = [at for at, entry in enumerate(entries) if not entry.over]
+            newcomers = prefill.step(None if through else CHUNK) if alive else None
+            if alive and newcomers is None:
+                break
+            self._prefill = None
+            if newcomers is not None:
+                if len(alive) < len(numbers):
+                    newcomers = newcomers.take(alive)
+                self._sit([numbers[at] for at in alive], newcomers)
+            if not through:
+                break
+        return time.perf_counter() - started
+
+    def _call(self) -> bool:
+        """Begin to read the next in the queue, with those behind it who fit and are as long."""
+        ahead = self.seats.ahead()
+        if not ahead:
+            return False
+        lengths = [len(request.prompt) for request in self.requests(ahead)]
+        group = next(sorted(rows) for rows in groups(lengths) if 0 in rows)
+        numbers = [ahead[at] for at in group]
+        requests = self.requests(numbers)
+        self._prefill = numbers, Prefill(self.target, self.drafter, requests, self.capacity)
+        for number in numbers:
+            self.seats.waiting.remove(number)
+            self.ledger.entries[number].move(Phase.PREFILLING)
+        return True
+
+    def _sit(self, numbers: list[int], newcomers: Batch) -> None:
+        """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
+        seats = self.seats.sit(numbers)
+        if self.batch is None and len(numbers) == self.seats.count:
+            self.batch = newcomers
+        else:
+            if self.batch is None:
+                self.batch = slab(self.target, self.drafter, self.seats.count, self.capacity)
+            self.batch = self.batch.put(seats, newcomers)
+        for number in numbers:
+            self.ledger.run(number)

@@ -1,0 +1,142 @@
+"""One step, driven by hand or by the engine: begin, then propose, score, verify, commit.
+
+    draft   = propose(drafter, batch)                # a tree of guesses below the pending token
+    scores  = score(target, state, draft)            # one call, one law per node
+    verdict = verify(rule, batch, draft, scores)     # the longest path kept, and one more token
+    batch, block = commit(target, drafter, batch, draft, scores, verdict)
+
+Nothing here reads a device value: every verb runs on the meta device. `length_B` counts committed
+tokens, the pending one included; the caches hold one entry less; node 0 writes slot `length_B - 1`.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider import ops, verifiers
+from outrider.engine.batch import Batch, begin
+from outrider.laws.sampling import warp
+from outrider.laws.shaping import shape
+from outrider.models.nodes import of_tree
+from outrider.models.prefill import inference, width
+from outrider.tree import numbers, offered, shallower
+from outrider.types import (
+    RUNNING,
+    Block,
+    Draft,
+    Drafter,
+    Draws,
+    Ends,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+    Verifier,
+)
+
+__all__ = ["begin", "commit", "log_probabilities", "propose", "score", "verify"]
+
+
+@inference
+def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft:
+    """A tree of guesses below each row's pending token, in one of the drafter's shapes.
+
+    None takes the usual one. Rows that want less (`shape.most_B`) lose what lies deeper.
+    """
+    wanted = drafter.shapes[0] if shape is None else shape
+    draft = drafter.propose(batch.memory, batch.context, wanted)
+    if wanted.most_B is None:
+        return draft
+    return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))
+
+
+@inference
+def score(target: LanguageModel, batch: Batch, draft: Draft, hidden: bool = False) -> Scores:
+    """The target's laws at every node, from one call. Siblings share a position, never a slot.
+
+    With `hidden` the states that they were computed from come along, for a drafter that asks.
+    """
+    tree, context = draft.tree, batch.context
+    wide = width(context.bound, tree.nodes, batch.cache.capacity)
+    nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
+    logits, states = target.forward(batch.cache, nodes, hidden=hidden)
+    shaping = context.sampling.shaping
+    if shaping is None:
+        return Scores(warp(logits, context.sampling), states)
+    alive = None
+    if shaping.processed:  # processors see no node that the drafter left empty
+        alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
+    shaped = shape(logits, shaping, context, draft.tokens_BN, tree, alive_BR=alive)
+    dead = None
+    if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
+        dead = shaped.amax(-1) == -torch.inf
+        shaped = shaped.masked_fill(dead[..., None], 0.0)
+    return Scores(warp(shaped, context.sampling), states, raw_BNV=logits, dead_BN=dead)
+
+
+@inference
+def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
+    context = batch.context
+    draws = Draws(context.seed_B, context.length_B - 1)
+    verdict = verifiers.judge(rule, draft, scores, draws)
+    if not batch.ended:
+        return verdict
+    running = batch.reason_B == RUNNING
+    return verdict._replace(
+        path_BD=torch.where(running[:, None], verdict.path_BD, -1),
+        count_B=torch.where(running, verdict.count_B, 0),
+    )
+
+
+@inference
+def commit(
+    target: LanguageModel,
+    drafter: Drafter,
+    batch: Batch,
+    draft: Draft,
+    scores: Scores,
+    verdict: Verdict,
+) -> tuple[Batch, Block]:
+    """Keep the accepted path, append its tokens and the next one, and see which rows end.
+
+    The first stop token, the row's limit or a fault cuts the block on the device.
+    """
+    context = batch.context
+    length = context.length_B
+    device = length.device
+    size = verdict.path_BD.shape[1] + 1
+    ends = Ends(length, batch.limit_B, batch.limit_reason_B, batch.stop_BS, batch.reason_B)
+    block = ops.settle(draft, scores, verdict, ends)
+    place = length[:, None] + numbers(size, device)
+    context.tokens_BL.scatter_(1, place, block.tokens_BT)  # what lies past it is rewritten later
+    if not draft.tree.is_chain:
+        target.keep(batch.cache, length - 1, verdict.path_BD)
+    drafter.commit(batch.memory, context, draft, verdict, scores)
+
+    context = context._replace(
+        length_B=length + block.emitted_B,
+        bound=min(context.bound + size, context.tokens_BL.shape[1]),
+    )
+    ended = block.lists is None or any(block.lists.reason)
+    return batch._replace(context=context, reason_B=block.reason_B, ended=ended), block
+
+
+@inference
+def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
+    """Log-probability of every token of a block under the law it was emitted from, [B, T].
+
+    That is the processed law: penalties, temperature and filters are in. Greedy rows, whose law is
+    one-hot, report the law at temperature 1 instead.
+    """
+    root = torch.zeros_like(verdict.count_B)[:, None]
+    nodes = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
+    laws = scores.laws
+    vocab = laws.logits_BRV.shape[-1]
+    logits = laws.logits_BRV.gather(1, nodes[..., None].expand(-1, -1, vocab)).float()
+    inverse = laws.inverse_temperature_B[:, None, None]
+    inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    if laws.floor_BR is not None:
+        floor = laws.floor_BR.gather(1, nodes)[..., None]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    logs = (logits * inverse).log_softmax(-1)
+    return logs.gather(2, block.tokens_BT.clamp(max=vocab - 1)[..., None])[..., 0]

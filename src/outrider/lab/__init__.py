@@ -1,0 +1,1 @@
+"""Measuring: timed comparisons, the papers' experiments, and kernels to compare with."""

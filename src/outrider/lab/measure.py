@@ -1,0 +1,182 @@
+"""Timed comparisons: arms interleaved in one process, paired ratios with an interval."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.laws.sampling import Sampling
+from outrider.text.speculator import Generation, Speculator, Stop
+from outrider.types import Inputs, LanguageModel, Nodes, Output
+
+Arm = TypeVar("Arm")
+Result = TypeVar("Result", covariant=True)
+
+
+@dataclass(frozen=True)
+class Trial(Generic[Result]):
+    """One completion of one prompt by one arm, with whatever the arm returned."""
+
+    arm: str
+    prompt: int
+    repeat: int
+    seconds: float
+    tokens: int
+    result: Result
+
+    @property
+    def ms_per_token(self) -> float:
+        """Time per emitted token; what is timed is the arm's to say."""
+        return 1e3 * self.seconds / max(self.tokens, 1)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster an arm is: median over pairs and a 95 % bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def turns(arms: Sequence[Arm], prompts: int, repeats: int = 1) -> Iterator[tuple[int, int, Arm]]:
+    """(repeat, prompt, arm): every arm on every prompt, arms in turn, the starting arm rotating.
+
+    >>> [arm for _, prompt, arm in turns("abc", 2)]
+    ['a', 'b', 'c', 'b', 'c', 'a']
+    """
+    for repeat in range(repeats):
+        for prompt in range(prompts):
+            for place in range(len(arms)):
+                yield repeat, prompt, arms[(repeat + prompt + place) % len(arms)]
+
+
+def interleave(
+    arms: dict[str, Speculator],
+    prompts: Sequence[str],
+    sampling: Callable[[int], Sampling],
+    stop: Stop,
+    repeats: int = 1,
+    progress: Callable[[], None] | None = None,
+) -> list[Trial[Generation]]:
+    """Every arm on every prompt in `turns`, after one warm-up each; times are without prefill.
+
+    `sampling(i)` gives prompt i's settings, the same for all arms.
+    """
+    for arm in arms.values():
+        arm.generate(prompts[0], sampling(0), Stop(8, token_ids=()))
+    trials = []
+    for repeat, number, name in turns(list(arms), len(prompts), repeats):
+        result = arms[name].generate(prompts[number], sampling(number), stop)
+        stats = result.stats
+        trials.append(Trial(name, number, repeat, stats.seconds, stats.new_tokens, result))
+        if progress is not None:
+            progress()
+    return trials
+
+
+def ratio(trials: Sequence[Trial[object]], fast: str, slow: str, resamples: int = 2000) -> Ratio:
+    """Time per token of `slow` over `fast`, paired by prompt and repeat."""
+    by_arm = {
+        arm: {(t.prompt, t.repeat): t.ms_per_token for t in trials if t.arm == arm}
+        for arm in (fast, slow)
+    }
+    pairs = [by_arm[slow][key] / by_arm[fast][key] for key in by_arm[fast] if key in by_arm[slow]]
+    return bootstrap(pairs, resamples)
+
+
+def bootstrap(values: Sequence[float], resamples: int = 2000) -> Ratio:
+    """Median with a percentile interval; the resampling seed is fixed."""
+    draw = random.Random(0)
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+    )
+    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    return Ratio(statistics.median(values), low, high)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the measured costs and acceptance allow, and how much of it the engine reaches.
+
+    ceiling = tokens per step * t(1) / (t(n) + gamma t_draft), all from the run itself: t(1) is the
+    plain arm's time to score a step, t(n) and gamma t_draft the speculative arm's to score and to
+    propose one.
+    """
+
+    tokens_per_step: float
+    score_one_ms: float
+    score_block_ms: float
+    propose_ms: float
+    outside_ms: float  #: speculative step time outside both
+    ceiling: float
+    reached: float  #: measured ratio of total times over the ceiling
+    outside_share: float  #: outside_ms over the whole step
+
+
+def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceiling:
+    """Ceiling and efficiency of the speculative arm `fast` against the plain arm `slow`."""
+
+    def total(arm: str, name: str) -> float:
+        return float(sum(vars(t.result.stats)[name] for t in trials if t.arm == arm))
+
+    steps, plain_steps = total(fast, "engine_steps"), total(slow, "engine_steps")
+    tokens = total(fast, "new_tokens") / steps
+    one = total(slow, "score_ms") / plain_steps
+    block, draft = total(fast, "score_ms") / steps, total(fast, "propose_ms") / steps
+    whole = 1e3 * total(fast, "seconds") / steps
+    best = tokens * one / (block + draft)
+    slow_rate = total(slow, "seconds") / total(slow, "new_tokens")
+    fast_rate = total(fast, "seconds") / total(fast, "new_tokens")
+    outside = whole - block - draft
+    reached = slow_rate / fast_rate / best
+    return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
+
+
+class Timed:
+    """A model whose calls are counted and timed: what is spent in a draft model alone.
+
+    On CUDA every call waits for the device, before and after.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.calls, self.seconds = 0, 0.0
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
+        """The model's own cache."""
+        return self.model.open(rows, capacity, inputs)
+
+    def forward(
+        self, cache: object, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+    ) -> Output:
+        """The model's own answer, timed."""
+        self._wait()
+        started = time.perf_counter()
+        output = self.model.forward(cache, nodes, last=last, hidden=hidden)
+        self._wait()
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        return output
+
+    def _wait(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize()
+
+    def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
+        """As the model does."""
+        self.model.keep(cache, first_B, path_BD)
+
+    def probe(self, rows: int) -> Inputs | None:
+        """As the model does."""
+        return self.model.probe(rows)

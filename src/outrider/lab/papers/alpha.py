@@ -1,0 +1,220 @@
+"""Leviathan et al. 2023, tables 2 to 5: alpha by drafter, predicted and measured improvement.
+
+alpha = E[sum min(p, q)] over prefixes that the target wrote (at temperature 0: how often the
+argmaxes agree). c = time of a draft step over time of a target step, measured. Expected improvement
+(1 - alpha^(gamma + 1)) / ((1 - alpha)(gamma c + 1)); measured: plain over speculative time,
+interleaved. Two drafts: what each rule accepts at a node and the most that any exact rule could, on
+recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outrider.lab.papers import alpha_drafters, alpha_measure, published, record
+from outrider.lab.papers.alpha_drafters import DRAFT
+from outrider.lab.papers.alpha_measure import LENIENCES, Prompts, rule_at
+from outrider.text.speculator import Speculator
+from outrider.theory import length
+
+Progress = Callable[[str, int, int], None]
+Tables = dict[str, list[record.Row]]
+LEVELS = [f"l = {level:g}" for level in LENIENCES]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured."""
+
+    tokens: int = 10_000  #: for alpha
+    library: int = 2_000_000  #: tokens that n-grams are counted in
+    timed: int = 4  #: prompts under the clock
+    repeats: int = 2
+    new_tokens: int = 64
+    laws: int = 256  #: recorded, for two drafts at a node
+    seed: int = 0
+
+
+def run(
+    pair: Speculator,
+    prompts: Prompts,
+    out: Path,
+    progress: Progress,
+    amount: Amount,
+    pictures: bool = True,
+) -> Tables:
+    """All four tables."""
+    if pictures:
+        record.pyplot()
+    settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
+    store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
+    progress("counting n-grams, cutting models", 0, 5)
+    sources = alpha_drafters.sources(pair, prompts, amount.library)
+    size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
+    alphas: dict[float, record.Row] = {}
+    for step, t in enumerate((0.0, 1.0), start=1):
+        progress(f"alpha at T = {t:g}", step, 5)
+        alphas[t] = store.get(
+            f"alpha {t}",
+            alpha_measure.alphas,
+            pair,
+            prompts,
+            sources,
+            t,
+            tokens=amount.tokens,
+            **size,
+        )
+    progress("cost of a draft step", 3, 5)
+    costs = store.get("cost", alpha_measure.costs, pair, prompts, sources)
+
+    def improvement(name: str, temperature: float, lenience: float) -> record.Row:
+        """One row of tables 4 and A.5: at the gamma that the formula says is best."""
+        progress(f"timing {name}, T = {temperature:g}, l = {lenience:g}", 4, 5)
+        alpha = alphas[temperature]["lenient"][name][LENIENCES.index(lenience)]
+        c, capped = costs[name], min(alpha, 0.999)
+        gamma = max(length.best_length(capped, c, 12), 1)
+        fast = pair.using(sources[name].drafter(gamma), rule_at(temperature, lenience))
+        row = store.get(
+            f"speed {name} {temperature} {lenience} {gamma}",
+            alpha_measure.speed,
+            pair,
+            fast,
+            prompts[: amount.timed],
+            temperature,
+            repeats=amount.repeats,
+            **size,
+        )
+        return {
+            "drafter": name,
+            "T": temperature,
+            "gamma": gamma,
+            "alpha": alpha,
+            "c": c,
+            "expected": length.speedup(capped, gamma, c),
+            "measured": row["median"],
+            "95 %": f"[{row['low']:.2f}, {row['high']:.2f}]",
+        }
+
+    progress("two drafts at a node", 4, 5)
+    two = {
+        t: store.get(
+            f"two {t}",
+            alpha_measure.two_drafts,
+            pair,
+            prompts,
+            record.draft_of(pair),
+            t,
+            laws=amount.laws,
+            seed=amount.seed,
+        )
+        for t in (1.0, 0.3)
+    }
+    pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
+    tables = {
+        "alpha": _alphas(alphas, list(sources)),
+        "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
+        "two": [_two(two, name) for name in two[1.0] if name not in ("key", "settings")],
+        "lenience": _lenience(alphas, list(sources)),
+        "lenience-speed": [
+            {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
+        ]
+        + published_lenience_speed(),
+    }
+    store.write(tables)
+    if pictures:
+        _draw(tables, list(sources), out)
+    return tables
+
+
+def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
+    rows: list[record.Row] = [
+        {
+            "drafter": name,
+            "alpha T = 0": found[0.0]["alpha"][name],
+            "alpha T = 1": found[1.0]["alpha"][name],
+            "tokens": f"{found[0.0]['tokens']}, {found[1.0]['tokens']}",
+        }
+        for name in names
+    ]
+    return rows + [
+        {"drafter": f"{name} ({target}, published)", "alpha T = 0": zero, "alpha T = 1": one}
+        for target, models in published.LEVIATHAN_ALPHA.items()
+        for name, (zero, one) in models.items()
+    ]
+
+
+def _two(found: dict[float, record.Row], name: str) -> record.Row:
+    row: record.Row = {"drafts and rule": name}
+    for temperature, values in found.items():
+        mean, low, high = values[name]
+        row[f"T = {temperature:g}"] = mean
+        row[f"95 %, T = {temperature:g}"] = f"[{low:.3f}, {high:.3f}]"
+    return row
+
+
+def _lenience(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
+    rows: list[record.Row] = [
+        {"drafter": name, "T": t} | dict(zip(LEVELS, found[t]["lenient"][name], strict=True))
+        for t in (0.0, 1.0)
+        for name in names
+    ]
+    return rows + [
+        {"drafter": f"{name} (published)", "T": t} | dict(zip(LEVELS, values, strict=True))
+        for t, models in published.LEVIATHAN_LENIENCE.items()
+        for name, values in models.items()
+    ]
+
+
+def published_speed() -> list[record.Row]:
+    """Table 4, with what the formula gives for its alpha, gamma and c."""
+    return [
+        {
+            "drafter": f"{name} ({task}, published)",
+            "T": float(t),
+            "gamma": gamma,
+            "alpha": alpha,
+            "c": c,
+            "expected": expected,
+            "measured": measured,
+        }
+        for task, name, t, gamma, alpha, c, expected, measured in published.LEVIATHAN_SPEED
+    ]
+
+
+def published_lenience_speed() -> list[record.Row]:
+    """A.5: T5-small, English to German, c = 0.015."""
+    rows: list[record.Row] = []
+    for t, gains in published.LEVIATHAN_LENIENCE_SPEED.items():
+        for level, alpha, gain in zip(
+            LENIENCES, published.LEVIATHAN_LENIENCE[t]["T5-small"], gains, strict=True
+        ):
+            gamma = 8 if t == 0 else ""  # the paper does not say which at T = 1
+            row = {"l": level, "drafter": "T5-small (published)", "T": t, "gamma": gamma}
+            rows.append(row | {"alpha": alpha, "c": 0.015, "expected": gain})
+    return rows
+
+
+def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
+    plt = record.pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(16, 4))
+    ours = [r for r in tables["speed"] if r["drafter"] in names]
+    theirs = [r for r in tables["speed"] if r["drafter"] not in names]
+    for rows, mark, label in ((ours, "o", "ours"), (theirs, "x", "Leviathan et al. 2023")):
+        expected = [r["expected"] for r in rows]
+        axes[0].plot(expected, [r["measured"] for r in rows], mark, label=label)
+    most = max(max(r["expected"], r["measured"]) for r in (*ours, *theirs))
+    axes[0].plot([0, most], [0, most], "k:", linewidth=1)
+    axes[0].set_xlabel("expected improvement")
+    axes[0].set_ylabel("measured improvement")
+    axes[0].legend()
+    for axis, temperature in zip(axes[1:], (0.0, 1.0), strict=True):
+        for row in tables["lenience"]:
+            if row["T"] != temperature:
+                continue
+            mark = "o-" if row["drafter"] in names else "x:"
+            axis.plot(LENIENCES, [row[level] for level in LEVELS], mark, label=row["drafter"])
+        axis.set_xlabel("lenience l")
+        axis.set_title(f"alpha, T = {temperature:g}")
+        axis.legend(fontsize=6)
+    record.save(figure, out, "alpha")
+    plt.close(figure)

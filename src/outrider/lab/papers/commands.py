@@ -1,0 +1,196 @@
+"""The experiments of the papers as commands: thin, like all commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outrider.certify.report import Row
+from outrider.lab.papers import options
+from outrider.lab.papers.options import RESULTS
+from outrider.lab.papers.published import CHEN_FIGURE
+from outrider.lab.progress import bar
+from outrider.lab.prompts import read_rows
+
+Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
+
+console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:
+    console.width = 260  # files and pipes: no wrapped columns
+
+
+def _show(tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
+    from outrider.lab.papers.record import table
+
+    for key, title in names.items():
+        if tables.get(key):
+            console.print(table(title, tables[key]))
+    console.print(f"written to {out}", markup=False)
+
+
+def toy(
+    out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = RESULTS,
+    quick: Annotated[bool, typer.Option("--quick", help="A coarser grid.")] = False,
+    pictures: options.Pictures = True,
+) -> None:
+    """Jeon et al. 2024 (RSD), figure 1: two drafts of a coin, acceptance by bias, all rules."""
+    from outrider.lab.papers import toy as experiment
+    from outrider.lab.papers.record import folder
+
+    folder(out)
+    rows = experiment.run(out, 41 if quick else 101, pictures)
+    _show({"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+
+
+def _trees(name: str, about: str) -> Callable[..., None]:
+    """The command of an experiment on trees: `name` is draft-length or budget."""
+
+    def command(
+        out: options.Out = RESULTS,
+        quick: options.Quick = False,
+        pictures: options.Pictures = True,
+        target: options.Target = None,
+        draft: options.Draft = None,
+        prompts: options.Prompts = None,
+        seed: options.Seed = 0,
+        dtype: options.Dtype = "auto",
+        threads: options.Threads = None,
+        temperature: Temperature = 1.0,
+        only: Annotated[
+            str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
+        ] = None,
+        count: Annotated[int, typer.Option(min=1, help="Prompts to judge on.")] = 80,
+        choosing: Annotated[
+            int, typer.Option(min=1, help="Other prompts, to choose trees on.")
+        ] = 16,
+        samples: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 2,
+        timed: Annotated[
+            int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
+        ] = 3,
+    ) -> None:
+        from outrider.errors import ConfigurationError
+        from outrider.lab.papers import tree_runs, tree_tables, trees
+
+        groups = trees.draft_lengths() if name == "draft-length" else trees.budgets()
+        if only is not None:
+            wanted = only.split(",")
+            if not set(wanted) <= {str(group) for group in groups}:
+                raise ConfigurationError(f"--only must name some of {sorted(groups)}; got {only!r}")
+            groups = {group: arms for group, arms in groups.items() if str(group) in wanted}
+        elif quick:
+            groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
+        plan = tree_runs.Plan(
+            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
+        )
+        if quick:
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+        pair = options.loaded(target, draft, out, pictures, dtype, threads)
+        rows = read_rows(prompts)
+        with bar(name) as progress:
+            tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
+        chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
+        size = f"T = {temperature:g}, {plan.new_tokens} tokens"
+        titles = {
+            "trees": f"{name}: every tree ({size}, {chosen} choosing prompts)",
+            "methods": f"{name}: the chosen trees on {judged} other prompts x {plan.samples}",
+            "differences": "paired differences of block efficiency on those prompts",
+            "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3",
+        }
+        _show(tables, titles, out)
+
+    command.__doc__, command.__name__ = about, name.replace("-", "_")
+    return command
+
+
+draft_length = _trees(
+    "draft-length", "Jeon et al. 2024 (RSD), experiment 1: methods at equal draft length."
+)
+budget = _trees(
+    "budget",
+    "Jeon et al. 2024 (RSD), experiment 2: methods at equal target budget (6, 10, 14, 21 or 30 "
+    "tokens a call).",
+)
+
+
+def k_sweep(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    temperature: Temperature = 1.0,
+    rule: Annotated[
+        str, typer.Option(help="Verification rule; Chen's is rejection.")
+    ] = "rejection",
+) -> None:
+    """Chen et al. 2023, figure 1: time for 128 tokens, acceptance and loop time for K = 0..7."""
+    from outrider.lab.papers import k_sweep as experiment
+
+    with bar("k-sweep") as progress:
+        tables = experiment.run(
+            options.loaded(target, draft, out, pictures, dtype, threads),
+            read_rows(prompts)[: 4 if quick else 24],
+            out,
+            progress,
+            temperature=temperature,
+            repeats=2 if quick else 4,
+            rule=rule,
+            seed=seed,
+            pictures=pictures,
+        )
+    titles = {
+        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
+    }
+    _show(tables, titles, out)
+
+
+def alpha(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience."""
+    from outrider.lab.papers import alpha as experiment
+
+    amount = experiment.Amount(seed=seed)
+    if quick:
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, seed)
+    with bar("alpha") as progress:
+        tables = experiment.run(
+            options.loaded(target, draft, out, pictures, dtype, threads),
+            read_rows(prompts),
+            out,
+            progress,
+            amount,
+            pictures,
+        )
+    titles = {
+        "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
+        "speed": "expected against measured improvement",
+        "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
+        "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
+        "lenience-speed": "improvement by lenience (published: expected only)",
+    }
+    _show(tables, titles, out)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the experiments to `outrider bench`."""
+    app.command("toy")(toy)
+    app.command("draft-length")(draft_length)
+    app.command("budget")(budget)
+    app.command("k-sweep")(k_sweep)
+    app.command("alpha")(alpha)

@@ -1,0 +1,66 @@
+"""Options that the experiments share, written once."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.errors import ConfigurationError
+from outrider.lab.papers.record import folder, pyplot
+from outrider.load import load
+from outrider.text.speculator import Speculator
+
+Target = Annotated[
+    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+]
+Draft = Annotated[str | None, typer.Option(help="Draft model; goes with --target.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with 'prompt' (and 'reference'), or plain lines; default: held-out code."
+    ),
+]
+
+
+def both(target: str | None, draft: str | None) -> None:
+    """Refuse half a pair."""
+    if (target is None) != (draft is None):
+        raise ConfigurationError(
+            f"a pair needs both --target and --draft; got {target or draft!r} alone; give both or "
+            "neither"
+        )
+
+
+Out = Annotated[Path, typer.Option(help="Folder for tables and pictures; runs resume from it.")]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Under five minutes on two cores: smaller, whatever else is asked."
+    ),
+]
+Pictures = Annotated[
+    bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
+]
+Seed = Annotated[int, typer.Option(help="Of all draws; recorded with the results.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")
+]
+RESULTS = Path("bench-results")
+
+
+def loaded(
+    target: str | None,
+    draft: str | None,
+    out: Path,
+    pictures: bool,
+    dtype: str,
+    threads: int | None,
+) -> Speculator:
+    """The pair; what is missing for the results is said before anything is loaded or measured."""
+    both(target, draft)
+    folder(out)
+    if pictures:
+        pyplot()
+    return load(target, draft, dtype=dtype, threads="auto" if threads is None else threads)

@@ -1,0 +1,180 @@
+"""What every experiment needs: results that survive a stop, tables, intervals, pictures."""
+
+import csv
+import hashlib
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, ParamSpec
+
+from rich.table import Table
+from rich.text import Text
+
+from outrider.certify.matrix import read_results
+from outrider.certify.report import Row as Row
+from outrider.drafters import DraftModel
+from outrider.errors import ConfigurationError
+from outrider.load import Notes, shipped
+from outrider.text.speculator import Speculator
+from outrider.types import LanguageModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+
+
+class Store:
+    """One JSON line per finished measurement, found again by its key when a run is resumed."""
+
+    def __init__(self, where: Path, name: str, settings: Row) -> None:
+        self.folder, self.name, self.settings = folder(where), name, settings
+        self.path = where / f"{name}.jsonl"
+        self._mark = json.dumps(settings, sort_keys=True)
+        self.rows: dict[str, Row] = {}
+        if self.path.exists():
+            for row in read_results(self.path):
+                if row.get("settings") == self._mark:
+                    self.rows[row["key"]] = row
+
+    def get(self, key: str, measure: Callable[P, Row], *args: P.args, **keywords: P.kwargs) -> Row:
+        """The stored result, or a new one by `measure`, stored at once."""
+        if key not in self.rows:
+            row = {"key": key, "settings": self._mark} | measure(*args, **keywords)
+            with self.path.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+            self.rows[key] = row
+        return self.rows[key]
+
+    def write(self, tables: dict[str, list[Row]]) -> None:
+        """All tables as one JSON document and one CSV file each."""
+        document = {"experiment": self.name, "settings": self.settings, "tables": tables}
+        path = self.folder / f"{self.name}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for name, rows in tables.items():
+            if not rows:
+                continue
+            fields = list(dict.fromkeys(key for row in rows for key in row))
+            target = self.folder / f"{self.name}-{name}.csv"
+            with target.open("w", newline="", encoding="utf-8") as out:
+                writer = csv.DictWriter(out, fields)
+                writer.writeheader()
+                writer.writerows(rows)
+
+
+def folder(path: Path) -> Path:
+    """A folder that files can be written to, made if it is missing; or ConfigurationError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=path).close()  # it is removed at once
+    except OSError as error:
+        raise ConfigurationError(
+            f"results need a folder that can be written; got {str(path)!r}: {error.strerror}; "
+            "give another --out"
+        ) from error
+    return path
+
+
+def file(path: Path) -> Path:
+    """A file that can be written, said before anything is measured; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the document needs a file; got {str(path)!r}: {error.strerror}; give another --out"
+        ) from error
+    return path
+
+
+def of_prompts(prompts: Sequence[object]) -> str:
+    """A name for these prompts: results of others are not theirs, however many they are."""
+    text = json.dumps(list(prompts), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def draft_of(pair: Speculator) -> LanguageModel:
+    """The pair's draft model, for drafters of other shapes."""
+    assert isinstance(pair.engine.drafter, DraftModel), "experiments load a pair with a draft"
+    return pair.engine.drafter.model
+
+
+def of_pair(notes: Notes) -> Row:
+    """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
+
+    def name(source: str | None, part: str) -> str | None:
+        return "shipped" if source == str(shipped(part)) else source
+
+    return {
+        "target": name(notes.target, "target"),
+        "draft": name(notes.draft, "draft"),
+        "dtype": notes.dtype,
+        "threads": notes.threads,
+        "packed": notes.packed,
+    }
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """A text table of rows that share their columns."""
+    shown = Table(title=Text(title), title_justify="left")
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    for name in fields:
+        numeric = all(isinstance(row.get(name, 0), (int, float, type(None))) for row in rows)
+        shown.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        shown.add_row(*(_shown(row.get(name)) for name in fields))
+    return shown
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def interval(
+    value: Callable[[Sequence[int]], float], count: int, resamples: int = 1000
+) -> tuple[float, float, float]:
+    """A statistic of indexed units with its 95 % bootstrap interval; the seed is fixed.
+
+    >>> interval(lambda units: 1.0, 5)
+    (1.0, 1.0, 1.0)
+    """
+    draw = random.Random(0)
+    every = range(count)
+    values = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
+    low, high = values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
+    return value(every), low, high
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and interval of independent values."""
+    return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
+
+
+def pyplot() -> ModuleType:
+    """matplotlib.pyplot without a display."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigurationError(
+            "pictures need matplotlib, which is not installed; install the extra with "
+            "pip install 'outrider[bench]', or pass --no-pictures"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    module: ModuleType = plt
+    return module
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """The picture as PNG and SVG."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=130, bbox_inches="tight")
+    return paths

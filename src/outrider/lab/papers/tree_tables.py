@@ -1,0 +1,180 @@
+"""Tables and pictures of RSD's experiments: one row per method, paired differences, the paper's."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from outrider.lab.papers import published, record, tree_runs
+from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
+from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.text.speculator import Speculator
+from outrider.theory.length import memory_bound_speedup
+
+Tables = dict[str, list[record.Row]]
+
+#: whose block efficiency is compared: the first is said to be the better
+PAIRS = (
+    ("block", "SD"),
+    ("RSD-S", "RSD-C"),
+    ("RSD-C", "SpecTr"),
+    ("hub + traversal", "RSD-S"),
+    ("SpecTr", "SpecInfer"),
+    ("RSD-C + traversal", "RSD-C"),
+    ("RSD-S + traversal", "RSD-S"),
+    ("hub + traversal", "RSD-C + traversal"),
+    ("hub + traversal", "block"),
+)
+
+
+def run(
+    name: str,
+    groups: Groups,
+    pair: Speculator,
+    prompts: Prompts,
+    plan: Plan,
+    out: Path,
+    progress: Progress,
+    pictures: bool = True,
+) -> Tables:
+    """Measure what is missing, write and return the tables."""
+    if pictures:
+        record.pyplot()
+    store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
+    ratio = size_ratio(pair)
+    theirs = published.RSD_BUDGET if name == "budget" else published.RSD_LENGTH
+    tables: Tables = {
+        "methods": [_row(found, key, arm, ratio) for key, arm in found.arms.items()],
+        "differences": [row for group in groups for row in differences(found, group, theirs)],
+        "trees": [_tree_row(found, group, arm) for group, arms in groups.items() for arm in arms],
+        "published": [
+            {"group": g, "method": m, "tree": t, "block efficiency": e, "MBSU": s, "rate": r / ar}
+            for g, methods in theirs.items()
+            if g in groups
+            for ar in [published.RSD_PLAIN_RATE[name]]
+            for m, (t, e, s, r) in methods.items()
+        ],
+    }
+    store.write(tables)
+    if pictures:
+        draw(name, tables, out)
+    return tables
+
+
+def parameters(source: str) -> int:
+    """Parameters of a checkpoint, from its configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+    return sum(p.numel() for p in model.parameters())
+
+
+def size_ratio(pair: Speculator) -> float:
+    """Size of the draft over size of the target, both read once a call."""
+    return parameters(pair.notes.draft) / parameters(pair.notes.target)
+
+
+def _total(times: Sequence[record.Row], name: str) -> float:
+    return float(sum(t[name] for t in times))
+
+
+def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
+    """Rates take the time of a step from the clock and its tokens from all judging prompts: the
+    tokens of a few timed prompts would be their luck.
+    """
+    row, times = found.chosen[key[0], arm.method, arm.tree], found.times[key]
+    count, samples = len(row["steps"]), row["samples"]
+    tau, low, high = record.interval(lambda units: efficiency(row, units), count)
+    made: record.Row = {
+        "group": key[0],
+        "method": arm.method,
+        "tree": arm.tree,
+        "block efficiency": tau,
+        "tau 95 %": f"[{low:.3f}, {high:.3f}]",
+        "MBSU": memory_bound_speedup(tau, arm.depth, ratio),
+    }
+    if times:
+        step = 1e3 * _total(times, "seconds") / _total(times, "steps")
+        plain = found.times[0, PLAIN.method]
+        one = 1e3 * _total(plain, "seconds") / _total(plain, "steps")
+        made |= {
+            "tokens/s": 1e3 * tau / step,
+            "rate": tau * one / step,
+            "rate 95 %": f"[{low * one / step:.2f}, {high * one / step:.2f}]",
+            "models ms": _total(times, "models ms") / _total(times, "steps"),
+            "outside ms": _total(times, "outside ms") / _total(times, "steps"),
+        }
+    for name, source in (("parses", "parsed"), ("edit similarity", "alike")):
+        mean, low, high = record.mean_interval([value / samples for value in row[source]])
+        made |= {name: mean, f"{name} 95 %": f"[{low:.2f}, {high:.2f}]"}
+    return made
+
+
+def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
+    row = found.every[group, arm.method, arm.tree]
+    count = len(row["steps"])
+    tau, low, high = record.interval(lambda units: efficiency(row, units), count)
+    return {
+        "group": group,
+        "method": arm.method,
+        "tree": arm.tree,
+        "block efficiency": tau,
+        "95 %": f"[{low:.3f}, {high:.3f}]",
+        "chosen": "yes" if found.arms[group, arm.method] is arm else "",
+    }
+
+
+def _gap(better: record.Row, worse: record.Row, units: Sequence[int]) -> float:
+    return efficiency(better, units) - efficiency(worse, units)
+
+
+def differences(
+    found: Measured, group: int, theirs: dict[int, dict[str, tuple[str, float, float, float]]]
+) -> list[record.Row]:
+    """Paired differences of block efficiency on the judging prompts, 95 % by bootstrap."""
+    made = []
+    for better, worse in PAIRS:
+        if (group, better) not in found.arms or (group, worse) not in found.arms:
+            continue
+        one, other = found.arms[group, better], found.arms[group, worse]
+        a = found.chosen[group, better, one.tree]
+        b = found.chosen[group, worse, other.tree]
+        gap, low, high = record.interval(partial(_gap, a, b), len(a["steps"]))
+        paper = theirs.get(group, {})
+        known = better in paper and worse in paper
+        made.append(
+            {
+                "group": group,
+                "difference": f"{better} ({one.tree}) - {worse} ({other.tree})",
+                "block efficiency": gap,
+                "95 %": f"[{low:+.3f}, {high:+.3f}]",
+                "sign": "+" if low > 0 else "-" if high < 0 else "open",
+                "published": round(paper[better][1] - paper[worse][1], 3) if known else None,
+            }
+        )
+    return made
+
+
+def draw(name: str, tables: Tables, out: Path) -> None:
+    """Block efficiency, MBSU, token rate and task score by group; the paper's values dashed."""
+    plt = record.pyplot()
+    label = "draft length" if name == "draft-length" else "tokens scored by the target"
+    figure, axes = plt.subplots(1, 4, figsize=(18, 4))
+    ours = [r for r in tables["methods"] if r["method"] != PLAIN.method]
+    methods = list(dict.fromkeys(r["method"] for r in ours))
+    colours = {m: f"C{i}" for i, m in enumerate(methods)}
+    for axis, value in zip(axes, ("block efficiency", "MBSU", "rate", "parses"), strict=True):
+        for method in methods:
+            rows = [r for r in ours if r["method"] == method and value in r]
+            x, y = [r["group"] for r in rows], [r[value] for r in rows]
+            axis.plot(x, y, "o-", color=colours[method], label=method)
+            paper = [r for r in tables["published"] if r["method"] == method and value in r]
+            x, y = [r["group"] for r in paper], [r[value] for r in paper]
+            axis.plot(x, y, ":", color=colours[method], linewidth=1)
+        axis.set_xlabel(label)
+        axis.set_title("tokens/s over plain" if value == "rate" else value)
+    axes[0].legend(fontsize=7)
+    record.save(figure, out, name)
+    plt.close(figure)

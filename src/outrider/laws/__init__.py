@@ -1,0 +1,1 @@
+"""From logits to laws: penalties, bans and processors, then temperature and filters."""

@@ -1,0 +1,203 @@
+"""A short measurement at load: which threads, dtype and packing run this model fastest on this CPU.
+
+The result is kept in the user's cache directory, keyed by model shape, torch and processor, so that
+a second load costs nothing. Every choice can be overridden at load.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from outrider.models.nodes import causal
+from outrider.types import Costs, Curve, LanguageModel
+
+Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
+
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+#: More threads must win by this factor: beside a busy neighbour they cost more than they give.
+MORE_THREADS = 1.15
+#: What the OpenMP runtimes read about idle threads.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_PROC_BIND")
+_PASSES = 3
+_WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
+_CONTEXT = 96  #: committed tokens in the cache while timing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a model on a CPU."""
+
+    threads: int
+    dtype: str
+    packed: bool
+
+
+@dataclass
+class Calibration:
+    """What was chosen and the cost curves behind it, in milliseconds per call."""
+
+    setting: Setting
+    curves: dict[str, dict[int, float]] = field(
+        default_factory=dict
+    )  #: "target"/"draft" -> n -> ms
+    candidates: list[dict[str, int | str | float]] = field(default_factory=list)
+    cached: bool = False
+
+    @property
+    def costs(self) -> Costs | None:
+        """The curves, to be read between the widths that were timed; None if none were."""
+        target, draft = self.curves.get("target"), self.curves.get("draft")
+        if target is None:
+            return None
+        return Costs(Curve.of(target), None if draft is None else Curve.of(draft))
+
+
+def cache_dir() -> Path:
+    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
+class Config(Protocol):
+    """The shape of a model, as transformers keeps it."""
+
+    def to_json_string(self) -> str:
+        """All of it as text."""
+        ...
+
+
+def key(*configs: Config | None) -> str:
+    """Identity of model shapes, software and processor."""
+    shapes = [c.to_json_string() for c in configs if c is not None]
+    parts = [
+        *shapes,
+        torch.__version__,
+        platform.processor(),
+        _cpu_name(),
+        str(os.cpu_count()),
+        # Whether idle threads spin or sleep can turn the verdict on two threads around.
+        *(f"{name}={os.environ.get(name)}" for name in WAITING),
+        "7",
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line for line in lines if line.startswith("model name")), platform.machine())
+
+
+def recall(identity: str) -> Calibration | None:
+    """An earlier result, or None if there is none or it cannot be read."""
+    path = cache_dir() / f"calibration-{identity}.json"
+    try:
+        raw = json.loads(path.read_text())
+        curves = {k: {int(n): ms for n, ms in v.items()} for k, v in raw["curves"].items()}
+        return Calibration(Setting(**raw["setting"]), curves, raw["candidates"], cached=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def remember(identity: str, calibration: Calibration) -> None:
+    """Keep a result; a read-only home is no error."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        path = cache_dir() / f"calibration-{identity}.json"
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(asdict(calibration), indent=1))
+        scratch.replace(path)
+    except OSError:
+        return
+
+
+def cost(
+    model: LanguageModel, widths: Sequence[int] = WIDTHS, repeats: int = 5
+) -> dict[int, float]:
+    """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
+
+    The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
+    the wrong packing.
+    """
+    room = _CONTEXT + max(widths) + 8
+    capacity = -(-room // 128) * 128
+    cache = model.open(1, capacity, model.probe(1))
+    device = torch.device(model.device)
+    times: dict[int, list[float]] = {n: [] for n in widths}
+    with torch.inference_mode():
+        at = torch.arange(_CONTEXT, device=device)[None]
+        model.forward(cache, causal(at % model.vocab_size, at, capacity), last=1)
+        for repeat in range(repeats + 1):
+            for n in widths:
+                at = _CONTEXT + torch.arange(n, device=device)[None]
+                started = time.perf_counter()
+                model.forward(cache, causal(at % model.vocab_size, at, capacity))
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                if repeat:  # the first round warms up
+                    times[n].append((time.perf_counter() - started) * 1e3)
+    return {n: round(min(t), 4) for n, t in times.items()}
+
+
+def choose(
+    build: Callable[[Setting], Models],
+    *,
+    threads: Sequence[int],
+    dtypes: Sequence[str],
+    packings: Sequence[bool],
+    num_speculative_tokens: int,
+) -> Calibration:
+    """Time every combination and take the one with the lowest cost of decoding both ways.
+
+    The score is the sum of a plain step t(1) and of a speculative step t(n) + gamma t_draft: no
+    choice that slows ordinary decoding down can win by flattering the ratio. More threads than the
+    fewest on offer must win by MORE_THREADS. Combinations near the best are timed again, in
+    reverse order, and keep their least time: a busy neighbour's second falls on one of them.
+    """
+    before = torch.get_num_threads()
+    n = num_speculative_tokens + 1
+
+    def score(models: Models, count: int) -> float:
+        torch.set_num_threads(count)
+        target = cost(models[0], (1, n), repeats=6)
+        spent = target[1] + target[n]
+        if models[1] is not None:
+            spent += num_speculative_tokens * cost(models[1], (1,), repeats=6)[1]
+        return spent
+
+    scores: dict[Setting, float] = {}
+    left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    try:
+        for _ in range(_PASSES):
+            for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
+                models = build(Setting(before, dtype, packed))
+                for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
+                    took = score(models, setting.threads)
+                    scores[setting] = min(took, scores.get(setting, took))
+            close = _WORTH_ANOTHER_LOOK * min(scores.values())
+            left = [s for s in reversed(left) if scores[s] < close]
+            if len(left) == 1:
+                break
+    finally:
+        torch.set_num_threads(before)
+    tried = [(took, setting) for setting, took in scores.items()]
+    fewest = min(threads)
+    tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))
+    notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s in tried]
+    best = tried[0][1]
+    target, draft = build(best)
+    torch.set_num_threads(best.threads)
+    try:
+        curves = {"target": cost(target)} | ({"draft": cost(draft)} if draft is not None else {})
+    finally:
+        torch.set_num_threads(before)
+    return Calibration(best, curves, notes)

@@ -1,0 +1,183 @@
+"""Checks at load: one vocabulary, one device, and trees that score as their paths do."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from outrider.errors import UnsupportedModel, VocabularyMismatch
+from outrider.models import CausalModel
+from outrider.models.nodes import causal, of_tree
+from outrider.tree import branching
+from outrider.types import LanguageModel, RowStore, Tree
+
+CAPACITY = 128
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What tells which ids are tokens."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""
+        ...
+
+
+def vocabulary(
+    target_tokenizer: Tokenizer | None,
+    draft_tokenizer: Tokenizer | None,
+    sizes: dict[str, int],
+) -> int:
+    """The common vocabulary size: both outputs are cut to the tokenizer's.
+
+    Output layers are often padded beyond the tokenizer (to multiples of 64, differently for each
+    model of a family); the padding is never a token. Raises VocabularyMismatch and names the first
+    difference.
+    """
+    if target_tokenizer is None:
+        if len(set(sizes.values())) > 1:
+            raise VocabularyMismatch(
+                f"output sizes differ: {sizes}; without a tokenizer it is unknown which ids are "
+                "real; pass tokenizer=..."
+            )
+        return next(iter(sizes.values()))
+    known = target_tokenizer.get_vocab()
+    if draft_tokenizer is not None:
+        other = draft_tokenizer.get_vocab()
+        if other != known:
+            raise VocabularyMismatch(_difference(known, other))
+    real: int = max(known.values()) + 1
+    for name, size in sizes.items():
+        if name != "target" and size < real:
+            raise VocabularyMismatch(
+                f"the {name} model has {size} outputs, but the tokenizer has {real} tokens; use a "
+                "draft model trained with the target's tokenizer"
+            )
+    return min(real, sizes["target"])
+
+
+def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    only = sorted(target.keys() ^ draft.keys(), key=lambda t: (target.get(t, draft.get(t, 0)), t))
+    moved = [t for t in target.keys() & draft.keys() if target[t] != draft[t]]
+    parts = [f"the target has {len(target)} tokens, the draft model {len(draft)}"]
+    if only:
+        token = only[0]
+        owner = "target" if token in target else "draft model"
+        parts.append(f"{len(only)} tokens exist on one side only, first {token!r} ({owner})")
+    if moved:
+        token = min(moved, key=lambda t: target[t])
+        parts.append(
+            f"{len(moved)} tokens have different ids, first {token!r}: "
+            f"{target[token]} against {draft[token]}"
+        )
+    advice = "use a draft model with the target's tokenizer, or drafter='prompt_lookup'"
+    return f"target and draft model use different vocabularies: {'; '.join(parts)}; {advice}"
+
+
+def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
+    """The largest difference, relative to the largest logit, that is rounding."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return tolerance or (0.1 if half else 1e-3)
+
+
+@torch.inference_mode()
+def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
+    """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
+
+    Catches models that ignore the mask or the positions without any error. Returns the largest
+    difference relative to the largest logit.
+    """
+    device = torch.device(model.device)
+    tree = branching((2, 2), device)
+    tolerance = _allowed(model.dtype, tolerance)
+    prefix = 6
+    steps = torch.arange(prefix + tree.nodes, device=device)
+    tokens = (steps * 7 + 3)[None] % model.vocab_size
+
+    def fill() -> RowStore:
+        cache: RowStore = model.open(1, CAPACITY, model.probe(1))
+        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], CAPACITY), last=1)
+        return cache
+
+    first = torch.tensor([prefix], device=device)
+    drafted = tokens[:, prefix:]
+    whole = model.forward(fill(), of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    worst = 0.0
+    for leaf in range(tree.levels[-2], tree.nodes):
+        path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
+        line = prefix + torch.arange(len(path), device=device)[None]
+        single = model.forward(fill(), causal(drafted[:, path], line, CAPACITY)).logits_BQV
+        worst = max(worst, _gap(whole[:, path], single))
+    if not worst <= tolerance:
+        raise UnsupportedModel(
+            f"the {name} model does not score trees as paths: relative difference {worst:.3g}, "
+            f"allowed {tolerance:.3g}; its attention ignores the tree's mask or positions; use a "
+            "chain drafter with another attention implementation, or another model"
+        )
+    return worst
+
+
+@torch.inference_mode()
+def paths(model: CausalModel, name: str, tolerance: float | None = None) -> float | None:
+    """Compare a tree's scores with the model's own forward of each path, past its window.
+
+    Two rows of different lengths, one tree each, windows narrowed for the moment so that a short
+    text reaches past them. Returns None for a runner that cannot run the model by its own means,
+    else the largest difference relative to the largest logit. Raises UnsupportedModel if it is too
+    large or if the model cannot run this way at all.
+    """
+    runner = model.runner
+    tolerance = _allowed(model.dtype, tolerance)
+    try:
+        with runner.narrowed(4):
+            counts = (2, 2) if model.trees else (1, 1, 1)
+            worst = _paths(model, branching(counts, torch.device(model.device)))
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"the {name} model ({runner.name}) cannot be driven with a cache, "
+            f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use "
+            "another model"
+        ) from error
+    if worst is not None and not worst <= tolerance:
+        raise UnsupportedModel(
+            f"the {name} model ({runner.name}) does not score "
+            f"{'trees as paths' if model.trees else 'chains as its own forward does'}: relative "
+            f"difference {worst:.3g}, allowed {tolerance:.3g}; its attention, or a layer that "
+            "looks at the whole call, ignores what it is given; use another model or attention "
+            "implementation"
+        )
+    return worst
+
+
+def _paths(model: CausalModel, tree: Tree) -> float | None:
+    device = torch.device(model.device)
+    lengths = [9, 6]
+    longest, inputs = max(lengths), model.probe(len(lengths))
+    steps = torch.arange(longest + tree.nodes, device=device)
+    tokens = torch.stack([steps * 7 + 3, steps * 5 + 1]) % model.vocab_size
+    drafted = tokens.flip(1)[:, : tree.nodes]
+    lines = []
+    for row, length in enumerate(lengths):
+        source = None if inputs is None else inputs.take([row])
+        for node in range(tree.levels[-2], tree.nodes):
+            path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
+            whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
+            logits = model.runner.plain(whole, source)
+            if logits is None:
+                return None
+            lines.append((row, path, logits[0, length:, : model.vocab_size]))
+    cache = model.open(len(lengths), CAPACITY, inputs)
+    at = steps[:longest].expand(len(lengths), -1)
+    model.forward(cache, causal(tokens[:, :longest], at, CAPACITY), last=1)
+    first = torch.tensor(lengths, device=device)
+    scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+
+
+def _gap(scores: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest logit expected."""
+    gap = (scores.float() - expected.float()).abs().max()
+    gap = gap / expected.float().abs().max().clamp(min=1e-6)
+    return float(gap if torch.isfinite(gap) else torch.inf)

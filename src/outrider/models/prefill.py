@@ -1,0 +1,70 @@
+"""How prompts enter a cache, and how wide a cache a call sees: shared by the step and drafters."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.models.nodes import causal
+from outrider.types import LanguageModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Visible widths are multiples of this, so that bf16 sums run in one order (docs/log.md).
+ROUND = 128
+#: Prompt tokens per prefill call, which bounds the mask's size.
+CHUNK = 512
+
+
+def width(bound: int, nodes: int, capacity: int) -> int:
+    """Visible cache width for rows of at most `bound` tokens and a tree of `nodes`."""
+    return min(-(-(bound + nodes) // ROUND) * ROUND, capacity)
+
+
+def inference(verb: Callable[P, R]) -> Callable[P, R]:
+    """Run in inference mode; the engine is in it already, and entering it anew for every verb
+    takes longer than some verbs' work."""
+
+    @wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_inference_mode_enabled():
+            return verb(*args, **kwargs)
+        with torch.inference_mode():
+            return verb(*args, **kwargs)
+
+    return run
+
+
+@inference
+def ingest(
+    model: LanguageModel,
+    cache: Any,
+    tokens_BL: Tensor,
+    count: int,
+    *,
+    start: int = 0,
+    hidden: bool = False,
+) -> list[Tensor]:
+    """Write tokens `start` to `count` of every row, right-padded rows included, in chunks.
+
+    Entries beyond a row's own length are never visible to it and are overwritten later. With
+    `hidden` the model's states of these tokens are returned, [B, n, E] for each chunk.
+    """
+    device = tokens_BL.device
+    rows = tokens_BL.shape[0]
+    states: list[Tensor] = []
+    for first in range(start, count, CHUNK):
+        stop = min(first + CHUNK, count)
+        at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
+        wide = width(stop, 0, cache.capacity)
+        nodes = causal(tokens_BL[:, first:stop], at, wide)
+        if not hidden:
+            model.forward(cache, nodes, last=1)
+            continue
+        output = model.forward(cache, nodes, hidden=True)
+        assert output.hidden_BQE is not None
+        states.append(output.hidden_BQE)
+    return states

@@ -1,0 +1,176 @@
+"""Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from outrider import arguments
+from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.models import SUPPORTED, CausalModel, adapt, check, refusals
+from outrider.models.calibrate import Setting
+
+Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Source:
+    """A model by path, hub name or object: config first, weights when they are needed."""
+
+    def __init__(self, given: Given, role: str) -> None:
+        self.given, self.role = given, role
+        self._models: dict[str, PreTrainedModel] = {}
+        self._chain_only: bool | None = None  # unknown until the first check
+        self.config: PretrainedConfig
+        if not isinstance(given, (str, Path)):
+            refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
+            self.config = given.config
+            return
+        from transformers import AutoConfig
+
+        try:
+            self.config = AutoConfig.from_pretrained(str(given))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with "
+                f"a config.json and no hub name that can be reached ({first_line(error)}); check "
+                "the path or download the model first"
+            ) from error
+
+    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
+        """The model behind its runner, checked once against its own forward.
+
+        An architecture that is not listed and does not score trees falls back to chains.
+        """
+        refusals.check_config(self.config)
+        loaded = self.model(setting.dtype, device)
+
+        def made(chain_only: bool) -> CausalModel:
+            return adapt(loaded, packed=setting.packed, vocab_size=vocab, chain_only=chain_only)
+
+        if self._chain_only is None:
+            model, self._chain_only = made(False), False
+            try:
+                check.paths(model, self.role)
+            except UnsupportedModel:
+                if self.config.model_type in SUPPORTED or not model.trees:
+                    raise
+                model, self._chain_only = made(True), True
+                check.paths(model, self.role)
+            return model
+        return made(self._chain_only)
+
+    def __str__(self) -> str:
+        return str(self.given) if isinstance(self.given, (str, Path)) else type(self.given).__name__
+
+    def loaded_dtype(self) -> str | None:
+        """The dtype of a model object that was passed in."""
+        if isinstance(self.given, (str, Path)):
+            return None
+        return str(self.given.dtype).removeprefix("torch.")
+
+    def loaded_device(self) -> torch.device | None:
+        """The device of a model object that was passed in."""
+        if isinstance(self.given, (str, Path)):
+            return None
+        return torch.device(self.given.device)
+
+    def checkpoint_dtype(self) -> str:
+        """The dtype the checkpoint was saved in."""
+        saved = self.config.dtype
+        return str(saved).removeprefix("torch.") if saved is not None else "float32"
+
+    def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The transformers model in this dtype."""
+        if not isinstance(self.given, (str, Path)):
+            if str(self.given.dtype).removeprefix("torch.") != dtype:
+                raise ConfigurationError(
+                    f"the {self.role} model was passed as an object in {self.given.dtype}; got "
+                    f"dtype={dtype!r}; convert it yourself or pass its path"
+                )
+            return self.given
+        if dtype not in self._models:
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
+            self._models[dtype] = AutoModelForCausalLM.from_pretrained(
+                str(self.given), dtype=DTYPES[dtype]
+            ).to(device)
+        return self._models[dtype]
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer beside the weights, or None."""
+        if not isinstance(self.given, (str, Path)):
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(str(self.given))
+        except (OSError, ValueError):
+            return None
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids of the generation config."""
+        settings = self.config
+        if isinstance(self.given, (str, Path)):
+            from transformers import GenerationConfig
+
+            with suppress(OSError):
+                settings = GenerationConfig.from_pretrained(str(self.given))
+        else:  # models that cannot generate by themselves have none
+            settings = getattr(self.given, "generation_config", None) or self.config
+        ids = settings.to_dict().get("eos_token_id")
+        if ids is None:
+            return ()
+        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+
+
+def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer that was given by path, hub name or as an object."""
+    if not isinstance(given, (str, Path)):
+        if not (callable(given) and isinstance(given, check.Tokenizer)):
+            what, do = "a tokenizer of transformers, or its path", "see AutoTokenizer"
+            if isinstance(given, check.Tokenizer):
+                do = "wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
+            arguments.refuse("tokenizer", what, given, do)
+        return given
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(given))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "
+            "or pass a tokenizer"
+        ) from error
+
+
+def usable(given: str | torch.device) -> torch.device:
+    """The device of that name, if torch can use it here; ConfigurationError if not."""
+    try:
+        place = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"unknown device; got {given!r}; use 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"torch sees {torch.cuda.device_count()} CUDA devices; got device={str(given)!r}; use "
+            "device='cpu', or a build of torch for your GPU"
+        )
+    try:
+        torch.empty(1, device=place)
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"torch cannot use this device here; got device={str(given)!r} ({first_line(error)}); "
+            "use device='cpu' or 'cuda'"
+        ) from error
+    return place
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

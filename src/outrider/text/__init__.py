@@ -1,0 +1,1 @@
+"""Text at the edges: prompts, tokenizers, and what users hold."""
