@@ -290,5 +290,5 @@ def test_the_options_of_a_rule_are_plain_numbers(name):
     """They go into reports and onto the command line; a rule's name for another has none."""
     options = verifiers.taken(verifiers.get(name))
     assert json.loads(json.dumps(options)) == options
-    with pytest.raises(outrider.ConfigurationError, match="has no use for rule"):
+    with pytest.raises(ConfigurationError, match="has no use for rule"):
         verifiers.get(name, rule=verifiers.get("block"))
