@@ -10,10 +10,11 @@ from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
 from outrider.certify import Power, bugs, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
+from outrider.certify.run import shared_noise
 from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, PromptError
 from outrider.types import Kind
-from tiny import decode, pair
+from tiny import DRAFTERS, decode, pair
 
 SMALL = Power(
     tokens=5_000, samples=512, equality=128, new_tokens=32, rows=64, effect=0.05, level=1e-3
@@ -299,3 +300,12 @@ def test_without_a_draft_model_the_matrix_names_what_it_leaves_out():
     made = matrix.drafters(None)
     assert set(matrix.missing(made)) >= {"draft_model", "beam", "paths", "ngram_table"}
     assert {"root", "prompt_lookup"} <= set(made)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_has_a_form_for_the_coupled_certificate(name):
+    _, small = pair()
+    drafter = shared_noise(DRAFTERS[name](small))
+    assert verifiers.judges(verifiers.get("match"), drafter.kinds, drafter.shapes[0].is_chain)
+    if name in ("chain", "tree", "dynamic tree"):
+        assert Kind.COUPLED in drafter.kinds

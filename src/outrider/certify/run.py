@@ -11,7 +11,7 @@ from outrider.certify import margins, verdicts
 from outrider.certify.judge import Ids, Judge, Power, Progress, Prompt, checked, report, settings
 from outrider.certify.laws import Guesses, Text
 from outrider.certify.report import Report, Test
-from outrider.drafters import Root
+from outrider.drafters import DraftModel, DynamicTree, Root
 from outrider.engine.engine import Engine, Observer
 from outrider.engine.request import Limits
 from outrider.errors import PromptError
@@ -239,9 +239,8 @@ def described(sampling: Sampling) -> dict[str, object]:
 
 def shared_noise(drafter: Drafter) -> Drafter:
     """The drafter in coupled mode if it has one, so that long paths are accepted."""
-    if not dataclasses.is_dataclass(drafter) or isinstance(drafter, type):
-        return drafter
-    if "coupled" not in {field.name for field in dataclasses.fields(drafter)}:
-        return drafter
-    coupled: Drafter = dataclasses.replace(drafter, coupled=True)
-    return coupled
+    if isinstance(drafter, DraftModel) and drafter.policy is None:
+        return dataclasses.replace(drafter, coupled=True)
+    if isinstance(drafter, DynamicTree):
+        return dataclasses.replace(drafter, coupled=True)
+    return drafter
