@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypedDict, Unpack
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,29 +19,8 @@ RUNNERS: dict[str, Callable[[LlamaForCausalLM], Runner]] = {
 }
 
 
-class Sizes(TypedDict, total=False):
-    """Fields of a LlamaConfig that may be other than the tiny model's."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    initializer_range: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    hidden_act: str
-    head_dim: int
-    eos_token_id: int | None
-    bos_token_id: int | None
-    pad_token_id: int | None
-    rope_parameters: dict[str, float | str]
-
-
-TINY: Sizes = {
+#: Fields of the tiny models' LlamaConfig.
+TINY: dict[str, object] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -55,14 +33,16 @@ TINY: Sizes = {
 }
 
 
-def llama(seed: int = 0, **sizes: Unpack[Sizes]) -> LlamaForCausalLM:
+def llama(seed: int = 0, **settings: object) -> LlamaForCausalLM:
     """A random model of two layers whose laws are peaked enough to disagree about.
+
+    `settings` are fields of its LlamaConfig, in place of the tiny ones.
 
     >>> llama().config.vocab_size
     32
     """
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(TINY | sizes))).eval()
+    model = LlamaForCausalLM(LlamaConfig(**(TINY | settings))).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases are not left at 1 and 0
             parameter.add_(0.05 * torch.randn_like(parameter))
