@@ -117,3 +117,22 @@ class Reading(Wrapped):
 def test_a_drafter_that_reads_the_device_is_caught():
     with pytest.raises(AssertionError, match=r"no device value \(setting greedy.*RuntimeError"):
         check_drafter(lambda model: Reading(DraftModel(model, (1,))))
+
+
+class OfStates(Wrapped):
+    """It asks for the target's hidden states, and finds them."""
+
+    hidden = True
+
+    def open(self, context, capacity):
+        if context.bound > 1:  # something was read before the pending token
+            assert context.hidden_BLE.shape[-1] == 32
+        return self.drafter.open(context, capacity)
+
+    def commit(self, memory, context, draft, verdict, scores):
+        assert scores.hidden_BNE.shape == (*draft.tokens_BN.shape, 32)
+        self.drafter.commit(memory, context, draft, verdict, scores)
+
+
+def test_a_drafter_that_reads_hidden_states_is_given_them():
+    check_drafter(lambda model: OfStates(DraftModel(model, (1, 1), coupled=True)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.testing.models import VOCAB
+from outrider.testing.models import HIDDEN, VOCAB
 from outrider.types import Inputs, Nodes, Output
 
 
@@ -46,13 +46,14 @@ class MetaModel:
     def forward(
         self, cache: MetaCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
     ) -> Output:
-        """Logits without values; raises ValueError for tables of wrong shapes."""
+        """Logits, and states if asked for, without values; ValueError for tables of wrong shapes."""
         rows, queries = nodes.tokens_BQ.shape
         shapes = [tuple(table.shape) for table in nodes]
         if shapes[:3] != [(rows, queries)] * 3 or shapes[3][:2] != (rows, queries):
             raise ValueError(f"a model reads nodes [B, Q] and masks [B, Q, W]; got {shapes}")
         count = queries if last is None else min(last, queries)
-        return Output(torch.empty(rows, count, self.vocab_size, device="meta"))
+        states = torch.empty(rows, count, HIDDEN, device="meta") if hidden else None
+        return Output(torch.empty(rows, count, self.vocab_size, device="meta"), states)
 
     def keep(self, cache: MetaCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Nothing is there to move; raises ValueError for tensors of another device."""

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
 from outrider.models.causal import Runner
 
-VOCAB = 32
+VOCAB = HIDDEN = 32
 PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
 
 #: How a tiny model is run: by the lean runner, or through transformers' own forward.
@@ -22,7 +22,7 @@ RUNNERS: dict[str, Callable[[LlamaForCausalLM], Runner]] = {
 #: Fields of the tiny models' LlamaConfig.
 TINY: dict[str, object] = {
     "vocab_size": VOCAB,
-    "hidden_size": 32,
+    "hidden_size": HIDDEN,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
