@@ -1,12 +1,11 @@
 """A rule under another name, for fewer kinds of drafts: a paper's own name for a special case."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict, Verifier
 
 
-@dataclass(frozen=True)
-class Narrowed:
+class Narrowed(NamedTuple):
     """`rule`, called `name`, for drafts of these `kinds` alone."""
 
     name: str
