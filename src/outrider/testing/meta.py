@@ -46,7 +46,7 @@ class MetaModel:
     def forward(
         self, cache: MetaCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
     ) -> Output:
-        """Logits, and states if asked for, without values; ValueError for tables of wrong shapes."""
+        """Logits (and states) without values; raises ValueError for tables of wrong shapes."""
         rows, queries = nodes.tokens_BQ.shape
         shapes = [tuple(table.shape) for table in nodes]
         if shapes[:3] != [(rows, queries)] * 3 or shapes[3][:2] != (rows, queries):
