@@ -1,70 +1,37 @@
-"""Tiny Llama models from configurations: no file, no network, the same weights every time."""
+"""A drafter of every kind; the tiny models and runs are those of `outrider.testing`."""
 
-import random
-from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
+from outrider import DraftModel, PromptLookup, Root
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
-from outrider.engine import step
-from outrider.engine.request import Request
-from outrider.models import CausalModel, LlamaRunner, TransformersRunner
-from outrider.tree import shallower
+from outrider.testing import (
+    PROMPTS,
+    RUNNERS,
+    VOCAB,
+    Restless,
+    begun,
+    decode,
+    llama,
+    pair,
+    perturbed,
+)
 
-VOCAB = 32
-PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
-
-
-def llama(seed: int = 0, **settings: Any) -> LlamaForCausalLM:
-    """A random model whose laws are peaked enough to disagree about."""
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "tie_word_embeddings": False,
-    }
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(sizes | settings))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases are not left at 1 and 0
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return model
-
-
-def perturbed(model: LlamaForCausalLM, size: float, seed: int = 1) -> LlamaForCausalLM:
-    """A copy with noise on every weight: a draft model that often, not always, agrees."""
-    torch.manual_seed(seed)
-    copy = LlamaForCausalLM(model.config).eval()
-    copy.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.add_(size * parameter.std() * torch.randn_like(parameter))
-    return copy
-
-
-RUNNERS = {"lean": lambda m: LlamaRunner(m, False), "transformers": TransformersRunner}
-
-
-@lru_cache
-def pair(
-    size: float = 0.12, vocab: int = VOCAB, runner: str = "lean", context: int = 256
-) -> tuple[CausalModel, CausalModel]:
-    """A target and a draft model that agrees more or less, by the size of its noise."""
-    target = llama(vocab_size=vocab, max_position_embeddings=context)
-    made = [CausalModel(RUNNERS[runner](m)) for m in (target, perturbed(target, size))]
-    return made[0], made[1]
-
+__all__ = [
+    "DRAFTERS",
+    "PROMPTS",
+    "RUNNERS",
+    "VOCAB",
+    "Mislabelled",
+    "Restless",
+    "begun",
+    "decode",
+    "llama",
+    "pair",
+    "perturbed",
+]
 
 #: A drafter of every kind and shape; contract tests check that none that is registered is missing.
 DRAFTERS = {
@@ -87,65 +54,18 @@ DRAFTERS = {
 }
 
 
-class Restless:
-    """A drafter that drafts in another of its shapes in every step, and less in some rows.
+@dataclass(frozen=True)
+class Mislabelled:
+    """Draws from one law and declares another: what every exactness test has to catch."""
 
-    Both are chosen at random, before anything is drawn.
-    """
+    drafter: DraftModel
 
-    hidden = False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
 
-    def __init__(self, drafter: Any, seed: int = 0) -> None:
-        self.drafter, self.random = drafter, random.Random(seed)
-        self.name, self.kinds, self.shapes = drafter.name, drafter.kinds, drafter.shapes
-        self.seen: set[Any] = set()
-
-    def open(self, context: Any, capacity: int) -> Any:
-        return self.drafter.open(context, capacity)
-
-    def propose(self, memory: Any, context: Any, shape: Any) -> Any:
-        shape = self.random.choice(self.shapes)
-        self.seen.add(shape.key)
+    def propose(self, memory, context, shape):
         draft = self.drafter.propose(memory, context, shape)
-        rows = range(context.length_B.shape[0])
-        return shallower(
-            draft, torch.tensor([self.random.randint(0, shape.max_depth) for _ in rows])
-        )
-
-    def commit(self, memory: Any, context: Any, draft: Any, verdict: Any, scores: Any) -> None:
-        self.drafter.commit(memory, context, draft, verdict, scores)
-
-
-def decode(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    sampling: Any = None,
-    limits: Any = None,
-    **how: Any,
-) -> tuple[list[list[int]], Any]:
-    """All tokens of a run, by row, and the run itself."""
-    run = engine.run(prompts, sampling or Sampling(0), limits or Limits(24), **how)
-    rows: list[list[int]] = [[] for _ in prompts]
-    for block in run:
-        rows[block.row].extend(block.token_ids)
-    return rows, run
-
-
-def begun(
-    target: Any,
-    drafter: Any,
-    prompts: Sequence[Sequence[int]],
-    settings: Sequence[Sampling],
-    capacity: int = 128,
-    *,
-    limit: int | Sequence[int] = 60,
-    stop_ids: Sequence[Sequence[int]] | None = None,
-) -> Any:
-    """A batch whose rows end at these committed lengths, for steps by hand."""
-    limits = [limit] * len(prompts) if isinstance(limit, int) else limit
-    stops = stop_ids or [()] * len(prompts)
-    requests = [
-        Request(prompt, how, Limits(most - len(prompt), tuple(ids)))
-        for prompt, how, most, ids in zip(prompts, settings, limits, stops, strict=True)
-    ]
-    return step.begin(target, drafter, requests, capacity)
+        if draft.laws is None:  # every row places its children
+            return draft
+        declared = draft.laws.inverse_temperature_B * 0.25
+        return draft._replace(laws=draft.laws._replace(inverse_temperature_B=declared))

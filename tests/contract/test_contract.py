@@ -6,60 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import tiny
-from outrider import ConfigurationError, Engine, Limits, Sampling, verifiers
+from outrider import ConfigurationError, Engine, verifiers
 from outrider import drafters as registry
 from outrider.engine import step
 from outrider.errors import UnknownName
-from outrider.types import Kind, Output
-from tiny import DRAFTERS, PROMPTS, decode, pair
-
-SETTINGS = {
-    "greedy": [Sampling(0)] * 3,
-    "sampled": [Sampling(1.0, seed=i) for i in range(3)],
-    "mixed": [
-        Sampling(0),
-        Sampling(0.8, top_k=7, seed=1),
-        Sampling(1.2, top_p=0.9, min_p=0.01, seed=2),
-    ],
-}
-
-
-class MetaCache:
-    """Holds nothing."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-
-    def keep(self, first_B, path_BD) -> None:
-        assert first_B.is_meta
-        assert path_BD.is_meta
-
-    def take(self, rows_B) -> "MetaCache":
-        return self
-
-
-class MetaModel:
-    """A LanguageModel on the meta device, where reading any value is an error."""
-
-    vocab_size, context, device = 32, 256, torch.device("meta")
-    dtype, trees = torch.float32, True
-
-    def open(self, rows, capacity, inputs=None) -> MetaCache:
-        return MetaCache(capacity)
-
-    def forward(self, cache, nodes, *, last=None, hidden=False) -> Output:
-        rows, queries = nodes.tokens_BQ.shape
-        assert nodes.positions_BQ.shape == nodes.slots_BQ.shape == nodes.tokens_BQ.shape
-        assert nodes.visible_BQW.shape[1] == queries
-        count = queries if last is None else min(last, queries)
-        return Output(torch.empty(rows, count, self.vocab_size, device="meta"))
-
-    def keep(self, cache, first_B, path_BD) -> None:
-        cache.keep(first_B, path_BD)
-
-    def probe(self, rows) -> None:
-        """It reads text alone."""
+from outrider.testing import CHECKS, SETTINGS, Case, checks
+from outrider.types import Kind
+from tiny import DRAFTERS, pair
 
 
 def legal():
@@ -96,12 +49,7 @@ def test_every_rule_has_a_drafter_that_it_judges():
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(("name", "rule"), list(legal()))
 def test_legal_pairs_run(name, rule, settings):
-    target, small = pair()
-    engine = Engine(target, DRAFTERS[name](small), rule)
-    texts, run = decode(engine, PROMPTS[:3], SETTINGS[settings], Limits(12))
-    assert [len(text) for text in texts] == [12] * 3
-    assert all(0 <= token < target.vocab_size for text in texts for token in text)
-    assert run.rule is rule
+    checks.rules_that_judge_it_run(Case(DRAFTERS[name], settings, rule=rule))
 
 
 @pytest.mark.parametrize(("name", "rule"), list(illegal()))
@@ -121,14 +69,7 @@ def test_illegal_pairs_are_refused_and_the_legal_rules_named(name, rule):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_default_rule_is_exact_and_judges_its_drafter(name):
-    _, small = pair()
-    drafter = DRAFTERS[name](small)
-    for rule in (
-        verifiers.default(drafter.kinds),
-        verifiers.default(drafter.kinds, drafter.shapes[0].is_chain),
-    ):
-        assert rule.exact
-        assert verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain)
+    checks.the_default_rule_is_exact_and_judges_it(Case(DRAFTERS[name]))
 
 
 def test_names_are_keys_and_unknown_ones_are_refused():
@@ -140,23 +81,10 @@ def test_names_are_keys_and_unknown_ones_are_refused():
         verifiers.get("rejektion")
 
 
-def begun(model: Any, drafter: Any, sampling: Any) -> Any:
-    return tiny.begun(model, drafter, PROMPTS[:3], sampling, limit=40, stop_ids=[(3,), (), (4, 5)])
-
-
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(("name", "rule"), list(legal()))
 def test_the_verbs_read_no_device_value(name, rule, settings):
-    model = MetaModel()
-    drafter = DRAFTERS[name](model)
-    state = begun(model, drafter, SETTINGS[settings])
-    for _ in range(2):
-        draft = step.propose(drafter, state)
-        scores = step.score(model, state, draft)
-        verdict = step.verify(rule, state, draft, scores)
-        state, block = step.commit(model, drafter, state, draft, scores, verdict)
-        assert block.tokens_BT.is_meta
-    assert state.context.length_B.is_meta
+    checks.verbs_read_no_device_value(Case(DRAFTERS[name], settings, rule=rule))
 
 
 def copies(x: Any) -> Any:
@@ -181,9 +109,10 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(("name", "rule"), list(legal()))
 def test_rules_are_pure_and_their_verdicts_well_formed(name, rule, settings):
-    target, small = pair()
-    drafter = DRAFTERS[name](small)
-    state = begun(target, drafter, SETTINGS[settings])
+    case = Case(DRAFTERS[name], settings, rule=rule)
+    checks.verdicts_are_well_formed(case)
+    target, drafter = pair()[0], case.drafter
+    state = checks.batch(target, drafter, case)
     draft = step.propose(drafter, state)
     scores = step.score(target, state, draft)
     kept = copies((draft, scores))
@@ -191,44 +120,30 @@ def test_rules_are_pure_and_their_verdicts_well_formed(name, rule, settings):
     assert same(kept, (draft, scores))
     assert same(verdict, step.verify(rule, state, draft, scores))
 
-    assert verdict.count_B.dtype == verdict.path_BD.dtype == verdict.next_B.dtype == torch.int64
-    assert verdict.path_BD.shape == (3, draft.tree.max_depth)
-    offered = draft.draws_BNK.expand(3, -1, -1)
-    for row in range(3):
-        count = int(verdict.count_B[row])
-        path = verdict.path_BD[row].tolist()
-        assert path[count:] == [-1] * (len(path) - count)
-        here = 0
-        for node in path[:count]:
-            assert node in offered[row, here].tolist()
-            here = node
-        assert 0 <= int(verdict.next_B[row]) < 32
-
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_are_well_formed(name, settings):
-    target, small = pair()
-    drafter = DRAFTERS[name](small)
-    state = begun(target, drafter, SETTINGS[settings])
-    draft = step.propose(drafter, state)
-    tree = draft.tree
-    assert draft.kinds <= drafter.kinds
-    assert tree.nodes <= drafter.shapes[0].max_nodes
-    assert tree.is_chain or not drafter.shapes[0].is_chain
-    pending = [prompt[-1] for prompt in PROMPTS[:3]]
-    assert draft.tokens_BN[:, 0].tolist() == pending
-    assert draft.tokens_BN.shape == (3, tree.nodes)
-    draws = draft.draws_BNK.expand(3, -1, -1)
-    parents = tree.parent_BN.expand(3, -1)
-    for row in range(3):
-        for node in range(tree.nodes):
-            kids = [kid for kid in draws[row, node].tolist() if kid >= 0]
-            assert all(int(parents[row, kid]) == node for kid in kids)
-            tokens = draft.tokens_BN[row, kids].tolist()
-            assert len(set(tokens)) == len(tokens) or Kind.WITH in draft.kinds
-    drawn = (draws >= 0) & (draft.kind_BNK.expand_as(draws) != int(Kind.FIXED))
-    assert ((draft.row_BNK.expand_as(draws) >= 0) == drawn).all() or Kind.COUPLED in draft.kinds
-    if draft.laws is not None:
-        assert draft.laws.logits_BRV.shape[0] == 3
-        assert draft.laws.logits_BRV.shape[2] == 32
+    for case in checks.drafts_are_well_formed.cases(DRAFTERS[name]):
+        if case.setting == settings:
+            checks.drafts_are_well_formed(case)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rows_come_and_go(name, settings):
+    checks.rows_come_and_go(Case(DRAFTERS[name], settings))
+
+
+#: Checks of a drafter that depend on no setting; the default rule's has a test of its own.
+WHOLE = [
+    check
+    for check in CHECKS.values()
+    if not check.over and check is not checks.the_default_rule_is_exact_and_judges_it
+]
+
+
+@pytest.mark.parametrize("check", WHOLE, ids=[check.name for check in WHOLE])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_as_a_whole(name, check):
+    check(Case(DRAFTERS[name]))

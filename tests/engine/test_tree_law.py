@@ -5,19 +5,18 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 
-from outrider import DraftModel, Engine, Limits, Sampling, verifiers
+from outrider import DraftModel, Engine, Sampling, verifiers
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.models import CausalModel, LlamaRunner
+from outrider.testing import p_value, text_law
 from outrider.tree import shallower
 from outrider.types import Kind
-from tiny import Restless, decode, llama, pair, perturbed
+from tiny import Restless, llama, pair, perturbed
 
 VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
 
@@ -40,41 +39,22 @@ TREES = {
     "uneven": lambda small: SampledTree(small, parents=(-1, 0, 0, 0, 1, 1, 2)),
 }
 #: Filters act on both sides.
-SETTINGS = {"plain": {"temperature": 1.0}, "filtered": {"temperature": 1.3, "top_k": 3}}
+SETTINGS = {"plain": Sampling(1.0), "filtered": Sampling(1.3, top_k=3)}
 
 
 @lru_cache
 def exact(setting: str):
     """Probability of every text of three tokens under the warped target."""
-    model, how = llama(vocab_size=VOCAB), SETTINGS[setting]
-    texts = list(product(range(VOCAB), repeat=LENGTH))
-    ids = torch.tensor([PROMPT + text for text in texts])
-    with torch.inference_mode():
-        logits = model(ids).logits[:, len(PROMPT) - 1 : -1].double() / how["temperature"]
-    if "top_k" in how:
-        floor = logits.topk(how["top_k"], -1).values[..., -1:]
-        logits = logits.masked_fill(logits < floor, -torch.inf)
-    each = logits.softmax(-1).gather(2, ids[:, len(PROMPT) :, None])[..., 0].prod(1)
+    each = text_law(llama(vocab_size=VOCAB), PROMPT, LENGTH, SETTINGS[setting])
     assert float(each.sum()) == pytest.approx(1)
     return each
 
 
 def chance(drafter, rule, setting="plain"):
     """The p-value of the emitted texts, and accepted tokens per step."""
-    target, _ = pair(0.4, VOCAB)
-    rows = [Sampling(seed=seed, **SETTINGS[setting]) for seed in range(ROWS)]
-    engine = Engine(target, drafter, rule)
-    texts, run = decode(engine, [PROMPT] * ROWS, rows, Limits(LENGTH))
-    weights = torch.tensor([VOCAB**2, VOCAB, 1])
-    seen = torch.bincount((torch.tensor(texts) * weights).sum(1), minlength=VOCAB**LENGTH)
-    expected = exact(setting) * ROWS
-    assert not seen[expected == 0].any()
-    rare = expected < 8
-    seen = torch.cat([seen[~rare].double(), seen[rare].sum()[None].double()])
-    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
-    keep = expected > 0
-    statistic = float(((seen - expected)[keep] ** 2 / expected[keep]).sum())
-    return float(chi2.sf(statistic, int(keep.sum()) - 1)), run.stats.accepted / run.stats.steps
+    engine = Engine(pair(0.4, VOCAB)[0], drafter, rule)
+    value, run = p_value(engine, exact(setting), PROMPT, LENGTH, ROWS, SETTINGS[setting])
+    return value, run.stats.accepted / run.stats.steps
 
 
 #: Rules that play the very same lines on the other trees as one that is tested there.

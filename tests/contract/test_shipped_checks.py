@@ -1,0 +1,138 @@
+"""`check_drafter` finds what is wrong with a drafter, and says where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from outrider import DraftModel, PromptLookup
+from outrider.drafters import Beam
+from outrider.testing import CHECKS, check_drafter
+from outrider.types import Cache, Drafter
+from tiny import Mislabelled
+
+
+def test_right_drafters_pass_and_every_check_is_run(monkeypatch):
+    names = []
+    for name, check in CHECKS.items():
+
+        def noted(case, name=name, body=check.body):
+            names.append(name)
+            body(case)
+
+        monkeypatch.setitem(CHECKS, name, check._replace(body=noted))
+    check_drafter(lambda model: Beam(model, 2, 2))
+    assert list(dict.fromkeys(names)) == list(CHECKS)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
+def test_a_drafter_that_lies_about_its_law_is_caught(counts):
+    with pytest.raises(AssertionError, match=r"the law is the targets \(usual shape\).*p = "):
+        check_drafter(lambda model: Mislabelled(DraftModel(model, counts)))
+
+
+class Forgetful(NamedTuple):
+    """A memory in which a row that moves into a seat leaves who sat there before."""
+
+    cache: Cache
+    rows: int
+
+    def take(self, rows: Sequence[int]) -> "Forgetful":
+        return Forgetful(self.cache.take(rows), len(rows))
+
+    def put(self, seats: Sequence[int], other: "Forgetful") -> "Forgetful":
+        if max(seats) < self.rows:
+            return self
+        rows = max(self.rows, 1 + max(seats))
+        return Forgetful(self.cache.put(seats, other.cache), rows)
+
+    def narrow(self, rows: int) -> "Forgetful":
+        return Forgetful(self.cache.narrow(rows), rows)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A drafter with one mistake."""
+
+    drafter: Drafter
+
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
+
+class WithForgetfulMemory(Wrapped):
+    def open(self, context, capacity):
+        return Forgetful(self.drafter.open(context, capacity), context.length_B.shape[0])
+
+    def propose(self, memory, context, shape):
+        return self.drafter.propose(memory.cache, context, shape)
+
+    def commit(self, memory, context, draft, verdict, scores):
+        self.drafter.commit(memory.cache, context, draft, verdict, scores)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_memory_that_forgets_a_row_in_put_is_caught(coupled):
+    """Also where the text is the target's own, whatever is drafted: less of it is accepted."""
+    with pytest.raises(AssertionError, match=r"rows come and go \(setting \w+, usual shape\)"):
+        check_drafter(lambda model: WithForgetfulMemory(DraftModel(model, (1, 1, 1), coupled)))
+
+
+class Deeper(Wrapped):
+    """In its shallowest shape it drafts a level more."""
+
+    def propose(self, memory, context, shape):
+        shapes = self.drafter.shapes
+        given = shapes[-2] if shape.key == shapes[-1].key else shape
+        return self.drafter.propose(memory, context, given)
+
+
+def test_an_undeclared_shape_that_comes_back_is_caught():
+    wrong = r"drafts are well formed \(setting greedy, shape 1\): 7 nodes, 2 deep"
+    with pytest.raises(AssertionError, match=wrong):
+        check_drafter(lambda model: Deeper(DraftModel(model, (2, 2))))
+
+
+class Obliging(Wrapped):
+    """It drafts something for any shape."""
+
+    def propose(self, memory, context, shape):
+        return self.drafter.propose(memory, context, self.drafter.shapes[0])
+
+
+def test_a_drafter_that_refuses_no_shape_is_caught():
+    with pytest.raises(AssertionError, match="an undeclared shape is refused"):
+        check_drafter(lambda model: Obliging(PromptLookup(2)))
+
+
+class Reading(Wrapped):
+    """It looks at a token on the host."""
+
+    def propose(self, memory, context, shape):
+        int(context.tokens_BL[0, 0])
+        return self.drafter.propose(memory, context, shape)
+
+
+def test_a_drafter_that_reads_the_device_is_caught():
+    with pytest.raises(AssertionError, match=r"no device value \(setting greedy.*RuntimeError"):
+        check_drafter(lambda model: Reading(DraftModel(model, (1,))))
+
+
+class OfStates(Wrapped):
+    """It asks for the target's hidden states, and finds them."""
+
+    hidden = True
+
+    def open(self, context, capacity):
+        if context.bound > 1:  # something was read before the pending token
+            assert context.hidden_BLE.shape[-1] == 32
+        return self.drafter.open(context, capacity)
+
+    def commit(self, memory, context, draft, verdict, scores):
+        assert scores.hidden_BNE.shape == (*draft.tokens_BN.shape, 32)
+        self.drafter.commit(memory, context, draft, verdict, scores)
+
+
+def test_a_drafter_that_reads_hidden_states_is_given_them():
+    check_drafter(lambda model: OfStates(DraftModel(model, (1, 1), coupled=True)))
