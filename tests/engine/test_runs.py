@@ -415,6 +415,38 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
         run.end(1)
 
 
+class Full:
+    """A target that finds no room for its second cache: that of the free seats."""
+
+    def __init__(self, model):
+        self.model, self.opened = model, 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def open(self, *size):
+        self.opened += 1
+        if self.opened == 2:
+            raise MemoryError("no room")
+        return self.model.open(*size)
+
+
+@pytest.mark.parametrize("name", ["root", "chain"])
+def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
+    target, small = pair()
+    requests = REQUESTS[:2]
+    run = Run(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
+    for request in requests:
+        run.submit(request)
+    run.close()
+    with pytest.raises(MemoryError, match="no room"):
+        run.step()
+    texts = [[], []]
+    for block in run:  # tried again
+        texts[block.row] += block.token_ids
+    assert texts == [alone(name, number)[0] for number in range(2)]
+
+
 class Poisoned:
     """A target whose logits, keys and values are NaN for rows that have read a certain token."""
 

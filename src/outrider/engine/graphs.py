@@ -213,7 +213,7 @@ class Graphed:
 
     def _fixed(self, batch: Batch, bound: int) -> Batch:
         context = batch.context._replace(length_B=self._length_B, bound=bound)
-        return batch._replace(context=context, reason_B=self._reason_B)
+        return batch._replace(context=context, reason_B=self._reason_B, ended=True)  # any time
 
     def _widened(self, batch: Batch, shape: Shape) -> Batch:
         """The batch with the largest bound of its width: what a replay at any bound needs."""

@@ -80,11 +80,11 @@ class Seating:
             newcomers = prefill.step(None if through else CHUNK) if alive else None
             if alive and newcomers is None:
                 break
-            self._prefill = None
             if newcomers is not None:
                 if len(alive) < len(numbers):
                     newcomers = newcomers.take(alive)
                 self._sit([numbers[at] for at in alive], newcomers)
+            self._prefill = None  # not before they sit: what fails on the way is tried again
             if not through:
                 break
         return time.perf_counter() - started
@@ -106,12 +106,13 @@ class Seating:
 
     def _sit(self, numbers: list[int], newcomers: Batch) -> None:
         """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
-        seats = self.seats.sit(numbers)
         if self.batch is None and len(numbers) == self.seats.count:
             self.batch = newcomers
         else:
             if self.batch is None:
                 self.batch = slab(self.target, self.drafter, self.seats.count, self.capacity)
-            self.batch = self.batch.put(seats, newcomers)
+            first = len(self.seats.rows)
+            self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
+        self.seats.rows += numbers
         for number in numbers:
             self.ledger.run(number)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 class Seats:
     """`count` seats, of which the first `len(rows)` are taken, without a hole.
 
-    >>> seats = Seats(8)
-    >>> seats.sit([10, 11, 12, 13])
-    [0, 1, 2, 3]
+    >>> seats = Seats(8, [10, 11, 12, 13])
     >>> seats.leave([1, 3])
     ([1], [2])
     >>> seats.rows
@@ -26,12 +24,6 @@ class Seats:
         """Those of the queue for whom there is a seat."""
         free = self.count - len(self.rows)
         return [number for number, _ in zip(self.waiting, range(free), strict=False)]
-
-    def sit(self, numbers: Sequence[int]) -> list[int]:
-        """Seats for newcomers, behind the rows that run."""
-        first = len(self.rows)
-        self.rows += numbers
-        return list(range(first, len(self.rows)))
 
     def leave(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
         """Free the seats of these rows, in order: (holes, rows from the end that move there)."""
