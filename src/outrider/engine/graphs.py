@@ -72,11 +72,9 @@ class Capture(Protocol):
 
     def warm(self, run: Callable[[], R]) -> R:
         """Do the work once, as it will be recorded: compiles kernels, makes constants."""
-        ...
 
     def record(self, run: Callable[[], R]) -> tuple[R, Callable[[], object]]:
         """Record the work without doing it: where its results will be, and how to do it."""
-        ...
 
 
 class CudaCapture:

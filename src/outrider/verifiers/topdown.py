@@ -36,7 +36,6 @@ class NodeRule(Protocol):
 
     def __call__(self, law_BnV: Tensor, level: Level) -> Judgement:
         """Tests of the draws in order, and what is left after the last refusal."""
-        ...
 
 
 def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> Judgement:
