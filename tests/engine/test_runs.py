@@ -447,6 +447,53 @@ def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
     assert texts == [alone(name, number)[0] for number in range(2)]
 
 
+@pytest.mark.parametrize("name", ["root", "chain", "tree"])
+def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
+    run, take, failures = Run(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
+    numbers = [1, 2, 4]
+    for number in numbers:
+        run.submit(REQUESTS[number])
+
+    def full(cache, rows):
+        if len(failures) < 2:
+            failures.append(list(rows))
+            raise MemoryError("no room")
+        return take(cache, rows)
+
+    monkeypatch.setattr(SlotCache, "take", full)
+    texts = [[] for _ in numbers]
+    while not run.done:
+        try:
+            for block in run.step():
+                texts[block.row] += block.token_ids
+        except MemoryError:
+            assert len(run.batch.reason_B) == len(run._seating.rows)
+    assert len(failures) == 2
+    assert texts == [alone(name, number)[0] for number in numbers]
+
+
+@pytest.mark.parametrize("name", ["root", "chain"])
+def test_an_observer_that_raises_costs_no_tokens(name):
+    calls = []
+
+    def observe(*_):
+        calls.append(None)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+
+    run = Run(engine_of(name), SEATS, CAPACITY, observe=observe)
+    for request in REQUESTS[:2]:
+        run.submit(request)
+    texts = [[], []]
+    while not run.done:
+        try:
+            for block in run.step():
+                texts[block.row] += block.token_ids
+        except ZeroDivisionError:
+            assert len(calls) == 2
+    assert texts == [alone(name, number)[0] for number in range(2)]
+
+
 class Poisoned:
     """A target whose logits, keys and values are NaN for rows that have read a certain token."""
 

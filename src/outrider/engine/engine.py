@@ -315,7 +315,7 @@ class Run(Iterator[HostBlock]):
             batch, shape = self._bounded(), self._shape()
             clock.start()
             try:
-                draft, scores, verdict, self._seating.batch, block = self._made(batch, shape)
+                draft, scores, verdict, batch, block = self._made(batch, shape)
                 break
             except shaping.ProcessorError as error:
                 self._blame(error)
@@ -323,10 +323,7 @@ class Run(Iterator[HostBlock]):
             return
         rows = list(self._seating.rows)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
-        if self._observe is not None:
-            with torch.inference_mode(False):  # an observer may differentiate copies
-                self._observe(draft, scores, verdict, block, rows)
-            clock.start()
+        self._seating.batch = batch  # from here on no tokens may be lost
         if block.lists is not None and not self._trace and logs is None and not self._unread:
             self._tell(block.lists, rows)  # on the host already: nothing to wait for
         else:
@@ -336,6 +333,9 @@ class Run(Iterator[HostBlock]):
             self._tell(pending.read(), pending.requests, pending)
         clock.lap("emit")
         self._ledger.stats.engine_steps += 1
+        if self._observe is not None:
+            with torch.inference_mode(False):  # an observer may differentiate copies
+                self._observe(draft, scores, verdict, block, rows)
 
     def _made(self, batch: Batch, shape: Shape) -> Made:
         """What the verbs make: one by one on the clock, or in one piece."""

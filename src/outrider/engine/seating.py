@@ -48,18 +48,20 @@ class Seating:
         over = [row for row, number in enumerate(rows) if entries[number].over]
         if not over:
             return
-        batch = self.batch
+        batch, left = self.batch, len(rows) - len(over)
         assert batch is not None
-        poisoned = any(isinstance(entries[rows[row]].error, NumericalError) for row in over)
-        holes, movers = self.seats.leave(over)
-        if poisoned:  # a NaN in a seat's slots would poison who sits there next, masked or not
+        holes, movers = self.seats.moves(over)
+        if any(isinstance(entries[rows[row]].error, NumericalError) for row in over):
+            # a NaN in a seat's slots would poison who sits there next, masked or not
             moved = dict(zip(holes, movers, strict=True))
-            alive = [moved.get(row, row) for row in range(len(rows))]
+            alive = [moved.get(row, row) for row in range(left)]
             self.batch = batch.take(alive) if alive else None
+            self.seats.leave(over)
             return
         if holes:
             batch = batch.put(holes, batch.take(movers))
-        batch = batch.narrow(len(rows))
+        batch = batch.narrow(left)
+        self.seats.leave(over)  # not before their rows are moved: that may fail
         if not any(request.sampling.shapes for request in self.requests(rows)):
             plain = batch.context.sampling._replace(shaping=None)
             batch = batch._replace(context=batch.context._replace(sampling=plain))

@@ -4,7 +4,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-import tokenizers
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -135,10 +134,8 @@ def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTok
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
         if not isinstance(given, Tokenizer):
-            what, do = "a tokenizer of transformers, or its path", "see AutoTokenizer"
-            if isinstance(given, tokenizers.Tokenizer):
-                do = "wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
-            arguments.refuse("tokenizer", what, given, do)
+            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
+            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
         return given
     from transformers import AutoTokenizer
 
