@@ -244,6 +244,14 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_free_seats_use_up_no_seeds():
+    """Requests without a seed draw one from torch's generator; the next ones must not move."""
+    target, small = pair()
+    before = torch.get_rng_state()
+    slab(target, DRAFTERS["chain"](small), SEATS, CAPACITY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_batch_is_put_together_and_taken_apart():
     target, small = pair()
     engine = Engine(target, DRAFTERS["tree"](small))
