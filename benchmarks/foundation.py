@@ -123,19 +123,19 @@ def tree_noise(base: Speculator, prompts: list[str]) -> float:
     drafter = arms_of(base)["tree 3-2-1"].engine.drafter
     for prompt in prompts:
         ids = base.tokenizer(prompt)["input_ids"]
-        state = step.begin(
+        batch = step.begin(
             model,
             drafter,
             [Request(ids, outrider.Sampling(0), outrider.Limits(8))],
             512,
         )
-        draft = step.propose(drafter, state)
-        whole = step.score(model, state, draft).laws.logits_BRV[0].float()
+        draft = step.propose(drafter, batch)
+        whole = step.score(model, batch, draft).laws.logits_BRV[0].float()
         for leaf in range(draft.tree.levels[-2], draft.tree.nodes):
             path = draft.tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
             line = len(ids) - 1 + torch.arange(len(path))[None]
             nodes = causal(draft.tokens_BN[:, path], line, 512)
-            single = model.forward(state.cache, nodes).logits_BQV
+            single = model.forward(batch.cache, nodes).logits_BQV
             gaps.append((whole[path] - single[0].float()).abs().flatten())
     return float(torch.cat(gaps).sort().values[int(-1e-4 * sum(map(len, gaps))) - 1])
 

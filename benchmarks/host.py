@@ -50,7 +50,7 @@ def time_step(
     drafter: Any, target: Instant, rule: Any, temperature: float, steps: int
 ) -> dict[str, float]:
     spent = {"propose": 0.0, "score": 0.0, "verify": 0.0, "commit": 0.0}
-    state = step.begin(
+    batch = step.begin(
         target,
         drafter,
         [Request([1, 2, 3], Sampling(temperature, seed=1), Limits(1 << 19, (0,)))],
@@ -61,17 +61,17 @@ def time_step(
         if number == 20:
             spent = dict.fromkeys(spent, 0.0)
         a = clock()
-        draft = step.propose(drafter, state)
+        draft = step.propose(drafter, batch)
         b = clock()
-        scores = step.score(target, state, draft)
+        scores = step.score(target, batch, draft)
         c = clock()
-        verdict = step.verify(rule, state, draft, scores)
+        verdict = step.verify(rule, batch, draft, scores)
         d = clock()
-        state, _ = step.commit(target, drafter, state, draft, scores, verdict)
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
         e = clock()
-        state = state._replace(
-            reason_B=torch.zeros_like(state.reason_B),
-            context=state.context._replace(bound=int(state.context.length_B.max())),
+        batch = batch._replace(
+            reason_B=torch.zeros_like(batch.reason_B),
+            context=batch.context._replace(bound=int(batch.context.length_B.max())),
         )
         for name, took in zip(spent, (b - a, c - b, d - c, e - d), strict=True):
             spent[name] += took

@@ -25,7 +25,6 @@ class Listable(Protocol):
 
     def tolist(self) -> object:
         """Its values as Python's."""
-        ...
 
 
 def refuse(name: str, what: str, given: object, do: str) -> NoReturn:

@@ -14,12 +14,12 @@ rows share it and it broadcasts.
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from outrider.rows import Greedy, SamplingRows
+from outrider.rows import Greedy, SamplingRows, picked, placed
 
 
 class Kind(IntEnum):
@@ -40,7 +40,6 @@ class Host(Protocol):
 
     def stack(self, others: "Sequence[Host]") -> "Host":
         """The same for laws of several levels, one after another."""
-        ...
 
 
 T = TypeVar("T", bound=type[tuple[object, ...]])
@@ -88,9 +87,8 @@ class Tree(NamedTuple):
     ancestors_BNN: Tensor  #: bool, node n sees itself and its ancestors
     max_depth: int
     max_draws: int
-    levels: tuple[
-        int, ...
-    ]  #: levels[d]:levels[d+1] are the nodes of depth d (upper bound over rows)
+    #: levels[d]:levels[d+1] are the nodes of depth d (upper bound over rows)
+    levels: tuple[int, ...]
     is_chain: bool
 
     @property
@@ -206,30 +204,24 @@ class Verifier(Protocol):
     @property
     def name(self) -> str:
         """Registry key."""
-        ...
 
     @property
     def exact(self) -> bool:
         """Whether it keeps the target's law."""
-        ...
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """The kinds of children it can judge."""
-        ...
 
     @property
     def chain_only(self) -> bool:
         """Whether it refuses trees that branch."""
-        ...
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Judge a draft."""
-        ...
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The exact law of the verdict, in the dtype of the scores."""
-        ...
 
 
 class Nodes(NamedTuple):
@@ -257,23 +249,13 @@ class Inputs(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "Inputs":
         """A copy of these rows, in this order."""
-        kept = (None if t is None else torch.stack([t[row] for row in rows]) for t in self)
-        return Inputs(*kept)  # type: ignore[arg-type]
+        return Inputs(*(None if t is None else picked(t, rows) for t in self))  # type: ignore[arg-type]
 
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
         """The rows of `other` in these seats: the shorter sources are padded and masked."""
-        rows = max(self.mask_BS.shape[0], 1 + max(seats, default=-1))
-        wide = max(self.mask_BS.shape[1], other.mask_BS.shape[1])
 
         def merged(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            if mine is None or theirs is None:
-                return None
-            both = mine.new_zeros(rows, wide, *mine.shape[2:])
-            both[: mine.shape[0], : mine.shape[1]] = mine
-            for row, seat in enumerate(seats):
-                both[seat] = 0
-                both[seat, : theirs.shape[1]] = theirs[row]
-            return both
+            return None if mine is None or theirs is None else placed(mine, seats, theirs)
 
         return Inputs(*map(merged, self, other))  # type: ignore[arg-type]
 
@@ -293,18 +275,15 @@ class RowStore(Protocol):
 
     def take(self, rows: Sequence[int]) -> Self:
         """A copy of these rows, in this order."""
-        ...
 
     def put(self, seats: Sequence[int], other: Self) -> Self:
         """Write the rows of `other` into these seats; seats behind the last row add rows.
 
         Large buffers are written in place, each row's used slots alone: use the result, not `self`.
         """
-        ...
 
     def narrow(self, rows: int) -> Self:
         """The first `rows` rows, without a copy: use the result, not `self`."""
-        ...
 
 
 class Cache(RowStore, Protocol):
@@ -313,7 +292,6 @@ class Cache(RowStore, Protocol):
     @property
     def capacity(self) -> int:
         """Slots of a row."""
-        ...
 
 
 class LanguageModel(Protocol):
@@ -322,31 +300,25 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits it returns, cut to the tokenizer."""
-        ...
 
     @property
     def context(self) -> int:
         """Most positions it can address."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where its inputs must lie."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of its weights."""
-        ...
 
     @property
     def trees(self) -> bool:
         """Whether drafts may branch."""
-        ...
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
         """An empty cache, which owns what the model has read of the inputs."""
-        ...
 
     def forward(
         self, cache: Any, nodes: Nodes, *, last: int | None = None, hidden: bool = False
@@ -355,15 +327,32 @@ class LanguageModel(Protocol):
 
         With `hidden` the states [B, Q, E] that these were computed from come along.
         """
-        ...
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
-        ...
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks, calibration and certification; None for models of text alone."""
-        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; chats and special tokens are those of transformers' own."""
+
+    def __call__(self, text: str) -> Mapping[str, list[int]]:
+        """`input_ids` of a text."""
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """The text of token ids."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""
 
 
 class Curve(NamedTuple):
@@ -388,10 +377,8 @@ class Curve(NamedTuple):
         if nodes <= self.nodes[0] or len(self.nodes) == 1:
             return self.times[0]
         right = min(bisect_left(self.nodes, nodes), len(self.nodes) - 1)
-        (low, high), (least, most) = (
-            self.nodes[right - 1 : right + 1],
-            self.times[right - 1 : right + 1],
-        )
+        low, high = self.nodes[right - 1 : right + 1]
+        least, most = self.times[right - 1 : right + 1]
         return least + (most - least) * (nodes - low) / (high - low)
 
 
@@ -403,7 +390,7 @@ class Costs(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a drafter may see of the engine's state: committed tokens and their keys."""
+    """What a drafter may see of a batch: committed tokens and how they are sampled."""
 
     tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
     length_B: Tensor  #: committed tokens, pending one included
@@ -434,36 +421,29 @@ class Drafter(Protocol):
     @property
     def name(self) -> str:
         """Registry key."""
-        ...
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """Every kind of child it may propose: rules are checked against it at set-up."""
-        ...
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Every shape it can be asked for; the first is the largest and the usual one."""
-        ...
 
     @property
     def hidden(self) -> bool:
         """Whether it reads the target's hidden states, at `open` and at every `commit`."""
-        ...
 
     def open(self, context: Context, capacity: int) -> Any:
         """Memory for these rows, a `RowStore`, with all but the pending token ingested.
 
         It does not depend on a shape: another one may be asked for in every step.
         """
-        ...
 
     def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
         """A tree of this shape below each row's pending token."""
-        ...
 
     def commit(
         self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Learn what was kept. `context` is the one the draft was proposed in."""
-        ...

@@ -20,12 +20,15 @@ from outrider.drafters import (
     DynamicTree,
     HubTree,
     Paths,
+    Root,
     SampledTree,
     StaticTree,
+    growing,
     make,
     ngram_table,
     shapes,
 )
+from outrider.drafters.draft_model import Drawn
 from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import step
 from outrider.ops.reference import truncated
@@ -160,6 +163,41 @@ def test_tokens_outside_the_filters_never_enter_a_tree(make):
         for b, n, k in ((draws >= 0) & (row >= 0)).nonzero().tolist():
             token = draft.tokens_BN[b, draws[b, n, k]]
             assert laws[b, row[b, n, k], token] > 0
+
+
+class Silent:
+    """A source that has no token to say after the first row's text."""
+
+    def logits(self, tree, level):
+        logits_BnV = torch.zeros(2, level.stop - level.start, 8)
+        logits_BnV[0] = -torch.inf if level.depth == 0 else 0.0
+        return logits_BnV
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("parents", [(-1, 0, 1, 1, 1), (-1, 0, 1, 1, 1, 2, 4), (-1, 0, 0, 2)])
+def test_below_a_token_that_is_not_there_nothing_is(parents, backend):
+    target, _ = pair()
+    context = begun(target, Root(), [PROMPT] * 2, [Sampling(1.0, seed=1)] * 2).context
+    layout = growing.shapes.fixed(parents, torch.device("cpu"))
+    with ops.use(backend):
+        draft = growing.grow([Silent()], context, layout, Drawn())
+    assert (draft.draws_BNK[0] == -1).all()
+    assert torch.equal(draft.draws_BNK[1], layout.draws_1NK[0])
+
+
+def test_an_only_child_is_absent_with_its_own_parent():
+    """The filter leaves one token at the root: its second child is not there, nor what hangs on."""
+    target, _ = pair()
+    context = begun(target, Root(), [PROMPT], [Sampling(1.0, seed=1, min_p=0.5)]).context
+    layout = growing.shapes.fixed((-1, 0, 0, 2), torch.device("cpu"))
+
+    class Sure:
+        def logits(self, tree, level):
+            return torch.arange(8.0).expand(1, level.stop - level.start, 8)
+
+    draft = growing.grow([Sure()], context, layout, Drawn())
+    assert draft.draws_BNK.tolist() == [[[1, -1], [-1, -1], [-1, -1], [-1, -1]]]
 
 
 def test_one_child_at_every_node_is_a_chain():

@@ -4,16 +4,17 @@ import pytest
 import torch
 from recorder import HostRead, Recorder
 
-from outrider import Engine, Limits, ops
+from outrider import Engine, Limits, ops, verifiers
 from outrider.engine import engine, step
 from outrider.engine.blocks import Pending
 from outrider.engine.engine import Run
-from outrider.engine.graphs import CudaCapture
+from outrider.engine.graphs import CudaCapture, Graphed, verbs
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import ROUND
-from tiny import DRAFTERS, PROMPTS, decode, pair
+from outrider.types import LENGTH, RUNNING
+from tiny import DRAFTERS, PROMPTS, begun, decode, pair
 
 SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
 ENDS = [Limits(10), Limits(24), Limits(17)]
@@ -160,3 +161,16 @@ def test_refusals():
     _, graphed = engines("chain")
     with pytest.raises(ConfigurationError, match="1 processors of request 0"):
         decode(graphed, PROMPTS[:1], Sampling(1.0, processors=(lambda ids, scores: scores,)))
+
+
+def test_rows_may_have_ended_whenever_a_step_is_replayed():
+    """What is captured holds for later steps: rows that end then must not go on."""
+    target, _ = pair(runner="transformers")
+    drafter, rule = DRAFTERS["chain"](target), verifiers.get("match")  # all of it is accepted
+    batch = begun(target, drafter, PROMPTS[:2], [Sampling(0)] * 2)
+    graphed = Graphed(Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes)
+    batch = graphed(batch, drafter.shapes[0]).batch._replace(ended=False)
+    batch = graphed(batch, drafter.shapes[0]).batch
+    batch = batch._replace(reason_B=torch.tensor([LENGTH, RUNNING]))
+    accepted = graphed(batch, drafter.shapes[0]).verdict.count_B.tolist()
+    assert accepted == [0, drafter.shapes[0].max_depth]

@@ -244,6 +244,14 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_free_seats_use_up_no_seeds():
+    """Requests without a seed draw one from torch's generator; the next ones must not move."""
+    target, small = pair()
+    before = torch.get_rng_state()
+    slab(target, DRAFTERS["chain"](small), SEATS, CAPACITY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_batch_is_put_together_and_taken_apart():
     target, small = pair()
     engine = Engine(target, DRAFTERS["tree"](small))
@@ -413,6 +421,85 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
         assert texts[number] == [token for block in expected for token in block.token_ids]
     with refuses(ConfigurationError, "request 1 is over already", "error"):
         run.end(1)
+
+
+class Full:
+    """A target that finds no room for its second cache: that of the free seats."""
+
+    def __init__(self, model):
+        self.model, self.opened = model, 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def open(self, *size):
+        self.opened += 1
+        if self.opened == 2:
+            raise MemoryError("no room")
+        return self.model.open(*size)
+
+
+@pytest.mark.parametrize("name", ["root", "chain"])
+def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
+    target, small = pair()
+    requests = REQUESTS[:2]
+    run = Run(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
+    for request in requests:
+        run.submit(request)
+    run.close()
+    with pytest.raises(MemoryError, match="no room"):
+        run.step()
+    texts = [[], []]
+    for block in run:  # tried again
+        texts[block.row] += block.token_ids
+    assert texts == [alone(name, number)[0] for number in range(2)]
+
+
+@pytest.mark.parametrize("name", ["root", "chain", "tree"])
+def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
+    run, take, failures = Run(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
+    numbers = [1, 2, 4]
+    for number in numbers:
+        run.submit(REQUESTS[number])
+
+    def full(cache, rows):
+        if len(failures) < 2:
+            failures.append(list(rows))
+            raise MemoryError("no room")
+        return take(cache, rows)
+
+    monkeypatch.setattr(SlotCache, "take", full)
+    texts = [[] for _ in numbers]
+    while not run.done:
+        try:
+            for block in run.step():
+                texts[block.row] += block.token_ids
+        except MemoryError:
+            assert len(run.batch.reason_B) == len(run._seating.rows)
+    assert len(failures) == 2
+    assert texts == [alone(name, number)[0] for number in numbers]
+
+
+@pytest.mark.parametrize("name", ["root", "chain"])
+def test_an_observer_that_raises_costs_no_tokens(name):
+    calls = []
+
+    def observe(*_):
+        calls.append(None)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+
+    run = Run(engine_of(name), SEATS, CAPACITY, observe=observe)
+    for request in REQUESTS[:2]:
+        run.submit(request)
+    texts = [[], []]
+    while not run.done:
+        try:
+            for block in run.step():
+                texts[block.row] += block.token_ids
+        except ZeroDivisionError:
+            assert len(calls) == 2
+    assert texts == [alone(name, number)[0] for number in range(2)]
 
 
 class Poisoned:

@@ -51,7 +51,6 @@ class Bug:
     name: str
     says: str
     counts: tuple[int, ...]  #: branching of the draft
-    rule: str
     plant: Callable[[Engine], Engine]
     sampling: Sampling = field(default_factory=Sampling)
     mended: Callable[[Engine], Engine] = lambda same: same  #: what stays when the mistake goes
@@ -65,7 +64,7 @@ class Bug:
                 "load one with draft=..."
             )
         drafter = DraftModel(model, self.counts)
-        return self.plant(Engine(sound.target, drafter, verifiers.get(self.rule)))
+        return self.plant(Engine(sound.target, drafter, verifiers.get("rejection")))
 
 
 class _Wrapped(Generic[Part]):
@@ -236,31 +235,14 @@ BUGS: dict[str, Bug] = {
     bug.name: bug
     for bug in (
         Bug(
-            "filtered_draft",
-            "drawn under top-k 8, declared without it",
-            CHAIN,
-            "rejection",
-            _drafter(_Filtered),
+            "filtered_draft", "drawn under top-k 8, declared without it", CHAIN, _drafter(_Filtered)
         ),
-        Bug(
-            "argmax_as_softmax",
-            "the argmax, declared as a draw",
-            CHAIN,
-            "rejection",
-            _drafter(_Argmax),
-        ),
-        Bug(
-            "residual_from_target",
-            "after a refusal a draw from p",
-            CHAIN,
-            "rejection",
-            _rule(_TargetResidual),
-        ),
+        Bug("argmax_as_softmax", "the argmax, declared as a draw", CHAIN, _drafter(_Argmax)),
+        Bug("residual_from_target", "after a refusal a draw from p", CHAIN, _rule(_TargetResidual)),
         Bug(
             "shared_noise",
             "draft and residual race with one noise",
             CHAIN,
-            "rejection",
             lambda sound: _rule(_SameRace)(_by_position(sound)),
             mended=_by_position,
         ),
@@ -268,28 +250,19 @@ BUGS: dict[str, Bug] = {
             "dropped_token",
             "a token of q < 0.3 is dropped after it was drawn",
             CHAIN,
-            "rejection",
             _drafter(_Dropped),
         ),
-        Bug(
-            "reordered_siblings",
-            "children sorted by q after drawing",
-            TREE,
-            "rejection",
-            _drafter(_Reordered),
-        ),
+        Bug("reordered_siblings", "children sorted by q after drawing", TREE, _drafter(_Reordered)),
         Bug(
             "wrong_slot",
             "accepted entries of a tree stay where they were",
             TREE,
-            "rejection",
             _target(_Forgetful),
         ),
         Bug(
             "stale_position",
             "positions of a tree's nodes by slot, not by depth",
             TREE,
-            "rejection",
             _target(_BySlot),
         ),
     )

@@ -207,7 +207,8 @@ def begin(
 
 def slab(target: LanguageModel, drafter: Drafter, seats: int, capacity: int) -> Batch:
     """A batch of no rows, with free seats."""
-    return begin(target, drafter, [Request((0,))] * seats, capacity).narrow(0)
+    nobody = Request((0,), sampling.Sampling(seed=0))  # none of torch's own draws goes to it
+    return begin(target, drafter, [nobody] * seats, capacity).narrow(0)
 
 
 def groups(lengths: Sequence[int]) -> list[list[int]]:

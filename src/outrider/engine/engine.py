@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider import arguments, tree, verifiers
 from outrider.engine import graphs, step
@@ -315,27 +316,37 @@ class Run(Iterator[HostBlock]):
             batch, shape = self._bounded(), self._shape()
             clock.start()
             try:
-                draft, scores, verdict, self._seating.batch, block = self._made(batch, shape)
+                made = self._made(batch, shape)
                 break
             except shaping.ProcessorError as error:
                 self._blame(error)
         else:
             return
+        draft, scores, verdict, batch, block = made
         rows = list(self._seating.rows)
         logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
-        if self._observe is not None:
-            with torch.inference_mode(False):  # an observer may differentiate copies
-                self._observe(draft, scores, verdict, block, rows)
-            clock.start()
+        self._seating.batch = batch
+        try:
+            if self._observe is not None:
+                with torch.inference_mode(False):  # an observer may differentiate copies
+                    self._observe(draft, scores, verdict, block, rows)
+                clock.start()
+        finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
+            self._emit(made, rows, logs)
+        clock.lap("emit")
+        self._ledger.stats.engine_steps += 1
+
+    def _emit(self, made: Made, rows: list[int], logs: Tensor | None) -> None:
+        """Tell the block of a step, or the one before it while this one is on its way."""
+        block = made.block
         if block.lists is not None and not self._trace and logs is None and not self._unread:
             self._tell(block.lists, rows)  # on the host already: nothing to wait for
         else:
-            self._unread.append(Pending(block, draft, verdict, rows, self._trace, logs))
+            pending = Pending(block, made.draft, made.verdict, rows, self._trace, logs)
+            self._unread.append(pending)
         while len(self._unread) > self._lag or (self._unread and self._all_over()):
             pending = self._unread.popleft()
             self._tell(pending.read(), pending.requests, pending)
-        clock.lap("emit")
-        self._ledger.stats.engine_steps += 1
 
     def _made(self, batch: Batch, shape: Shape) -> Made:
         """What the verbs make: one by one on the clock, or in one piece."""

@@ -72,11 +72,9 @@ class Capture(Protocol):
 
     def warm(self, run: Callable[[], R]) -> R:
         """Do the work once, as it will be recorded: compiles kernels, makes constants."""
-        ...
 
     def record(self, run: Callable[[], R]) -> tuple[R, Callable[[], object]]:
         """Record the work without doing it: where its results will be, and how to do it."""
-        ...
 
 
 class CudaCapture:
@@ -213,7 +211,7 @@ class Graphed:
 
     def _fixed(self, batch: Batch, bound: int) -> Batch:
         context = batch.context._replace(length_B=self._length_B, bound=bound)
-        return batch._replace(context=context, reason_B=self._reason_B)
+        return batch._replace(context=context, reason_B=self._reason_B, ended=True)  # any time
 
     def _widened(self, batch: Batch, shape: Shape) -> Batch:
         """The batch with the largest bound of its width: what a replay at any bound needs."""

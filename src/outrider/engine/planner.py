@@ -20,15 +20,12 @@ class Planner(Protocol[P]):
 
     def open(self, shapes: Sequence[Shape], costs: Costs | None) -> P:
         """The state of a new run over these shapes, the usual one first."""
-        ...
 
     def plan(self, state: P, rows: Sequence[Request]) -> Shape:
         """One of the shapes, for a step of these rows; `most_B` may ask for less in some."""
-        ...
 
     def learn(self, state: P, blocks: Sequence[HostBlock]) -> P:
         """The state after a finished step that emitted these blocks."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -48,18 +48,20 @@ class Seating:
         over = [row for row, number in enumerate(rows) if entries[number].over]
         if not over:
             return
-        batch = self.batch
+        batch, left = self.batch, len(rows) - len(over)
         assert batch is not None
-        poisoned = any(isinstance(entries[rows[row]].error, NumericalError) for row in over)
-        holes, movers = self.seats.leave(over)
-        if poisoned:  # a NaN in a seat's slots would poison who sits there next, masked or not
+        holes, movers = self.seats.moves(over)
+        if any(isinstance(entries[rows[row]].error, NumericalError) for row in over):
+            # a NaN in a seat's slots would poison who sits there next, masked or not
             moved = dict(zip(holes, movers, strict=True))
-            alive = [moved.get(row, row) for row in range(len(rows))]
+            alive = [moved.get(row, row) for row in range(left)]
             self.batch = batch.take(alive) if alive else None
+            self.seats.leave(over)
             return
         if holes:
             batch = batch.put(holes, batch.take(movers))
-        batch = batch.narrow(len(rows))
+        batch = batch.narrow(left)
+        self.seats.leave(over)  # not before their rows are moved: that may fail
         if not any(request.sampling.shapes for request in self.requests(rows)):
             plain = batch.context.sampling._replace(shaping=None)
             batch = batch._replace(context=batch.context._replace(sampling=plain))
@@ -80,11 +82,11 @@ class Seating:
             newcomers = prefill.step(None if through else CHUNK) if alive else None
             if alive and newcomers is None:
                 break
-            self._prefill = None
             if newcomers is not None:
                 if len(alive) < len(numbers):
                     newcomers = newcomers.take(alive)
                 self._sit([numbers[at] for at in alive], newcomers)
+            self._prefill = None  # not before they sit: what fails on the way is tried again
             if not through:
                 break
         return time.perf_counter() - started
@@ -106,12 +108,13 @@ class Seating:
 
     def _sit(self, numbers: list[int], newcomers: Batch) -> None:
         """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""
-        seats = self.seats.sit(numbers)
         if self.batch is None and len(numbers) == self.seats.count:
             self.batch = newcomers
         else:
             if self.batch is None:
                 self.batch = slab(self.target, self.drafter, self.seats.count, self.capacity)
-            self.batch = self.batch.put(seats, newcomers)
+            first = len(self.seats.rows)
+            self.batch = self.batch.put(range(first, first + len(numbers)), newcomers)
+        self.seats.rows += numbers
         for number in numbers:
             self.ledger.run(number)

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 class Seats:
     """`count` seats, of which the first `len(rows)` are taken, without a hole.
 
-    >>> seats = Seats(8)
-    >>> seats.sit([10, 11, 12, 13])
-    [0, 1, 2, 3]
-    >>> seats.leave([1, 3])
+    >>> seats = Seats(8, [10, 11, 12, 13])
+    >>> seats.moves([1, 3])
     ([1], [2])
-    >>> seats.rows
+    >>> seats.leave([1, 3]); seats.rows
     [10, 12]
     """
 
@@ -27,18 +25,14 @@ class Seats:
         free = self.count - len(self.rows)
         return [number for number, _ in zip(self.waiting, range(free), strict=False)]
 
-    def sit(self, numbers: Sequence[int]) -> list[int]:
-        """Seats for newcomers, behind the rows that run."""
-        first = len(self.rows)
-        self.rows += numbers
-        return list(range(first, len(self.rows)))
-
-    def leave(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Free the seats of these rows, in order: (holes, rows from the end that move there)."""
+    def moves(self, gone: Sequence[int]) -> tuple[list[int], list[int]]:
+        """If these rows left, in order: (holes, rows from the end that would move there)."""
         left = len(self.rows) - len(gone)
         holes = [row for row in gone if row < left]
-        movers = [row for row in range(left, len(self.rows)) if row not in gone]
-        for hole, mover in zip(holes, movers, strict=True):
+        return holes, [row for row in range(left, len(self.rows)) if row not in gone]
+
+    def leave(self, gone: Sequence[int]) -> None:
+        """Free the seats of these rows."""
+        for hole, mover in zip(*self.moves(gone), strict=True):
             self.rows[hole] = self.rows[mover]
-        del self.rows[left:]
-        return holes, movers
+        del self.rows[len(self.rows) - len(gone) :]

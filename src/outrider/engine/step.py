@@ -1,7 +1,7 @@
 """One step, driven by hand or by the engine: begin, then propose, score, verify, commit.
 
     draft   = propose(drafter, batch)                # a tree of guesses below the pending token
-    scores  = score(target, state, draft)            # one call, one law per node
+    scores  = score(target, batch, draft)            # one call, one law per node
     verdict = verify(rule, batch, draft, scores)     # the longest path kept, and one more token
     batch, block = commit(target, drafter, batch, draft, scores, verdict)
 

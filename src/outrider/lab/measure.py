@@ -90,17 +90,24 @@ def ratio(trials: Sequence[Trial[object]], fast: str, slow: str, resamples: int 
         for arm in (fast, slow)
     }
     pairs = [by_arm[slow][key] / by_arm[fast][key] for key in by_arm[fast] if key in by_arm[slow]]
-    return bootstrap(pairs, resamples)
-
-
-def bootstrap(values: Sequence[float], resamples: int = 2000) -> Ratio:
-    """Median with a percentile interval; the resampling seed is fixed."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+    return Ratio(
+        *interval(lambda units: statistics.median(pairs[u] for u in units), len(pairs), resamples)
     )
-    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
-    return Ratio(statistics.median(values), low, high)
+
+
+def interval(
+    value: Callable[[Sequence[int]], float], count: int, resamples: int = 1000
+) -> tuple[float, float, float]:
+    """A statistic of indexed units with its 95 % bootstrap interval; the seed is fixed.
+
+    >>> interval(lambda units: 1.0, 5)
+    (1.0, 1.0, 1.0)
+    """
+    draw = random.Random(0)
+    every = range(count)
+    values = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
+    low, high = values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
+    return value(every), low, high
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,6 @@ class Config(Protocol):
 
     def to_json_string(self) -> str:
         """All of it as text."""
-        ...
 
 
 def key(*configs: Config | None) -> str:

@@ -18,11 +18,9 @@ class Reader(Protocol):
 
     def read(self, inputs: Inputs) -> RowStore:
         """What is kept of the inputs, row by row; runners find it as `cache.inputs`."""
-        ...
 
     def probe(self, rows: int) -> Inputs:
         """Some inputs for checks and measurements, the same at every call."""
-        ...
 
 
 class Runner(Protocol):
@@ -35,50 +33,41 @@ class Runner(Protocol):
     @property
     def name(self) -> str:
         """What the model is called in messages."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where inputs must lie."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
-        ...
 
     @property
     def trees(self) -> bool:
         """Whether nodes may branch."""
-        ...
 
     @property
     def packed(self) -> bool:
         """Whether its weights are laid out for this processor."""
-        ...
 
     @property
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
-        ...
 
     def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
         """Logits [B, Q or last, V'] of the given nodes, and the states they were computed from.
 
         The slots are set already (`SlotCache.begin`). States are left out unless `hidden` asks.
         """
-        ...
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """Logits of a whole sequence by the model's own means, without a cache or masks of ours.
 
         None for a runner that has no such means.
         """
-        ...
 
     def narrowed(self, size: int) -> AbstractContextManager[None]:
         """Windows and chunks of `size` for a check, so that a short text reaches past them."""
-        ...
 
 
 class CausalModel:
@@ -133,18 +122,6 @@ class CausalModel:
 
         With `hidden` the states [B, Q, E] that these were computed from come along.
         """
-        return self._forward(cache, nodes, last, hidden)
-
-    def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
-        """Move the accepted paths' entries next to their roots."""
-        cache.keep(first_B, path_BD)
-
-    def probe(self, rows: int) -> Inputs | None:
-        """Some inputs, for checks and measurements; None for a model of text alone."""
-        reader = self.runner.reader
-        return None if reader is None else reader.probe(rows)
-
-    def _forward(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
@@ -172,6 +149,15 @@ class CausalModel:
         if short > 0:  # a draft model with a narrower output: it never proposes the other ids
             logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
         return Output(logits[..., : self.vocab_size], states)
+
+    def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the accepted paths' entries next to their roots."""
+        cache.keep(first_B, path_BD)
+
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs, for checks and measurements; None for a model of text alone."""
+        reader = self.runner.reader
+        return None if reader is None else reader.probe(rows)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Checks at load: one vocabulary, one device, and trees that score as their paths do."""
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
@@ -9,18 +7,9 @@ from outrider.errors import UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel
 from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
-from outrider.types import LanguageModel, RowStore, Tree
+from outrider.types import LanguageModel, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What tells which ids are tokens."""
-
-    def get_vocab(self) -> dict[str, int]:
-        """Ids by token."""
-        ...
 
 
 def vocabulary(

@@ -11,6 +11,7 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, check, refusals
 from outrider.models.calibrate import Setting
+from outrider.types import Tokenizer
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
 
@@ -132,11 +133,9 @@ class Source:
 def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
-        if not (callable(given) and isinstance(given, check.Tokenizer)):
-            what, do = "a tokenizer of transformers, or its path", "see AutoTokenizer"
-            if isinstance(given, check.Tokenizer):
-                do = "wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
-            arguments.refuse("tokenizer", what, given, do)
+        if not isinstance(given, Tokenizer):
+            do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
+            arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
         return given
     from transformers import AutoTokenizer
 

@@ -66,7 +66,7 @@ def explicit() -> str | None:
 
 @contextmanager
 def use(name: str | None) -> Iterator[None]:
-    """Ask for a backend inside a block; None goes back to the automatic choice.
+    """Ask for a backend inside a block; None leaves it to OUTRIDER_OPS or the device.
 
     >>> with use("reference"):
     ...     chosen(torch.device("cpu"))

@@ -2,31 +2,14 @@
 
 from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Real
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
-
-
-class Tokenizer(Protocol):
-    """What text needs of a tokenizer; chats and special tokens are those of transformers' own."""
-
-    def __call__(self, text: str) -> Mapping[str, list[int]]:
-        """`input_ids` of a text."""
-        ...
-
-    def decode(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
-    ) -> str:
-        """The text of token ids."""
-        ...
+from outrider.types import Tokenizer
 
 
 def separate(prompts: object) -> list[object]:

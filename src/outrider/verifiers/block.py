@@ -23,13 +23,10 @@ from outrider.verifiers import chain
 
 def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
     """r [B, D + 1], h [B, D + 1] and the guesses [B, D + 1, V], zero where no token follows."""
-    favour, against = line.favour_BD, line.against_BD
-    most = torch.finfo(favour.dtype).max
-    ratio = (favour / torch.where(against > 0, against, 1.0)).clamp(max=most)
-    ratio = torch.where(against > 0, ratio, (favour > 0).to(ratio.dtype) * most)
+    ratio = chain.chances(line.favour_BD, line.against_BD, torch.finfo(line.law_BNV.dtype).max)
     ratio = torch.where(line.there_BD, ratio, 0.0)
     r = [torch.ones_like(line.law_BNV[:, 0, 0])]
-    for i in range(favour.shape[1]):
+    for i in range(ratio.shape[1]):
         r.append((r[-1] * ratio[:, i]).clamp(max=1))
     weight = torch.stack(r, 1)
     guess = torch.where(line.there_BD[..., None], line.guess_BDV, 0.0)

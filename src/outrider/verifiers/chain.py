@@ -101,11 +101,10 @@ def residuals(chain: Chain) -> Tensor:
     return torch.cat([rest, chain.law_BNV[:, -1:]], 1)
 
 
-def chances(chain: Chain, against_BD: Tensor) -> Tensor:
-    """[B, D]: min(1, p / against) of each drafted token."""
-    favour = chain.favour_BD
-    ratio = (favour / torch.where(against_BD > 0, against_BD, 1.0)).clamp(max=1)
-    return torch.where(against_BD > 0, ratio, (favour > 0).to(ratio.dtype))
+def chances(favour: Tensor, against: Tensor, most: float = 1.0) -> Tensor:
+    """min(most, favour / against); with most 1 the probability that u against < favour."""
+    ratio = (favour / torch.where(against > 0, against, 1.0)).clamp(max=most)
+    return torch.where(against > 0, ratio, (favour > 0).to(ratio.dtype) * most)
 
 
 def conclude(chain: Chain, count_B: Tensor, left_BV: Tensor, draws: Draws) -> Verdict:

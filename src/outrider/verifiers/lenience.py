@@ -49,7 +49,7 @@ class Lenience:
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Each token is kept with probability min(1, p / (l q))."""
         line = chain.read(draft, scores)
-        chance = chain.chances(line, self.lenience * line.against_BD)
+        chance = chain.chances(line.favour_BD, self.lenience * line.against_BD)
         return chain.outcome(line, chance, chain.residuals(line))
 
 

@@ -48,9 +48,7 @@ class Sigmoid:
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Each token is kept with probability min(1, p^ / q^)."""
         line, favour, against, left = self._squashed(draft, scores)
-        chance = (favour / torch.where(against > 0, against, 1.0)).clamp(max=1)
-        chance = torch.where(against > 0, chance, (favour > 0).to(chance.dtype))
-        return chain.outcome(line, chance, left)
+        return chain.outcome(line, chain.chances(favour, against), left)
 
     def _squashed(self, draft: Draft, scores: Scores) -> tuple[chain.Chain, Tensor, Tensor, Tensor]:
         """The chain, p^ and q^ of its tokens, and the law left at each node."""

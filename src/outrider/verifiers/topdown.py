@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider import noise, ops
 from outrider.types import Draft, Draws, Outcome, Scores, Verdict
+from outrider.verifiers.chain import chances
 from outrider.verifiers.siblings import Level, Siblings, rows
 
 
@@ -25,10 +26,7 @@ class Judgement(NamedTuple):
 
     def chances(self, there_BnK: Tensor) -> Tensor:
         """The probability min(1, favour / against) of each test; 0 where there is no draw."""
-        against = torch.where(self.against_BnK > 0, self.against_BnK, 1.0)
-        ratio = (self.favour_BnK / against).clamp(max=1)
-        sure = torch.where(self.against_BnK > 0, ratio, (self.favour_BnK > 0).to(ratio.dtype))
-        return torch.where(there_BnK, sure, 0.0)
+        return torch.where(there_BnK, chances(self.favour_BnK, self.against_BnK), 0.0)
 
 
 class NodeRule(Protocol):
@@ -36,7 +34,6 @@ class NodeRule(Protocol):
 
     def __call__(self, law_BnV: Tensor, level: Level) -> Judgement:
         """Tests of the draws in order, and what is left after the last refusal."""
-        ...
 
 
 def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> Judgement:

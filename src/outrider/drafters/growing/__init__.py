@@ -7,7 +7,7 @@ from outrider.drafters.growing.builder import (
     pending,
     selected,
 )
-from outrider.drafters.growing.grow import (
+from outrider.drafters.growing.loop import (
     Keys,
     Model,
     Policy,

@@ -108,7 +108,7 @@ class TreeBuilder:
         if children.parent_Bm is None:
             there = children.there_Bm
             if above is not None:
-                over = above if len(level.fan) == 1 else above[:, level.parent_m]
+                over = above if level.fan == (1,) else above[:, level.parent_m]
                 there = over if there is None else there & over
         else:
             there = self._hang(level, children, children.parent_Bm)

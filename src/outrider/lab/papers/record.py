@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import random
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from outrider.certify.matrix import read_results
 from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
+from outrider.lab.measure import interval as interval
 from outrider.load import Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
@@ -134,21 +134,6 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def interval(
-    value: Callable[[Sequence[int]], float], count: int, resamples: int = 1000
-) -> tuple[float, float, float]:
-    """A statistic of indexed units with its 95 % bootstrap interval; the seed is fixed.
-
-    >>> interval(lambda units: 1.0, 5)
-    (1.0, 1.0, 1.0)
-    """
-    draw = random.Random(0)
-    every = range(count)
-    values = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
-    low, high = values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
-    return value(every), low, high
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:

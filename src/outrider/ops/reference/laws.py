@@ -87,13 +87,6 @@ def probs(laws: Laws) -> Tensor:
     return torch.where(hot, _one_hot(laws.logits_BRV, dtype), soft)
 
 
-def log_probs(laws: Laws) -> Tensor:
-    """Log-probabilities [B, R, V]; -inf outside the support."""
-    if laws.greedy != "none":
-        return probs(laws).log()
-    return scaled(laws).log_softmax(-1)
-
-
 def residual(law_BV: Tensor, guess_BV: Tensor) -> Tensor:
     """norm((law - guess)+), the law after a rejected draw from `guess`; `law` itself if empty.
 

@@ -54,7 +54,6 @@ class Policy(Protocol):
     @property
     def drawn(self) -> tuple[Kind, ...]:
         """How a node's children come to be in sampled rows, by rank; the last kind goes on."""
-        ...
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The children of a level's nodes, from their laws [B, n, V].
@@ -62,7 +61,6 @@ class Policy(Protocol):
         Of greedy rows they are the most probable tokens, as operations of `ops` have it. Of several
         sources the laws stand one source after another.
         """
-        ...
 
 
 class Source(Protocol):
@@ -70,7 +68,6 @@ class Source(Protocol):
 
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
         """[B, n, V] after the nodes of the deepest level of a tree."""
-        ...
 
 
 class Model(NamedTuple):
