@@ -3,6 +3,8 @@
 Every message says what is wrong, what was given and what to do.
 """
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
@@ -360,6 +362,7 @@ def test_rotary_factors_that_switch_with_the_length_end_the_context_before_they_
 
 def test_no_budget_and_no_context_is_an_error_before_memory_is_taken():
     target, _ = pair()
+    target = copy.copy(target)  # others share the tiny pair
     target.context = 1 << 30
     with pytest.raises(outrider.CapacityError, match="give max_new_tokens"):
         Engine(target, Root()).run([[1, 2]], Sampling(0), Limits(None))
