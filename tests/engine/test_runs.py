@@ -545,6 +545,30 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
         assert texts[number] == [token for block in expected for token in block.token_ids]
 
 
+@pytest.mark.parametrize("name", ["root", "chain", "tree"])
+def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
+    """The row was ended from outside while its last block was on its way, as on a card."""
+    target, small = pair()
+    ban = {31: -torch.inf}
+    run = Run(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
+    run._lag = 1
+    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), Limits(30)))
+    run.submit(Request([2] * 12 + [31], Sampling(0), Limits(30)))
+    run.submit(Request([6], Sampling(0, logit_bias=ban), Limits(30)))
+    texts = [[], [], []]
+    assert run.step() == []  # not read yet
+    run.end(1)
+    while not run.done:
+        for block in run.step():
+            texts[block.row] += block.token_ids
+    assert not run.errors
+    sound = Engine(target, DRAFTERS[name](small))
+    for number in (0, 2):
+        request = run._ledger.entries[number].request
+        expected = sound.run([request.prompt], request.sampling, request.limits)
+        assert texts[number] == [token for block in expected for token in block.token_ids]
+
+
 # ---------------------------------------------------------------------- hidden states and inputs
 
 

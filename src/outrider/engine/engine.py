@@ -300,6 +300,8 @@ class Run(Iterator[HostBlock]):
     @inference
     def _turn(self) -> None:
         self._mark = self._mark or time.perf_counter()
+        if any(self._ledger.entries[number].cut for number in self._seating.rows):
+            self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
         spent = self._seating.arrive()
         if self._seating.rows:
@@ -344,7 +346,11 @@ class Run(Iterator[HostBlock]):
         else:
             pending = Pending(block, made.draft, made.verdict, rows, self._trace, logs)
             self._unread.append(pending)
-        while len(self._unread) > self._lag or (self._unread and self._all_over()):
+        self._read(0 if self._all_over() else self._lag)
+
+    def _read(self, left: int) -> None:
+        """Read blocks that are on their way, all but the last few."""
+        while len(self._unread) > left:
             pending = self._unread.popleft()
             self._tell(pending.read(), pending.requests, pending)
 

@@ -56,6 +56,7 @@ class Entry:
     reason: str | None = None  #: why it is over
     error: Exception | None = None
     cut: bool = False  #: ended from outside
+    poisoned: bool = False  #: NaN or +inf came out of its row: its cache may hold some
     started: float = 0.0  #: when it got its row
 
     @property
@@ -147,9 +148,11 @@ class Ledger:
         blocks = []
         for at, number in enumerate(numbers):
             entry = self.entries[number]
+            fault = block.reason[at] == FAULT
+            entry.poisoned = entry.poisoned or fault
             if entry.over:
                 continue
-            if block.reason[at] == FAULT:
+            if fault:
                 error = NumericalError(
                     "the target or draft model returned NaN or +inf, or masked every token, for "
                     f"request {number} after {entry.length} tokens; check weights and dtype"

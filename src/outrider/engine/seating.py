@@ -7,7 +7,6 @@ from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.request import Request
 from outrider.engine.seats import Seats
-from outrider.errors import NumericalError
 from outrider.types import Drafter, LanguageModel
 
 CHUNK = 64  #: prompt tokens read between two steps of those who run
@@ -51,7 +50,7 @@ class Seating:
         batch, left = self.batch, len(rows) - len(over)
         assert batch is not None
         holes, movers = self.seats.moves(over)
-        if any(isinstance(entries[rows[row]].error, NumericalError) for row in over):
+        if any(entries[rows[row]].poisoned for row in over):
             # a NaN in a seat's slots would poison who sits there next, masked or not
             moved = dict(zip(holes, movers, strict=True))
             alive = [moved.get(row, row) for row in range(left)]
