@@ -3,8 +3,8 @@
     python benchmarks/same_texts.py write before.json             # in the checkout of before
     python benchmarks/same_texts.py check before.json [NAME ...]  # in this one
 
-Compares token ids, steps, drafted and accepted tokens and finish reasons in float32. Exits with 1 if
-any differs.
+Compares token ids, steps, drafted and accepted tokens and finish reasons in float32. Exits with 1
+if any differs.
 """
 
 import argparse

@@ -1,15 +1,14 @@
-"""Rows come and go while others run: a text depends on no neighbour, a failure is one row's own.
+"""Rows come and go while others run: a text depends on no neighbour.
 
 The property: any interleaving of submits, ends, cancels and steps, with fewer seats than requests,
 gives every request the text that it has alone.
 """
 
-from functools import lru_cache
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from requests_alone import CAPACITY, LONG, REQUESTS, SEATS, alone, engine_of, refuses
 
 from outrider import (
     CapacityError,
@@ -17,7 +16,6 @@ from outrider import (
     DraftModel,
     Engine,
     Limits,
-    NumericalError,
     PromptError,
     Root,
     Sampling,
@@ -31,36 +29,6 @@ from outrider.models.cache import SlotCache
 from outrider.models.nodes import causal
 from outrider.types import Inputs
 from tiny import DRAFTERS, PROMPTS, VOCAB, Restless, pair
-
-SEATS = 3
-LONG = [(7 * i * i + 3 * i) % VOCAB for i in range(140)]
-TEXTS = [*PROMPTS, LONG[:70], LONG[5:], [4, 4], LONG[30:47], PROMPTS[0], [9, 9, 9], LONG[:33], [1]]
-HOW = [
-    Sampling(0),
-    Sampling(1.0, seed=11),
-    Sampling(0.8, seed=12, top_p=0.8),
-    Sampling(1.0, seed=13, repetition_penalty=1.4, no_repeat_ngram_size=3),
-    Sampling(1.1, seed=14, top_k=6, min_p=0.02),
-    Sampling(0, frequency_penalty=0.5, min_new_tokens=4),
-]
-REQUESTS = [
-    Request(text, HOW[at % len(HOW)], Limits(4 + 5 * at % 17, (3,) if at % 3 == 0 else ()))
-    for at, text in enumerate([*TEXTS, *TEXTS[:2]])
-]
-CAPACITY = 256
-
-
-@lru_cache
-def engine_of(name: str) -> Engine:
-    target, small = pair()
-    return Engine(target, DRAFTERS[name](small))
-
-
-@lru_cache
-def alone(name: str, number: int) -> tuple[list[int], str]:
-    run = Run(engine_of(name), 1, CAPACITY)
-    run.submit(REQUESTS[number])
-    return [token for block in run for token in block.token_ids], run.reasons[0]
 
 
 class Script:
@@ -326,10 +294,6 @@ def test_only_what_may_follow_follows():
         entry._ledger.entries[0].move(Phase.FAILED, "error")
 
 
-def refuses(error, *parts):
-    return pytest.raises(error, match=".*".join(parts))
-
-
 def test_what_a_run_refuses():
     engine = engine_of("chain")
     run = Run(engine, 1, 64)
@@ -371,202 +335,6 @@ def test_what_is_kept_is_what_counts():
     assert run.requests[0].new_tokens == told - 1
     assert run.stats.new_tokens == told - 1 + 30
     assert run.reasons == ["stop", "length"]
-
-
-# ---------------------------------------------------------------------- failures are one's own
-
-
-class Fragile:
-    """A processor that fails once its own text is long enough."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-
-    def __call__(self, input_ids, scores):
-        if input_ids.shape[1] > self.most:
-            raise ZeroDivisionError("too long")
-        return scores
-
-
-@pytest.mark.parametrize("name", ["root", "chain", "tree", "dynamic tree"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_processor_that_raises_fails_its_own_row(name, shared):
-    engine = engine_of(name)
-    fragile = Fragile(len(PROMPTS[1]) + 12)
-    others = Sampling(0, processors=(fragile,)) if shared else Sampling(1.0, seed=3)
-    requests = [
-        Request(PROMPTS[0], Sampling(1.0, seed=1), Limits(30)),
-        Request(PROMPTS[1], Sampling(0, processors=(fragile,)), Limits(30)),
-        Request(PROMPTS[3], others, Limits(6)),
-    ]
-    run = Run(engine, 3, CAPACITY)
-    for request in requests:
-        run.submit(request)
-    texts, raised = [[], [], []], []
-    while True:
-        try:
-            for block in run:
-                texts[block.row] += block.token_ids
-            break
-        except ZeroDivisionError as error:
-            raised.append(error)
-    assert raised == [run.errors[1]]
-    assert "request 1" in raised[0].__notes__[0]
-    assert run.reasons == ["length", "error", "length"]
-    assert run.phases[1] is Phase.FAILED
-    assert 0 < len(texts[1]) < 30
-    for number in (0, 2):
-        request = requests[number]
-        expected = engine.run([request.prompt], request.sampling, request.limits)
-        assert texts[number] == [token for block in expected for token in block.token_ids]
-    with refuses(ConfigurationError, "request 1 is over already", "error"):
-        run.end(1)
-
-
-class Full:
-    """A target that finds no room for its second cache: that of the free seats."""
-
-    def __init__(self, model):
-        self.model, self.opened = model, 0
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def open(self, *size):
-        self.opened += 1
-        if self.opened == 2:
-            raise MemoryError("no room")
-        return self.model.open(*size)
-
-
-@pytest.mark.parametrize("name", ["root", "chain"])
-def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
-    target, small = pair()
-    requests = REQUESTS[:2]
-    run = Run(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
-    for request in requests:
-        run.submit(request)
-    run.close()
-    with pytest.raises(MemoryError, match="no room"):
-        run.step()
-    texts = [[], []]
-    for block in run:  # tried again
-        texts[block.row] += block.token_ids
-    assert texts == [alone(name, number)[0] for number in range(2)]
-
-
-@pytest.mark.parametrize("name", ["root", "chain", "tree"])
-def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
-    run, take, failures = Run(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
-    numbers = [1, 2, 4]
-    for number in numbers:
-        run.submit(REQUESTS[number])
-
-    def full(cache, rows):
-        if len(failures) < 2:
-            failures.append(list(rows))
-            raise MemoryError("no room")
-        return take(cache, rows)
-
-    monkeypatch.setattr(SlotCache, "take", full)
-    texts = [[] for _ in numbers]
-    while not run.done:
-        try:
-            for block in run.step():
-                texts[block.row] += block.token_ids
-        except MemoryError:
-            assert len(run.batch.reason_B) == len(run._seating.rows)
-    assert len(failures) == 2
-    assert texts == [alone(name, number)[0] for number in numbers]
-
-
-@pytest.mark.parametrize("name", ["root", "chain"])
-def test_an_observer_that_raises_costs_no_tokens(name):
-    calls = []
-
-    def observe(*_):
-        calls.append(None)
-        if len(calls) == 2:
-            raise ZeroDivisionError
-
-    run = Run(engine_of(name), SEATS, CAPACITY, observe=observe)
-    for request in REQUESTS[:2]:
-        run.submit(request)
-    texts = [[], []]
-    while not run.done:
-        try:
-            for block in run.step():
-                texts[block.row] += block.token_ids
-        except ZeroDivisionError:
-            assert len(calls) == 2
-    assert texts == [alone(name, number)[0] for number in range(2)]
-
-
-class Poisoned:
-    """A target whose logits, keys and values are NaN for rows that have read a certain token."""
-
-    def __init__(self, model, token):
-        self.model, self.token = model, token
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def forward(self, cache, nodes, **how):
-        output = self.model.forward(cache, nodes, **how)
-        bad = (nodes.tokens_BQ == self.token).any(1)
-        for row in bad.nonzero()[:, 0].tolist():
-            for stack in cache.stacks:
-                stack[:, row] = torch.nan
-        logits = output.logits_BQV.masked_fill(bad[:, None, None], torch.nan)
-        return output._replace(logits_BQV=logits)
-
-
-@pytest.mark.parametrize("name", ["root", "chain", "tree"])
-def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
-    target, small = pair()
-    engine = Engine(Poisoned(target, 31), DRAFTERS[name](small))
-    sound = Engine(target, DRAFTERS[name](small))
-    ban = {31: -torch.inf}
-    run = Run(engine, 2, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), Limits(30)))
-    run.submit(Request([2, 31], Sampling(0), Limits(30)))
-    run.submit(Request(PROMPTS[1], Sampling(1.0, seed=2, logit_bias=ban), Limits(30)))
-    texts, failed = [[], [], []], []
-    while not run.done:
-        for block in run.step():
-            texts[block.row] += block.token_ids
-            failed += [block.row] if block.finish_reason == "error" else []
-    assert failed == [1]
-    assert isinstance(run.errors[1], NumericalError)
-    assert "request 1" in str(run.errors[1])
-    for number in (0, 2):
-        request = run._ledger.entries[number].request
-        expected = sound.run([request.prompt], request.sampling, request.limits)
-        assert texts[number] == [token for block in expected for token in block.token_ids]
-
-
-@pytest.mark.parametrize("name", ["root", "chain", "tree"])
-def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
-    """The row was ended from outside while its last block was on its way, as on a card."""
-    target, small = pair()
-    ban = {31: -torch.inf}
-    run = Run(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
-    run._lag = 1
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), Limits(30)))
-    run.submit(Request([2] * 12 + [31], Sampling(0), Limits(30)))
-    run.submit(Request([6], Sampling(0, logit_bias=ban), Limits(30)))
-    texts = [[], [], []]
-    assert run.step() == []  # not read yet
-    run.end(1)
-    while not run.done:
-        for block in run.step():
-            texts[block.row] += block.token_ids
-    assert not run.errors
-    sound = Engine(target, DRAFTERS[name](small))
-    for number in (0, 2):
-        request = run._ledger.entries[number].request
-        expected = sound.run([request.prompt], request.sampling, request.limits)
-        assert texts[number] == [token for block in expected for token in block.token_ids]
 
 
 # ---------------------------------------------------------------------- hidden states and inputs
