@@ -1,0 +1,151 @@
+"""A T5 written for training: small, quick on a CPU, exported to transformers' own.
+
+Two things differ inside and not outside: attention is scaled (T5 has the scale in its query
+matrix), which Muon's steps need, and the first weights are such that copying is near.
+`tests/training/test_corrector.py` compares its logits with `T5ForConditionalGeneration`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.t5.modeling_t5 import T5Attention
+
+BUCKETS, FARTHEST = 32, 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that define a model. Head size is `width // heads`."""
+
+    layers: int = 4  # of the encoder, and as many of the decoder
+    width: int = 256
+    heads: int = 4
+    inner: int = 768
+    vocabulary: int = 4096
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+class Attention(nn.Module):
+    """Attention from `x` to `memory`; `bias` holds positions and what may not be seen."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.q = nn.Linear(shape.width, shape.width, bias=False)
+        self.k = nn.Linear(shape.width, shape.width, bias=False)
+        self.v = nn.Linear(shape.width, shape.width, bias=False)
+        self.o = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.q(x), self.k(memory), self.v(memory))
+        )
+        scores = query @ key.mT * query.shape[-1] ** -0.5 + bias
+        mixed = scores.float().softmax(-1).to(value.dtype) @ value
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """Attention to oneself, in a decoder to the encoder's states, and a plain feed-forward."""
+
+    def __init__(self, shape: Shape, decoder: bool) -> None:
+        super().__init__()
+        norms = 3 if decoder else 2
+        self.norms = nn.ModuleList(nn.RMSNorm(shape.width, eps=1e-6) for _ in range(norms))
+        self.own = Attention(shape)
+        self.cross = Attention(shape) if decoder else None
+        self.wi = nn.Linear(shape.width, shape.inner, bias=False)
+        self.wo = nn.Linear(shape.inner, shape.width, bias=False)
+
+    def forward(
+        self, x: Tensor, bias: Tensor, states: Tensor | None, cross_bias: Tensor | None
+    ) -> Tensor:
+        normed = self.norms[0](x)
+        x = x + self.own(normed, normed, bias)
+        if self.cross is not None:
+            x = x + self.cross(self.norms[1](x), states, cross_bias)
+        return x + self.wo(F.relu(self.wi(self.norms[-1](x))))
+
+
+class Stack(nn.Module):
+    """Encoder or decoder above the embedding."""
+
+    def __init__(self, shape: Shape, decoder: bool) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.bias = nn.Embedding(BUCKETS, shape.heads)
+        self.layers = nn.ModuleList(Layer(shape, decoder) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=1e-6)
+
+    def positions(self, length: int) -> Tensor:
+        """What distance adds to the scores, `[1, heads, length, length]`."""
+        place = torch.arange(length)
+        buckets = T5Attention._relative_position_bucket(
+            place - place[:, None], not self.decoder, BUCKETS, FARTHEST
+        )
+        return self.bias(buckets).permute(2, 0, 1)[None]
+
+    def forward(
+        self, x: Tensor, hidden: Tensor, states: Tensor | None = None, cross: Tensor | None = None
+    ) -> Tensor:
+        bias = self.positions(x.shape[1]) + hidden
+        for layer in self.layers:
+            x = layer(x, bias, states, cross)
+        return self.norm(x)
+
+
+class T5(nn.Module):
+    """Sources and decoder inputs in, logits out; the output projection is the embedding."""
+
+    def __init__(self, shape: Shape, pad: int = 1) -> None:
+        super().__init__()
+        self.shape, self.pad = shape, pad
+        self.shared = nn.Embedding(shape.vocabulary, shape.width)
+        self.encoder, self.decoder = Stack(shape, False), Stack(shape, True)
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Random weights, and heads that make copying near.
+
+        One head looks a token back and one a token ahead, and the decoder's cross attention
+        first finds what is alike. So it starts where a model usually comes after thousands of
+        steps: it finds in the source the token it wrote last, and there the token after it.
+        """
+        width = self.shape.width
+        for name, weight in self.named_parameters():
+            if ".layers." in name and weight.dim() == 2:
+                back = name.endswith(("o.weight", "wo.weight"))
+                depth = (2 * self.shape.layers) ** (0.5 * back)
+                nn.init.normal_(weight, std=width**-0.5 / depth)
+        for stack, looks in ((self.encoder, (-1, 1)), (self.decoder, (-1, -2))):
+            stack.bias.weight.zero_()
+            for head, distance in enumerate(looks):
+                bucket = T5Attention._relative_position_bucket(
+                    torch.tensor(distance), not stack.decoder, BUCKETS, FARTHEST
+                )
+                stack.bias.weight[bucket, head] = LOOK
+        for layer in self.decoder.layers:
+            layer.cross.k.weight.copy_(layer.cross.q.weight)
+
+    def forward(self, sources_BS: Tensor, inputs_BT: Tensor) -> Tensor:
+        dtype = self.shared.weight.dtype
+        seen = torch.zeros(sources_BS.shape, dtype=dtype).masked_fill(
+            sources_BS == self.pad, torch.finfo(dtype).min
+        )[:, None, None]
+        states = self.encoder(self.shared(sources_BS), seen)
+        length = inputs_BT.shape[1]
+        later = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype).triu(1)
+        x = self.decoder(self.shared(inputs_BT), later, states, seen)
+        return F.linear(x * self.shape.width**-0.5, self.shared.weight)
+
+
+LOOK = 6.0
