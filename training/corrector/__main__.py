@@ -123,7 +123,9 @@ def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) ->
         for batch in batches.of_pool(progress.pool):
             progress.seconds = time.monotonic() - started
             job.batch = batch
-            loss = take_step(job, optimiser, progress.step, fall.scale(progress.step, progress.seconds))
+            loss = take_step(
+                job, optimiser, progress.step, fall.scale(progress.step, progress.seconds)
+            )
             mean = loss if math.isnan(mean) else 0.95 * mean + 0.05 * loss
             progress.step += 1
             if progress.step % args.report_every == 0:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
-BUCKETS, FARTHEST = 32, 128
+BUCKETS, FARTHEST = 32, 128  # of T5's relative positions
+LOOK = 6.0  # what the first heads add to the scores of the neighbour they look at
 
 
 @dataclass(frozen=True)
@@ -148,4 +149,54 @@ class T5(nn.Module):
         return F.linear(x * self.shape.width**-0.5, self.shared.weight)
 
 
-LOOK = 6.0
+def to_transformers(model: T5, end: int = 0):
+    """The same model as a `T5ForConditionalGeneration` in float32."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    shape = model.shape
+    config = T5Config(
+        vocab_size=shape.vocabulary,
+        d_model=shape.width,
+        d_kv=shape.head_size,
+        d_ff=shape.inner,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        relative_attention_num_buckets=BUCKETS,
+        relative_attention_max_distance=FARTHEST,
+        dropout_rate=0.0,
+        pad_token_id=model.pad,
+        eos_token_id=end,
+        decoder_start_token_id=model.pad,
+    )
+    twin = T5ForConditionalGeneration(config)
+    state = {"shared.weight": model.shared.weight.detach().float()}
+    for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        found = _stack_state(stack, shape.head_size**-0.5)
+        state |= {f"{part}.{name}": weight.detach().float() for name, weight in found.items()}
+    for tied in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
+        state[f"{tied}.weight"] = state["shared.weight"]
+    twin.load_state_dict(state)
+    return twin.eval()
+
+
+def _stack_state(stack: Stack, scale: float) -> dict[str, Tensor]:
+    """Weights under the names of transformers; the scale of attention goes into the queries."""
+    state = {"final_layer_norm.weight": stack.norm.weight}
+    first = "block.0.layer.0.SelfAttention"
+    state[f"{first}.relative_attention_bias.weight"] = stack.bias.weight
+    for number, layer in enumerate(stack.layers):
+        block = f"block.{number}.layer"
+        last = len(layer.norms) - 1
+        attentions = [("SelfAttention", layer.own), ("EncDecAttention", layer.cross)]
+        for place, (name, attention) in enumerate(attentions[:last]):
+            for matrix in "qkvo":
+                weight = getattr(attention, matrix).weight
+                state[f"{block}.{place}.{name}.{matrix}.weight"] = (
+                    weight * scale if matrix == "q" else weight
+                )
+        for matrix in ("wi", "wo"):
+            weight = getattr(layer, matrix).weight
+            state[f"{block}.{last}.DenseReluDense.{matrix}.weight"] = weight
+        for place, norm in enumerate(layer.norms):
+            state[f"{block}.{place}.layer_norm.weight"] = norm.weight
+    return state

@@ -107,7 +107,8 @@ class Batches:
         first = number * self.pool
         pairs = [self.pairs[n] for n in range(first, first + self.pool)]
         ids = [
-            [e.ids for e in self.tokenizer.encode_batch(list(side))] for side in zip(*pairs, strict=True)
+            [e.ids for e in self.tokenizer.encode_batch(list(side))]
+            for side in zip(*pairs, strict=True)
         ]
         rows = [
             (source, target)
