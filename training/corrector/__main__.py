@@ -9,7 +9,6 @@ the same arguments it goes on from `last.pt`; minutes count what was trained, ov
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import os
 import time
@@ -111,7 +110,7 @@ def resume(optimiser: Optimiser, shape: Shape, file: Path) -> Progress:
     return progress
 
 
-def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) -> Progress:
+def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) -> None:
     """Run until the time is over; checkpoints come at the ends of pools."""
     last = args.out / "last.pt"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) ->
     started = time.monotonic() - progress.seconds
     saved = evaluated = time.monotonic()
     mean = math.nan
-    for progress.pool in itertools.count(progress.pool):
+    while True:
         for batch in batches.of_pool(progress.pool):
             progress.seconds = time.monotonic() - started
             job.batch = batch
@@ -130,6 +129,7 @@ def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) ->
             progress.step += 1
             if progress.step % args.report_every == 0:
                 report(f"step {progress.step} loss {mean:.4f} after {progress.seconds:.0f} seconds")
+        progress.pool += 1
         done = progress.seconds >= fall.seconds
         now = time.monotonic()
         if done or now - evaluated > 60 * args.evaluate_minutes:
@@ -137,12 +137,11 @@ def train(job: Job, optimiser: Optimiser, batches: Batches, fall: Fall, args) ->
             report(f"held out after {progress.step}: {figures}")
             evaluated = time.monotonic()
         if done or now - saved > 60 * args.save_minutes:
-            after = Progress(progress.pool + 1, progress.step, time.monotonic() - started)
-            save(optimiser, job.model.shape, after, last)
+            progress.seconds = time.monotonic() - started
+            save(optimiser, job.model.shape, progress, last)
             saved = time.monotonic()
         if done:
-            return progress
-    raise AssertionError("pools do not end")
+            return
 
 
 def arguments() -> argparse.Namespace:
@@ -154,7 +153,7 @@ def arguments() -> argparse.Namespace:
     for size, usual in vars(Shape()).items():
         parser.add_argument(f"--{size}", type=int, default=usual)
     parser.add_argument("--batch", type=int, default=4096, help="target tokens in a step")
-    parser.add_argument("--pool", type=int, default=1024, help="pairs sorted by length together")
+    parser.add_argument("--pool", type=int, default=512, help="pairs sorted by length together")
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=30, help="steps")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
 BUCKETS, FARTHEST = 32, 128  # of T5's relative positions
+BEFORE, AFTER = (-1, -2, -3), (1, 2)  # where the first heads look
 LOOK = 6.0  # what the first heads add to the scores of the neighbour they look at
 
 
@@ -24,7 +25,7 @@ class Shape:
 
     layers: int = 4  # of the encoder, and as many of the decoder
     width: int = 256
-    heads: int = 4
+    heads: int = 8
     inner: int = 768
     vocabulary: int = 4096
 
@@ -49,8 +50,8 @@ class Attention(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.q(x), self.k(memory), self.v(memory))
         )
-        scores = query @ key.mT * query.shape[-1] ** -0.5 + bias
-        mixed = scores.float().softmax(-1).to(value.dtype) @ value
+        scores = (query * query.shape[-1] ** -0.5) @ key.mT + bias
+        mixed = scores.softmax(-1) @ value
         return self.o(mixed.transpose(1, 2).flatten(2))
 
 
@@ -117,25 +118,26 @@ class T5(nn.Module):
     def reset(self) -> None:
         """Random weights, and heads that make copying near.
 
-        One head looks a token back and one a token ahead, and the decoder's cross attention
-        first finds what is alike. So it starts where a model usually comes after thousands of
-        steps: it finds in the source the token it wrote last, and there the token after it.
+        Some heads of both stacks look at the tokens before, some of the encoder's at those after.
+        The decoder begins as a copy of the encoder, and cross attention finds what is alike: so
+        it finds in the source the place where the last tokens written stand, and there the token
+        that comes next. From random weights alone that takes thousands of steps.
         """
-        width = self.shape.width
+        width, depth = self.shape.width, (2 * self.shape.layers) ** 0.5
         for name, weight in self.named_parameters():
             if ".layers." in name and weight.dim() == 2:
-                back = name.endswith(("o.weight", "wo.weight"))
-                depth = (2 * self.shape.layers) ** (0.5 * back)
-                nn.init.normal_(weight, std=width**-0.5 / depth)
-        for stack, looks in ((self.encoder, (-1, 1)), (self.decoder, (-1, -2))):
+                back = name.endswith(("cross.o.weight", "wo.weight"))
+                nn.init.normal_(weight, std=width**-0.5 / (depth if back else 1))
+        for layer, twin in zip(self.encoder.layers, self.decoder.layers, strict=True):
+            twin.own.load_state_dict(layer.own.state_dict())
+            twin.cross.k.weight.copy_(twin.cross.q.weight)
+        for stack, looks in ((self.encoder, BEFORE + AFTER), (self.decoder, BEFORE)):
             stack.bias.weight.zero_()
-            for head, distance in enumerate(looks):
+            for head, distance in enumerate(looks[: self.shape.heads]):
                 bucket = T5Attention._relative_position_bucket(
                     torch.tensor(distance), not stack.decoder, BUCKETS, FARTHEST
                 )
                 stack.bias.weight[bucket, head] = LOOK
-        for layer in self.decoder.layers:
-            layer.cross.k.weight.copy_(layer.cross.q.weight)
 
     def forward(self, sources_BS: Tensor, inputs_BT: Tensor) -> Tensor:
         dtype = self.shared.weight.dtype

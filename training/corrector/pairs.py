@@ -44,14 +44,14 @@ class Batch(NamedTuple):
 class Pairs:
     """An endless row of pairs from these documents.
 
-    `identity` of them are not damaged; the others once or more often, on the average once in
-    `characters` characters.
+    `identity` of them are not damaged; the others once or more often: about once in so many
+    characters, drawn for each between the two `characters`.
     """
 
     texts: list[str]
     seed: int
     identity: float = 0.1
-    characters: float = 150
+    characters: tuple[float, float] = (40, 240)
     _ends: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ class Pairs:
             whole = self._window(rng)
         if rng.random() < self.identity:
             return Pair(whole, whole)
-        times = 1 + int(rng.expovariate(self.characters / len(whole)))
-        return Pair(damage(whole, min(times, 12), rng), whole)
+        times = 1 + int(len(whole) / rng.uniform(*self.characters))
+        return Pair(damage(whole, times, rng), whole)
 
     def _window(self, rng: random.Random) -> str:
         """Whole lines from a line that is not empty, of `FEWEST` to `MOST` tokens or so."""
