@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.engine.batch import encoded
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling, rows, warp
 from outrider.models.nodes import causal
 from outrider.models.prefill import ROUND
 from outrider.rows import SamplingRows
 from outrider.tree import chain
-from outrider.types import Context, Drafter, LanguageModel, Laws
+from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Text:
     prompt: tuple[int, ...]
     new: tuple[int, ...]
     seed: int = 0
+    inputs: Inputs | None = None  #: what it was read from besides, one row; None: made up
 
 
 class Scored(NamedTuple):
@@ -82,7 +84,8 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     least = min(len(text.prompt) for text in texts)
     at = torch.arange(length - 1, device=device)[None].expand(batch, -1)
     capacity = -(-(length + 4) // ROUND) * ROUND
-    cache = model.open(batch, capacity, model.probe(batch))
+    inputs = encoded(model, [text.inputs for text in texts if text.inputs is not None])
+    cache = model.open(batch, capacity, inputs or model.probe(batch))
     nodes = causal(tokens[:, :-1], at, capacity)
     logits = model.forward(cache, nodes, last=length - least).logits_BQV
     step = torch.arange(int(new.max()), device=device)
