@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     Model: TypeAlias = str | Path | PreTrainedModel
 
 
+#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
+CORRECTOR = "corrector"
+
+
 def shipped(part: str) -> Path:
-    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
 def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+    """How many parameters a shipped model ("target", say) has, read from its weights' header.
 
     >>> parameters("target")
     20328704
@@ -84,7 +88,8 @@ def load(
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
-                    list of draft models, which share its paths evenly (SpecInfer)
+                    list of draft models, which share its paths evenly (SpecInfer). The target
+                    "corrector" is the shipped encoder-decoder for damaged Python
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup"
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
@@ -128,10 +133,12 @@ def load(
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    elif isinstance(target, str) and target == CORRECTOR:
+        target = shipped(CORRECTOR)
     recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
     sources = (Source(target, "target"), *(Source(d, "draft") for d in drafters.models(draft)))
     place = _place(sources, device)
-    tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
     running = _run(sources, wish, place, vocab, options.num_speculative_tokens or recipe.depth)
@@ -152,6 +159,13 @@ def _shipped_parts(
     if table is None and recipe.wants("table"):
         table = shipped("ngram.safetensors")
     return shipped("target"), draft, table
+
+
+def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+    """The one beside the target; the shipped corrector has that of the shipped target."""
+    if str(target) == str(shipped(CORRECTOR)):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
 
 
 def _place(sources: Sequence[Source], device: str | torch.device | None) -> torch.device:

@@ -14,13 +14,15 @@ from pathlib import Path
 from training.corrector.pairs import Pairs
 from training.tokens import read_documents
 
+USUAL = (60.0, 300.0)  # between two damages: fewer than the model learns from
+
 
 def held_out(data: Path, each: int, seed: int) -> list[dict[str, str]]:
     """`each` pairs of every held-out document."""
     rows = []
     for number, row in enumerate(read_documents(data / "heldout.jsonl")):
         name = row["name"].partition("/")[2]
-        pairs = Pairs([row["text"]], seed + number)
+        pairs = Pairs([row["text"]], seed + number, characters=USUAL)
         for n in range(each):
             damaged, whole = pairs[n]
             rows.append({"id": f"{name}:{n}", "source": damaged, "reference": whole})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,13 +46,14 @@ class Pairs:
     """An endless row of pairs from these documents.
 
     `identity` of them are not damaged; the others once or more often: about once in so many
-    characters, drawn for each between the two `characters`.
+    characters, drawn for each between the two `characters`, small numbers more often: copying is
+    learnt from anything, correcting from damages alone.
     """
 
     texts: list[str]
     seed: int
     identity: float = 0.1
-    characters: tuple[float, float] = (40, 240)
+    characters: tuple[float, float] = (12, 300)
     _ends: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +66,8 @@ class Pairs:
             whole = self._window(rng)
         if rng.random() < self.identity:
             return Pair(whole, whole)
-        times = 1 + int(len(whole) / rng.uniform(*self.characters))
+        fewest, most = map(math.log, self.characters)
+        times = 1 + int(len(whole) / math.exp(rng.uniform(fewest, most)))
         return Pair(damage(whole, times, rng), whole)
 
     def _window(self, rng: random.Random) -> str:

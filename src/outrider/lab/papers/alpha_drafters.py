@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider import DraftModel, Root, Sampling, Speculator, ops
+from outrider import DraftModel, Sampling, Speculator, ops
 from outrider.certify.laws import Text, score
 from outrider.drafters import ReferenceLookup
 from outrider.drafters.growing import inputs_of

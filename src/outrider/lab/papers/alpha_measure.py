@@ -7,8 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider import DraftModel, Engine, Request, Root, RequestStats, Sampling, Speculator, ops
-from outrider import verifiers
+from outrider import (
+    DraftModel,
+    Engine,
+    Request,
+    RequestStats,
+    Root,
+    Sampling,
+    Speculator,
+    ops,
+    verifiers,
+)
 from outrider.certify.laws import Text, score
 from outrider.drafters.ngram_table import Table
 from outrider.engine.engine import Observer, Run
@@ -49,7 +58,12 @@ def alphas(
     seen = row = 0
     while seen < tokens:
         batch = [
-            asked(tasks[(row + i) % len(tasks)], Sampling(temperature, seed=seed + row + i), pair, new_tokens)
+            asked(
+                tasks[(row + i) % len(tasks)],
+                Sampling(temperature, seed=seed + row + i),
+                pair,
+                new_tokens,
+            )
             for i in range(ROWS)
         ]
         row += len(batch)
@@ -62,7 +76,7 @@ def alphas(
             sums[name] += _kept(law, guess, levels, greedy=temperature == 0)
         for name, watch in copies.items():
             drafter = sources[name].drafter(1)
-            _decoded(Engine(pair.engine.target, drafter, "match"), batch, watch)
+            decoded(Engine(pair.engine.target, drafter, "match"), batch, watch)
         if temperature == 0 and row >= len(tasks):
             break  # greedy text repeats itself from here on
     means = {name: (total / seen).tolist() for name, total in sums.items()}
@@ -71,7 +85,7 @@ def alphas(
     return {"alpha": {n: m[0] for n, m in ordered.items()}, "lenient": ordered, "tokens": seen}
 
 
-def _decoded(
+def decoded(
     engine: Engine, batch: Sequence[Request], observe: Observer | None = None
 ) -> tuple[list[list[int]], Run]:
     """The texts of these requests, all side by side, and the run that wrote them."""
@@ -87,7 +101,7 @@ def _decoded(
 
 def _written(pair: Speculator, batch: Sequence[Request]) -> list[Text]:
     plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
-    texts, _ = _decoded(plain, batch)
+    texts, _ = decoded(plain, batch)
     return [
         Text(tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.inputs)
         for request, text in zip(batch, texts, strict=True)
@@ -116,14 +130,19 @@ class _Seen:
         """One step of the run; a row without a proposal accepts nothing."""
         laws = scores.laws
         if self._temperature == 0:  # p is the law at temperature 1
-            laws = laws._replace(inverse_temperature_B=torch.ones_like(laws.inverse_temperature_B), greedy="none")
+            laws = laws._replace(
+                inverse_temperature_B=torch.ones_like(laws.inverse_temperature_B), greedy="none"
+            )
         law_BV = ops.probs(laws)[:, 0]
         self._steps += len(law_BV)
         if draft.tokens_BN.shape[1] == 1:
             return
         proposed_B = draft.draws_BNK[:, 0, 0] > 0
         guess_BV = torch.zeros_like(law_BV).scatter_(1, draft.tokens_BN[:, 1:2].clamp(min=0), 1.0)
-        law_BV, guess_BV = law_BV[proposed_B.expand(len(law_BV))], guess_BV[proposed_B.expand(len(law_BV))]
+        law_BV, guess_BV = (
+            law_BV[proposed_B.expand(len(law_BV))],
+            guess_BV[proposed_B.expand(len(law_BV))],
+        )
         self._sums += _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
 
     def mean(self) -> list[float]:
@@ -166,15 +185,15 @@ def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
     """c of each drafter: its time per drafted token over the target's time per plain step."""
     task = asked(tasks[0], Sampling(1.0, seed=0), pair, 48)
     plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
-    _decoded(plain, [task])
-    stats = _decoded(plain, [task])[1].stats
+    decoded(plain, [task])
+    stats = decoded(plain, [task])[1].stats
     step = stats.score_ms / stats.engine_steps
     found: record.Row = {}
     for name, source in sources.items():
         if isinstance(source, Copies):
             engine = Engine(pair.engine.target, source.drafter(4))
-            _decoded(engine, [task])
-            stats = _decoded(engine, [task])[1].stats
+            decoded(engine, [task])
+            stats = decoded(engine, [task])[1].stats
             found[name] = stats.propose_ms / stats.engine_steps / 4 / step
             continue
         if isinstance(source.of, Table):
@@ -186,9 +205,9 @@ def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
             continue
         timed = measure.Timed(source.of)
         chained = Engine(pair.engine.target, DraftModel(timed, (1,) * 4))
-        _decoded(chained, [task])
+        decoded(chained, [task])
         before = timed.seconds
-        steps = _decoded(chained, [task])[1].stats.engine_steps
+        steps = decoded(chained, [task])[1].stats.engine_steps
         found[name] = 1e3 * (timed.seconds - before) / steps / 4 / step
     return found
 
@@ -207,14 +226,12 @@ def speed(
     plain = Engine(pair.engine.target, Root())
     arms = {"plain": plain, "fast": fast}
     for engine in arms.values():
-        _decoded(engine, [asked(tasks[0], Sampling(temperature, seed=seed), pair, 8)])
+        decoded(engine, [asked(tasks[0], Sampling(temperature, seed=seed), pair, 8)])
     trials: list[measure.Trial[RequestStats]] = []
     for repeat, number, name in measure.turns(list(arms), len(tasks), repeats):
         task = asked(tasks[number], Sampling(temperature, seed=seed + number), pair, new_tokens)
-        stats = _decoded(arms[name], [task])[1].stats
-        trials.append(
-            measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats)
-        )
+        stats = decoded(arms[name], [task])[1].stats
+        trials.append(measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats))
     ratio = measure.ratio(trials, "fast", "plain")
     done = [trial.result for trial in trials if trial.arm == "fast"]
     tokens = sum(stats.new_tokens for stats in done) / sum(stats.steps for stats in done)
