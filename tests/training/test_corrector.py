@@ -91,7 +91,8 @@ def test_batches_hold_a_budget_of_tokens_and_say_what_was_meant():
         for line, said in zip(inputs.tolist(), targets.tolist(), strict=True):
             asked = [token for token in said if token >= 0]
             assert asked[-1] == batches.end
-            assert line[: len(asked)] == [batches.pad, *asked[:-1]]
+            assert batches.end not in asked[:-1]
+            assert line[: len(asked)] == [batches.end, *asked[:-1]]
             text = tokenizer.decode(asked, skip_special_tokens=True)
             assert any(text.rstrip("\n") in document for document in TEXTS)
     assert 50 < rows <= 64

@@ -168,7 +168,7 @@ def to_transformers(model: T5, end: int = 0):
         dropout_rate=0.0,
         pad_token_id=model.pad,
         eos_token_id=end,
-        decoder_start_token_id=model.pad,
+        decoder_start_token_id=end,
     )
     twin = T5ForConditionalGeneration(config)
     state = {"shared.weight": model.shared.weight.detach().float()}

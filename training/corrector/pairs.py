@@ -109,13 +109,15 @@ class Batches:
         """All batches of the `number`-th pool, in an order that its number decides."""
         first = number * self.pool
         pairs = [self.pairs[n] for n in range(first, first + self.pool)]
-        ids = [
-            [e.ids for e in self.tokenizer.encode_batch(list(side))]
-            for side in zip(*pairs, strict=True)
-        ]
+        sources, targets = zip(*pairs, strict=True)
+        # A source begins with the document mark, as the tokenizer puts it; so does the decoder.
+        read = self.tokenizer.encode_batch(list(sources))
+        meant = self.tokenizer.encode_batch(list(targets), add_special_tokens=False)
         rows = [
             (source, target)
-            for source, target in zip(*ids, strict=True)
+            for source, target in zip(
+                *([e.ids for e in side] for side in (read, meant)), strict=True
+            )
             if LEAST_TOKENS <= len(target) and max(len(source), len(target)) <= MOST_TOKENS
         ]
         rows.sort(key=lambda row: (max(map(len, row)), row))
@@ -131,11 +133,11 @@ class Batches:
         return batches
 
     def of_rows(self, rows: list[tuple[list[int], list[int]]]) -> Batch:
-        """The decoder begins with the pad token, as T5 does, and ends with the end of text."""
+        """The decoder begins with the document mark, and ends with it."""
         sources, targets = zip(*rows, strict=True)
         return Batch(
             _padded(list(sources), self.pad),
-            _padded([[self.pad, *ids] for ids in targets], self.pad),
+            _padded([[self.end, *ids] for ids in targets], self.pad),
             _padded([[*ids, self.end] for ids in targets], -100),
         )
 
