@@ -2,16 +2,16 @@
 never what the search sees."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.prefix import Prefix
+from outrider.engine.search.step import Rules, State, step
 from outrider.models.prefill import inference
-from outrider.search.oracle import Oracle
-from outrider.search.prefix import Prefix
-from outrider.search.step import Rules, State, step
 
 
-class Speculator(Protocol):
+class Proposer(Protocol):
     """Proposes texts below the running beams of rows that wait for a call."""
 
     @property
@@ -81,7 +81,8 @@ class Drafted:
     """
 
     def __init__(self, oracle: Oracle, rules: Sequence[Rules], length: int) -> None:
-        self.oracle, self.rules, self.length = oracle, rules, length
+        self.oracle, self.length = oracle, length
+        self.rules = [replace(rule, drawn=None) for rule in rules]  # the draws are the target's
         self.most = length * max(rule.beams.num_beams for rule in rules)
 
     @inference

@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.search.prefix import Prefix, chain
 from outrider.errors import CapacityError
 from outrider.models.prefill import inference, ingest, width
-from outrider.search.prefix import Prefix, chain
 from outrider.types import Cache, Inputs, LanguageModel, Nodes
-
 
 #: What penalties and bans make of the log-probabilities [W, V] that follow W texts of one length.
 Shaper = Callable[[Sequence[Prefix], Tensor], Tensor]

@@ -1,7 +1,7 @@
 """Beam searches of several rows side by side, each an ordinary search that asks an oracle.
 
 A row's search goes on for as many steps as its oracle can answer; then all rows that wait are
-scored in one call, together with what a speculator guesses will be asked next.
+scored in one call, together with what a proposer guesses will be asked next.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.prefix import Prefix
+from outrider.engine.search.proposers import Nothing, Proposer
+from outrider.engine.search.step import DEAD, Rules, State, start, step
 from outrider.models.prefill import inference
-from outrider.search.oracle import Oracle
-from outrider.search.prefix import Prefix
-from outrider.search.speculators import Nothing, Speculator
-from outrider.search.step import DEAD, Rules, State, start, step
 
 
 class Hypothesis(NamedTuple):
@@ -45,7 +45,7 @@ class Search:
     """Searches of all rows of an oracle.
 
     rules       of each row
-    speculator  what is scored ahead
+    proposer    what is scored ahead
     settle      whether a beam that cannot win may go unscored: the same beams by fewer calls
     """
 
@@ -53,11 +53,11 @@ class Search:
         self,
         oracle: Oracle,
         rules: Sequence[Rules],
-        speculator: Speculator | None = None,
+        proposer: Proposer | None = None,
         settle: bool = False,
     ) -> None:
         self.oracle, self.rules, self.settle = oracle, rules, settle
-        self.speculator = speculator or Nothing()
+        self.proposer = proposer or Nothing()
         self.counts = Counts()
         self.states = [
             start(root, rule, oracle.model.device)
@@ -101,7 +101,7 @@ class Search:
     def _score(self, waiting: dict[int, list[Prefix]]) -> None:
         for row in waiting:
             self.oracle.prune(row, self.states[row].running)
-        ahead = self.speculator.propose({row: self.states[row] for row in waiting})
+        ahead = self.proposer.propose({row: self.states[row] for row in waiting})
         wanted: list[list[Prefix]] = [[] for _ in self.states]
         for row, texts in waiting.items():
             wanted[row] = texts + ahead.get(row, [])
@@ -116,7 +116,9 @@ def settled(state: State, row: int, search: Search) -> bool:
     scored, its own cannot be among those kept, nor among the first num_beams that may finish.
     """
     rules, oracle = search.rules[row], search.oracle
-    if state.running[0].length + 1 >= rules.limit or rules.ends is not None or oracle.shaped(row):
+    if state.running[0].length + 1 >= rules.limit or oracle.shaped(row):
+        return False
+    if rules.ends is not None or rules.drawn is not None:
         return False
     scores = state.scores_W.tolist()
     known = [at for at, text in enumerate(state.running) if oracle.knows(row, text)]

@@ -1,4 +1,4 @@
-"""One step of beam search: a pure function of the running beams and their log-probabilities.
+"""One step of beam search: a function of the running beams and their log-probabilities alone.
 
 The search of transformers 5.23 (`GenerationMixin._beam_search`), row by row: of all continuations
 the best (1 + number of stop tokens) * num_beams are looked at; those among the first num_beams that
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.search.beams import Beams
-from outrider.search.prefix import Prefix
+from outrider.engine.search.beams import Beams
+from outrider.engine.search.prefix import Prefix
 
 DEAD = -1.0e9  #: the score of a beam that is none
 
@@ -27,6 +27,8 @@ class Rules:
     limit   tokens of prompt and text at which every text ends
     stops   stop tokens
     ends    further reasons to end, asked about a text that has just grown; None: there are none
+    drawn   a generator: continuations are drawn, without replacement, from the law of all of them
+            instead of taken from the best on (beam sampling); None: the best
     """
 
     beams: Beams
@@ -34,6 +36,7 @@ class Rules:
     limit: int
     stops: frozenset[int] = frozenset()
     ends: Callable[[Prefix], bool] | None = None
+    drawn: torch.Generator | None = None
 
     @property
     def candidates(self) -> int:
@@ -74,7 +77,12 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     """
     width, vocab = logs_WV.shape
     total = (logs_WV + state.scores_W[:, None]).flatten()
-    best_C, at_C = torch.topk(total, min(rules.candidates, total.numel()))
+    if rules.drawn is None:
+        best_C, at_C = torch.topk(total, min(rules.candidates, total.numel()))
+    else:
+        law = torch.softmax(total, -1)
+        at_C = torch.multinomial(law, rules.candidates, generator=rules.drawn)
+        best_C = total[at_C]
     beams, tokens = (at_C // vocab).tolist(), (at_C % vocab).tolist()
     texts = [state.running[b].child(t) for b, t in zip(beams, tokens, strict=True)]
     over = [_ends(text, rules) for text in texts]

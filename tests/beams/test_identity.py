@@ -5,12 +5,12 @@ from itertools import product
 import pytest
 import torch
 
+from outrider.engine.search.beams import Beams
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.proposers import Drafted, Reference
+from outrider.engine.search.run import Search
+from outrider.engine.search.step import Rules
 from outrider.models import CausalModel, LlamaRunner
-from outrider.search.beams import Beams
-from outrider.search.oracle import Oracle
-from outrider.search.run import Search
-from outrider.search.speculators import Drafted, Reference
-from outrider.search.step import Rules
 from tiny import VOCAB, llama, perturbed
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
