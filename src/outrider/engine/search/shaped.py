@@ -49,15 +49,22 @@ def shaper(
             )
             many = built.take(rows)
             logs_W1V = shaping.shape(logs_W1V, many, context, tokens_BL[:, -1:], root)
-        return (_warped(logs_W1V, plain.take(rows)) if drawn else logs_W1V)[:, 0]
+        if drawn:
+            logs_W1V = _warped(logs_W1V, plain.take(rows), len(stops) + 1)
+        return logs_W1V[:, 0]
 
     return shape
 
 
-def _warped(logs_W1V: Tensor, rows: SamplingRows) -> Tensor:
-    """At a temperature, without what filters leave out."""
+def _warped(logs_W1V: Tensor, rows: SamplingRows, least: int) -> Tensor:
+    """At a temperature, without what filters leave out.
+
+    The `least` best tokens stay in: a beam goes on whatever stop tokens it may end with.
+    """
     laws = sampling.warp(logs_W1V, rows)
     warped = logs_W1V * laws.inverse_temperature_B[:, None, None]
     if laws.floor_BR is None:
         return warped
-    return warped.masked_fill(logs_W1V < laws.floor_BR[..., None], -torch.inf)
+    best_W1K = logs_W1V.topk(min(least, logs_W1V.shape[-1]), -1)[0]
+    floor_W11 = torch.minimum(laws.floor_BR[..., None], best_W1K[..., -1:])
+    return warped.masked_fill(logs_W1V < floor_W11, -torch.inf)
