@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 import torch
 
+from outrider.drafters import ReferenceLookup
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.proposers import Drafted, Reference
+from outrider.engine.search.proposers import Drafted, Offered
 from outrider.engine.search.run import Search
 from outrider.engine.search.step import Rules
 from outrider.models import CausalModel, LlamaRunner
@@ -40,6 +41,11 @@ class Malicious:
         return proposed
 
 
+def references(prompts):
+    wide = max(map(len, prompts))
+    return torch.tensor([[*prompt, *[-1] * (wide - len(prompt))] for prompt in prompts])
+
+
 def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS):
     """Finished beams of every row, and the counts."""
     rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
@@ -49,7 +55,9 @@ def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS):
         draft = CausalModel(LlamaRunner(perturbed(llama(), 0.05), False))
         speculator = Drafted(Oracle(draft, prompts, capacity, roots=oracle.roots()), rules, 3)
     elif speculator == "reference":
-        speculator = Reference(prompts, 4, beams.num_beams)
+        speculator = Offered(
+            ReferenceLookup(4, width=2), "cpu", beams.num_beams, references(prompts)
+        )
     elif speculator == "malicious":
         speculator = Malicious()
     search = Search(oracle, rules, speculator, settle)

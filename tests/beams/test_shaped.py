@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from outrider import Sampling
+from outrider import PromptLookup, Sampling
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.proposers import Reference
+from outrider.engine.search.proposers import Offered
 from outrider.engine.search.run import Search
 from outrider.engine.search.shaped import shaper
 from outrider.engine.search.step import Rules
@@ -50,7 +50,7 @@ def ours(settings, beams, proposer, seed=None):
         rules.append(Rules(beams, len(prompt), len(prompt) + BUDGET, frozenset(STOPS), drawn=drawn))
         shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu"))
     oracle = Oracle(model, PROMPTS, 256, shapers=shapers)
-    ahead = Reference(PROMPTS, 3, beams.num_beams) if proposer else None
+    ahead = Offered(PromptLookup(3), "cpu", beams.num_beams, None) if proposer else None
     return Search(oracle, rules, ahead, settle=True).run()
 
 

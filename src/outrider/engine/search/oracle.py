@@ -48,16 +48,21 @@ class _Row:
     def place(self, text: Prefix) -> _Scored:
         """A slot for a text whose parent has one."""
         above = self.below if text is self.root else self.scored[_parent(text)].seen
-        if not self.free:
-            raise CapacityError(
-                f"a beam search needs more than its {len(above)} slots; raise capacity, or use "
-                "fewer beams or less speculation"
-            )
-        slot = heappop(self.free)
+        slot = self.spare()
+        heappop(self.free)
         seen = above.copy()
         seen[slot] = True
         placed = self.scored[text] = _Scored(slot, seen)
         return placed
+
+    def spare(self) -> int:
+        """The first slot that is free."""
+        if not self.free:
+            raise CapacityError(
+                f"a beam search needs more than its {len(self.below)} slots; raise capacity, or "
+                "use fewer beams or less speculation"
+            )
+        return self.free[0]
 
 
 def _parent(text: Prefix) -> Prefix:
@@ -143,37 +148,31 @@ class Oracle:
         ]
         if not any(fresh):
             return
-        nodes, spare = self._nodes(fresh, max(NARROW, *map(len, fresh)))
+        nodes = self._nodes(fresh, max(NARROW, *map(len, fresh)))
         logits_BQV = self.model.forward(self.cache, nodes).logits_BQV
         for number, (row, texts) in enumerate(zip(self.rows, fresh, strict=True)):
             for at, text in enumerate(texts):
                 row.logits[text] = logits_BQV[number, at]
-            for slot in spare[number]:
-                heappush(row.free, slot)
         self.calls += 1
         self.nodes += sum(map(len, fresh))
 
-    def _nodes(self, fresh: list[list[Prefix]], most: int) -> tuple[Nodes, list[list[int]]]:
-        """One call's nodes; short rows are filled up with nodes in spare slots that see only
-        themselves."""
+    def _nodes(self, fresh: list[list[Prefix]], most: int) -> Nodes:
+        """One call's nodes; short rows are filled up with nodes that see a spare slot alone."""
         rows = len(self.rows)
         tokens = np.zeros((rows, most), dtype=np.int64)
         at, slots = np.zeros_like(tokens), np.zeros_like(tokens)
         seen = np.zeros((rows, most, self.capacity), dtype=np.bool_)
-        spare: list[list[int]] = [[] for _ in self.rows]
         for number, (row, texts) in enumerate(zip(self.rows, fresh, strict=True)):
             for node, text in enumerate(texts):
                 placed = row.place(text)
                 tokens[number, node], at[number, node] = text.token, text.length - 1
                 slots[number, node], seen[number, node] = placed.slot, placed.seen
-            for node in range(len(texts), most):
-                slot = heappop(row.free)
-                spare[number].append(slot)
-                slots[number, node] = slot
-                seen[number, node, slot] = True
+            spare = row.spare()  # one slot for them all: nobody looks at what they write
+            slots[number, len(texts) :] = spare
+            seen[number, len(texts) :, spare] = True
         wide = width(int(slots.max()) + 1, 0, self.capacity)
         made = (torch.from_numpy(table) for table in (tokens, at, slots, seen[..., :wide]))
-        return Nodes(*(table.to(self._device) for table in made)), spare
+        return Nodes(*(table.to(self._device) for table in made))
 
     def prune(self, row: int, running: Sequence[Prefix]) -> None:
         """Keep what running texts begin with, and what was scored below them; free the rest."""

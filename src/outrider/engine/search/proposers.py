@@ -5,10 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from outrider.engine.search.oracle import Oracle
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.step import Rules, State, step
+from outrider.laws import sampling
+from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
+from outrider.rows import picked
+from outrider.types import Context, Drafter
 
 
 class Proposer(Protocol):
@@ -33,45 +40,54 @@ class Nothing:
         return {}
 
 
-class Reference:
-    """Copies: below each beam, what follows the longest match of its end in a reference.
+class Offered:
+    """What a drafter without a model offers below each running beam: copies, n-grams.
 
-    references  tokens to copy from, one list for each row; (): the beams' own texts alone
-    length      tokens copied at once
+    Every beam is a row of its own to the drafter, which keeps nothing from one call to the next.
+
+    references_BS  tokens to copy from [rows, S], -1 padded, if there are any
     """
 
     def __init__(
-        self, references: Sequence[Sequence[int]], length: int, beams: int, ngram: int = 4
+        self, drafter: Drafter, device: torch.device | str, beams: int, references_BS: Tensor | None
     ) -> None:
-        self.length, self.most, self.ngram = length, length * beams, ngram
-        self._references = [list(tokens) for tokens in references]
+        self.drafter, self.device, self._references_BS = drafter, device, references_BS
+        self.most = beams * (drafter.shapes[0].max_nodes - 1)
 
+    @inference
     def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
-        """A chain below each running beam that ends as a part of its row's reference does."""
-        proposed: dict[int, list[Prefix]] = {}
-        for row, state in states.items():
-            chains: list[Prefix] = []
-            for text in dict.fromkeys(state.running):
-                node = text
-                for token in self._follows(row, text):
-                    node = node.child(token)
-                    chains.append(node)
-            proposed[row] = chains
+        """The drafter's trees below all beams, of one `propose` of its own."""
+        proposed: dict[int, list[Prefix]] = {row: [] for row in states}
+        beams = [(row, text) for row in states for text in dict.fromkeys(states[row].running)]
+        shape = self.drafter.shapes[0]
+        context = self._context(beams, shape.max_nodes)
+        memory = self.drafter.open(context, context.tokens_BL.shape[1])
+        draft = self.drafter.propose(memory, context, shape)
+        parents = draft.tree.parent_BN.tolist()
+        drawn, tokens = draft.draws_BNK.flatten(1).tolist(), draft.tokens_BN.tolist()
+        for at, (row, text) in enumerate(beams):
+            above = parents[at if len(parents) > 1 else 0]
+            there = set(drawn[at if len(drawn) > 1 else 0]) - {-1}
+            texts = {0: text}
+            for node in sorted(there):  # parents stand before their children
+                if above[node] in texts:
+                    texts[node] = texts[above[node]].child(tokens[at][node])
+            proposed[row] += list(texts.values())[1:]
         return proposed
 
-    def _follows(self, row: int, text: Prefix) -> list[int]:
-        reference = self._references[row]
-        tail: list[int] = []
-        for node in text.upwards():
-            tail.insert(0, node.token)
-            if len(tail) == self.ngram:
-                break
-        for size in range(len(tail), 0, -1):
-            want = tail[-size:]
-            for at in range(len(reference) - size - 1, -1, -1):
-                if reference[at : at + size] == want:
-                    return reference[at + size : at + size + self.length]
-        return reference[: self.length] if text.parent is None else []
+    def _context(self, beams: list[tuple[int, Prefix]], nodes: int) -> Context:
+        texts = [text.tokens() for _, text in beams]
+        longest = max(map(len, texts))
+        padded = [[*tokens, *[0] * (longest + nodes - len(tokens))] for tokens in texts]
+        references = self._references_BS
+        return Context(
+            torch.tensor(padded, device=self.device),
+            torch.tensor(list(map(len, texts)), device=self.device),
+            longest,
+            sampling.rows([Sampling(0, seed=0)] * len(beams), self.device),
+            None,
+            None if references is None else picked(references, [row for row, _ in beams]),
+        )
 
 
 class Drafted:
