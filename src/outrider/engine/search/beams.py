@@ -1,4 +1,4 @@
-"""What is asked of a beam search: its width and how finished beams are compared."""
+"""What is asked of a beam search: its width, how finished beams are compared, when it ends."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from outrider.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Beams:
-    """A beam search as transformers defines it.
+    """A beam search as transformers defines it; with `patience`, as openai-whisper does.
 
     num_beams             beams kept in every step
     length_penalty        a finished beam's score is its log-probability / length ** penalty: above
@@ -20,6 +20,10 @@ class Beams:
                           True: at once; "never": when no running beam could become better at any
                           length
     num_return_sequences  how many of the finished beams are returned, the best first
+    patience              None: ends as `early_stopping` says. A number: every beam that ends ahead
+                          of num_beams better ones that go on is finished, and the search ends once
+                          round(num_beams * patience) are (Kasai et al. 2022); stop tokens do not
+                          count in the length then. openai-whisper and CTranslate2 have 1.0
 
     Raises ConfigurationError for values of another kind.
 
@@ -31,6 +35,7 @@ class Beams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     num_return_sequences: int = 1
+    patience: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "num_return_sequences"):
@@ -50,3 +55,15 @@ class Beams:
         if self.early_stopping is not True and self.early_stopping not in (False, "never"):
             what = "True, False or 'never'"
             arguments.refuse("early_stopping", what, self.early_stopping, "leave it out for False")
+        if self.patience is None:
+            return
+        what, do = "a number above 0", "leave it out, or use 1.0 as openai-whisper does"
+        patience = arguments.number("patience", self.patience, what, do)
+        if not 0 < patience < math.inf or round(self.num_beams * patience) < 1:
+            arguments.refuse("patience", what, self.patience, do)
+        if self.early_stopping is not False:
+            raise ConfigurationError(
+                "patience says when the search ends, and so does early_stopping; got "
+                f"patience={patience} and early_stopping={self.early_stopping!r}; leave one out"
+            )
+        object.__setattr__(self, "patience", patience)

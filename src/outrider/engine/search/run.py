@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.patient import patient_step
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.proposers import Nothing, Proposer
 from outrider.engine.search.step import DEAD, Rules, State, start, step
@@ -94,7 +95,7 @@ class Search:
                     waiting[row] = missing
                     break
                 logs = self.oracle.stacked(row, state.running)
-                self.states[row] = step(state, logs, self.rules[row])
+                self.states[row] = advanced(state, logs, self.rules[row])
                 self.counts.steps += 1
         return waiting
 
@@ -106,6 +107,12 @@ class Search:
         for row, texts in waiting.items():
             wanted[row] = texts + ahead.get(row, [])
         self.oracle.ask(wanted)
+
+
+def advanced(state: State, logs_WV: Tensor, rules: Rules) -> State:
+    """The next state by the search that the beams ask for."""
+    rule = step if rules.beams.patience is None else patient_step
+    return rule(state, logs_WV, rules)
 
 
 def settled(state: State, row: int, search: Search) -> bool:

@@ -3,7 +3,8 @@
 The search of transformers 5.23 (`GenerationMixin._beam_search`), row by row: of all continuations
 the best (1 + number of stop tokens) * num_beams are looked at; those among the first num_beams that
 end are finished, their scores divided by length ** penalty; the best num_beams that do not end run
-on. Which model calls the log-probabilities came from is not its business.
+on. With patience it is the search of openai-whisper (`patient.py`). Which model calls the
+log-probabilities came from is not its business.
 """
 
 from collections.abc import Callable
@@ -70,21 +71,35 @@ def start(prompt: Prefix, rules: Rules, device: torch.device | str = "cpu") -> S
     return State((prompt,) * width, scores_W)
 
 
+def ranked(state: State, logs_WV: Tensor, rules: Rules) -> tuple[Tensor, list[Prefix], float]:
+    """The candidates: log-probabilities [C] with their texts, and how far the last one that may be
+    kept is ahead of the next. The best first, or as they were drawn."""
+    vocab = logs_WV.shape[1]
+    total = (logs_WV + state.scores_W[:, None]).flatten()
+    if rules.drawn is None:
+        best_C, at_C = torch.topk(total, min(rules.candidates, total.numel()))
+    else:
+        at_C = torch.multinomial(torch.softmax(total, -1), rules.candidates, generator=rules.drawn)
+        best_C = total[at_C]
+    beams, tokens = (at_C // vocab).tolist(), (at_C % vocab).tolist()
+    texts = [state.running[b].child(t) for b, t in zip(beams, tokens, strict=True)]
+    alive = [
+        score
+        for score, text in zip(best_C.tolist(), texts, strict=True)
+        if not _ends(text, rules) and score > DEAD / 2
+    ]
+    alive.sort(reverse=True)
+    width = rules.beams.num_beams
+    return best_C, texts, alive[width - 1] - alive[width] if len(alive) > width else float("inf")
+
+
 def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     """The next state, from log-probabilities float32 [W, V] of the running beams.
 
     A beam of score `DEAD` is none: its row may hold anything finite.
     """
-    width, vocab = logs_WV.shape
-    total = (logs_WV + state.scores_W[:, None]).flatten()
-    if rules.drawn is None:
-        best_C, at_C = torch.topk(total, min(rules.candidates, total.numel()))
-    else:
-        law = torch.softmax(total, -1)
-        at_C = torch.multinomial(law, rules.candidates, generator=rules.drawn)
-        best_C = total[at_C]
-    beams, tokens = (at_C // vocab).tolist(), (at_C % vocab).tolist()
-    texts = [state.running[b].child(t) for b, t in zip(beams, tokens, strict=True)]
+    width = rules.beams.num_beams
+    best_C, texts, margin = ranked(state, logs_WV, rules)
     over = [_ends(text, rules) for text in texts]
     over_C = torch.tensor(over, device=best_C.device)
 
@@ -101,8 +116,7 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     possible = float(scores_W[0] / longest**rules.beams.length_penalty)
     improvable = state.improvable and possible > (finished[-1].score if full else DEAD)
     done = not improvable or (full and rules.beams.early_stopping is True) or all(over)
-    margin = min(state.margin, _margin(alive_C, kept, width))
-    return State(running, scores_W, finished, improvable, done, margin)
+    return State(running, scores_W, finished, improvable, done, min(state.margin, margin))
 
 
 def _ends(text: Prefix, rules: Rules) -> bool:
@@ -128,11 +142,3 @@ def _finish(
     final_C = (best_C / length**rules.beams.length_penalty).tolist()
     merged = [*state.finished, *(Finished(final_C[at], texts[at]) for at in new)]
     return tuple(sorted(merged, key=lambda one: -one.score)[:width])  # ties: who was first
-
-
-def _margin(alive_C: Tensor, kept: Tensor, width: int) -> float:
-    """How far the last beam that runs on is ahead of the next candidate that could have."""
-    order = torch.sort(alive_C, descending=True)[0]
-    if len(order) <= width or float(order[width]) <= DEAD / 2:
-        return float("inf")
-    return float(order[width - 1] - order[width])
