@@ -14,7 +14,7 @@ from outrider.drafters.growing.loop import (
     Source,
     expand,
     grow,
-    inputs_of,
+    inputs_for,
     keep_path,
     open_cache,
 )
@@ -32,7 +32,7 @@ __all__ = [
     "declare",
     "expand",
     "grow",
-    "inputs_of",
+    "inputs_for",
     "keep_path",
     "open_cache",
     "pending",

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from outrider import DraftModel, Sampling, Speculator, ops
 from outrider.certify.laws import Text, score
 from outrider.drafters import ReferenceLookup
-from outrider.drafters.growing import inputs_of
+from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
 from outrider.laws.sampling import rows, warp
@@ -47,7 +47,7 @@ class Source:
         """[tokens, V]: the law at every emitted token, under `sampling`."""
         if isinstance(self.of, Table):
             return _table_laws(self.of, texts, sampling)
-        read = [replace(text, inputs=inputs_of(self.of, text.inputs)) for text in texts]
+        read = [replace(text, inputs=inputs_for(self.of, text.inputs)) for text in texts]
         scored = score(self.of, read, sampling)
         return ops.probs(scored.laws)[scored.valid_BT]
 
