@@ -143,7 +143,8 @@ class _Seen:
             law_BV[proposed_B.expand(len(law_BV))],
             guess_BV[proposed_B.expand(len(law_BV))],
         )
-        self._sums += _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
+        kept = _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
+        self._sums = self._sums + kept
 
     def mean(self) -> list[float]:
         """Per lenience, the share of a step."""
