@@ -138,7 +138,8 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     for name, (drafter, rule) in drafters.items():
         stats = alpha_measure.decoded(Engine(pair.engine.target, drafter, rule), batch)[1].stats
         share = stats.accepted / stats.steps
-        assert share == pytest.approx(found["alpha"][name], abs=0.04), name
+        # eight sources, each with its own share, and texts of other seeds
+        assert share == pytest.approx(found["alpha"][name], abs=0.1), name
     texts = alpha_measure._written(pair, batch)
     assert len({len(text.new) for text in texts}) > 3  # some end before the others
 
