@@ -13,7 +13,7 @@ from training.corrector import __main__ as corrector
 from training.corrector import evaluate, export, held_out
 from training.corrector.damage import KINDS, damage, neighbours
 from training.corrector.evaluate import edits, figures
-from training.corrector.model import T5, Shape, to_transformers
+from training.corrector.model import AFTER, BEFORE, T5, Shape, to_transformers
 from training.corrector.pairs import MOST_TOKENS, Batches, Pair, Pairs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,16 +112,32 @@ def test_the_model_is_transformers_t5():
     assert (blind[1] - ours[1]).abs().max() > 0.01
 
 
-def test_a_new_model_looks_at_the_source_where_copying_needs_it():
-    """The encoder's state of a token holds the next one, and a query finds its own token."""
+def test_a_new_model_finds_its_own_last_tokens_in_the_source():
+    """Cross attention of the first layer, before any training; a control with weights of its own."""
     torch.manual_seed(0)
-    model = T5(Shape(layers=1, vocabulary=300))
-    query = model.decoder.layers[0].cross
-    assert torch.equal(query.q.weight, query.k.weight)
-    for stack, looks in ((model.encoder, (-1, 1)), (model.decoder, (-1, -2))):
+    ids = torch.randperm(280)[None, :60] + 10
+    ids[0, 40] = ids[0, 10]  # this one stands twice, behind other tokens
+
+    def found(model):
+        states = model.encoder(model.shared(ids), torch.zeros(1))
+        x, first = model.shared(ids), model.decoder.layers[0]
+        later = torch.full((60, 60), -1e9).triu(1)
+        normed = first.norms[0](x)
+        x = first.norms[1](x + first.own(normed, normed, model.decoder.positions(60) + later))
+        query, key = (
+            part.unflatten(-1, (8, -1)) for part in (first.cross.q(x), first.cross.k(states))
+        )
+        return torch.einsum("bqhe,bkhe->qk", query, key).argmax(-1)
+
+    model = T5(Shape(vocabulary=300))
+    for stack, looks in ((model.encoder, BEFORE + AFTER), (model.decoder, BEFORE)):
         shares = stack.positions(40)[0].softmax(-1)
         for head, distance in enumerate(looks):
             assert shares[head, 20, 20 + distance] > 0.8
+    places = torch.arange(60)
+    assert (found(model) == places).sum() >= 58
+    model.decoder.layers[0].cross.k.weight.data.normal_(std=1 / 16)
+    assert (found(model) == places).sum() < 20
 
 
 def test_figures_count_texts_and_characters():
