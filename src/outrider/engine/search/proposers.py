@@ -22,20 +22,20 @@ class Proposer(Protocol):
     """Proposes texts below the running beams of rows that wait for a call."""
 
     @property
-    def most(self) -> int:
-        """Most texts it proposes for a row at once."""
+    def depth(self) -> int:
+        """How many tokens below a beam it goes at most."""
 
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
-        """Texts to score ahead, parents first, by row."""
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """Texts to score ahead, parents first, by row; at most `depth` tokens below a beam."""
 
 
 @dataclass(frozen=True)
 class Nothing:
     """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
 
-    most: int = 0
+    depth: int = 0
 
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """Nothing."""
         return {}
 
@@ -49,17 +49,18 @@ class Offered:
     """
 
     def __init__(
-        self, drafter: Drafter, device: torch.device | str, beams: int, references_BS: Tensor | None
+        self, drafter: Drafter, device: torch.device | str, references_BS: Tensor | None = None
     ) -> None:
         self.drafter, self.device, self._references_BS = drafter, device, references_BS
-        self.most = beams * (drafter.shapes[0].max_nodes - 1)
+        self.depth = drafter.shapes[0].max_depth
 
     @inference
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """The drafter's trees below all beams, of one `propose` of its own."""
         proposed: dict[int, list[Prefix]] = {row: [] for row in states}
         beams = [(row, text) for row in states for text in dict.fromkeys(states[row].running)]
-        shape = self.drafter.shapes[0]
+        fit = (shape for shape in self.drafter.shapes if shape.max_depth <= depth)
+        shape = next(fit, self.drafter.shapes[-1])
         context = self._context(beams, shape.max_nodes)
         memory = self.drafter.open(context, context.tokens_BL.shape[1])
         draft = self.drafter.propose(memory, context, shape)
@@ -70,7 +71,7 @@ class Offered:
             there = set(drawn[at if len(drawn) > 1 else 0]) - {-1}
             texts = {0: text}
             for node in sorted(there):  # parents stand before their children
-                if above[node] in texts:
+                if above[node] in texts and texts[above[node]].length - text.length < depth:
                     texts[node] = texts[above[node]].child(tokens[at][node])
             proposed[row] += list(texts.values())[1:]
         return proposed
@@ -97,18 +98,17 @@ class Drafted:
     """
 
     def __init__(self, oracle: Oracle, rules: Sequence[Rules], length: int) -> None:
-        self.oracle, self.length = oracle, length
+        self.oracle, self.depth = oracle, length
         self.rules = [replace(rule, drawn=None) for rule in rules]  # the draws are the target's
-        self.most = length * max(rule.beams.num_beams for rule in rules)
 
     @inference
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """The draft's beams of each of the next steps."""
         live = dict(states)
         proposed: dict[int, list[Prefix]] = {row: [] for row in states}
         for row, state in live.items():
             self.oracle.prune(row, state.running)
-        for _ in range(self.length):
+        for _ in range(depth):
             wanted: list[list[Prefix]] = [[] for _ in self.oracle.rows]
             for row, state in live.items():
                 wanted[row] = self._unknown(row, state)
