@@ -47,10 +47,9 @@ def references(prompts):
     return torch.tensor([[*prompt, *[-1] * (wide - len(prompt))] for prompt in prompts])
 
 
-def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS):
+def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capacity=128):
     """Finished beams of every row, and the counts."""
     rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
-    capacity = 128
     oracle = Oracle(model, prompts, capacity)
     if speculator == "draft":
         draft = CausalModel(LlamaRunner(perturbed(llama(), 0.05), False))
@@ -73,7 +72,7 @@ def theirs(network, prompt, beams, stops=STOPS):
         num_return_sequences=beams.num_beams,
         length_penalty=beams.length_penalty,
         early_stopping=beams.early_stopping,
-        eos_token_id=list(stops),
+        eos_token_id=list(stops) or None,
         pad_token_id=0,
         do_sample=False,
         output_scores=True,

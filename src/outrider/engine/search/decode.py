@@ -40,11 +40,13 @@ def search(
     beams: Beams,
     settle: bool = True,
     pace: Pace | None = None,
+    draft_beams: int | None = None,
 ) -> Searched:
     """Beam search of several requests side by side; `drafter` says what is scored ahead.
 
     The beams are those of an ordinary search, whatever the drafter. Requests with a temperature
-    above 0 draw their beams (beam sampling). `settle` and `pace` are those of `Search`.
+    above 0 draw their beams (beam sampling). `settle` and `pace` are those of `Search`;
+    a draft model searches with `draft_beams` (None: as many as the target).
 
     Raises PromptError, CapacityError or ConfigurationError before any work is done.
     """
@@ -86,7 +88,7 @@ def search(
     if isinstance(drafter, DraftModel):
         own = inputs_for(drafter.model, inputs)
         small = Oracle(drafter.model, prompts, capacity, own, shapers, oracle.roots())
-        proposer = Drafted(small, rules, drafter.shapes[0].max_depth)
+        proposer = Drafted(small, rules, drafter.shapes[0].max_depth, draft_beams)
     elif not isinstance(drafter, Root):
         proposer = Offered(drafter, device, copied)
     found = Search(oracle, rules, proposer, settle, pace)

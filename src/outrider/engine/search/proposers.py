@@ -10,7 +10,8 @@ from torch import Tensor
 
 from outrider.engine.search.oracle import Oracle
 from outrider.engine.search.prefix import Prefix
-from outrider.engine.search.step import Rules, State, step
+from outrider.engine.search.step import DEAD, Rules, State, step
+from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
@@ -94,17 +95,30 @@ class Offered:
 class Drafted:
     """The same search run ahead on a draft model, from the target's own state.
 
-    `width` beams (at least the target's), `length` steps.
+    `length` steps with `width` beams: None, or at least as many as the target's (Leviathan's u).
     """
 
-    def __init__(self, oracle: Oracle, rules: Sequence[Rules], length: int) -> None:
+    def __init__(
+        self, oracle: Oracle, rules: Sequence[Rules], length: int, width: int | None = None
+    ) -> None:
         self.oracle, self.depth = oracle, length
-        self.rules = [replace(rule, drawn=None) for rule in rules]  # the draws are the target's
+        least = max(rule.beams.num_beams for rule in rules)
+        if width is not None and width < least:
+            raise ConfigurationError(
+                f"the draft model needs as many beams as the target; got {width} for {least}; "
+                "leave its width out"
+            )
+        self.rules = [
+            replace(  # the draws are the target's
+                rule, drawn=None, beams=replace(rule.beams, num_beams=width or rule.beams.num_beams)
+            )
+            for rule in rules
+        ]
 
     @inference
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """The draft's beams of each of the next steps."""
-        live = dict(states)
+        live = {row: _widened(state, self.rules[row]) for row, state in states.items()}
         proposed: dict[int, list[Prefix]] = {row: [] for row in states}
         for row, state in live.items():
             self.oracle.prune(row, state.running)
@@ -120,7 +134,7 @@ class Drafted:
                     del live[row]
                     continue
                 pairs = zip(ahead.running, ahead.scores_W.tolist(), strict=True)
-                proposed[row] += [text for text, score in pairs if score > _ALIVE]
+                proposed[row] += [text for text, score in pairs if score > DEAD / 2]
         return proposed
 
     def _unknown(self, row: int, state: State) -> list[Prefix]:
@@ -138,4 +152,10 @@ class Drafted:
         return missing
 
 
-_ALIVE = -1.0e8  #: scores below it are those of beams that are none
+def _widened(state: State, rules: Rules) -> State:
+    """The state with more beams that are none."""
+    more = rules.beams.num_beams - len(state.running)
+    if not more:
+        return state
+    scores_W = torch.cat([state.scores_W, state.scores_W.new_full((more,), 2 * DEAD)])
+    return state._replace(running=state.running + state.running[-1:] * more, scores_W=scores_W)
