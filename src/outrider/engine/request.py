@@ -121,8 +121,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
     `reads` says whether the model reads inputs besides the text.
 
     Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
-    context, CapacityError for a text without any end, ConfigurationError for missing or useless
-    inputs.
+    context, CapacityError for a text without any end, ConfigurationError for inputs that are
+    missing, useless or unreadable.
     """
     prompt, context, vocab = request.prompt, target.context, target.vocab_size
     if not prompt:
@@ -163,6 +163,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
             f"request {number}; take its own: inputs.take([row])"
         )
+    if request.inputs is not None:
+        target.examine(request.inputs)
 
 
 def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:
