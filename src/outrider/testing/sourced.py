@@ -63,7 +63,7 @@ def _t5() -> PreTrainedModel:
             d_model=32,
             d_kv=8,
             d_ff=48,
-            num_layers=1,
+            num_layers=2,  # as many as the decoder: transformers counts these for its cache
             num_decoder_layers=2,
             num_heads=4,
             decoder_start_token_id=0,
