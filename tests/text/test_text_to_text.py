@@ -131,7 +131,7 @@ def test_a_rows_own_rules_go_first():
 
 def test_a_setting_that_is_not_applied_is_said():
     _, speculator = ruled(encoder_repetition_penalty=2.0)
-    with pytest.raises(ConfigurationError, match="sets encoder_repetition_penalty.*rules="):
+    with pytest.raises(ConfigurationError, match=r"sets encoder_repetition_penalty.*rules="):
         speculator.generate(SOURCES, GREEDY, END)
     assert speculator.generate(SOURCES, GREEDY, END, rules=speculator.rules).texts
 
