@@ -16,11 +16,12 @@ from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, LlamaRunner, check, refusals
+from outrider.models import CausalModel, LlamaRunner, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
@@ -94,17 +95,18 @@ def load(
                     list of draft models, which share its paths evenly (SpecInfer). The target
                     "corrector" is the shipped encoder-decoder for damaged Python
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup"
+                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
+                    encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for "prompt_lookup", else 4
+                    5 for "dynamic_tree", 8 for lookups, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
-    width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
-                    the children of each (EAGLE-2's top_k)
+    width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
+                    nodes expanded per level and the children of each (EAGLE-2's top_k)
     total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
                     that `acceptance` asks for
     acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
-    ngram           shortest and longest n-gram of prompt lookup; None: (1, 4)
+    ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
     table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
@@ -140,8 +142,10 @@ def load(
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
     elif isinstance(target, str) and target == CORRECTOR:
         target = shipped(CORRECTOR)
-    recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
-    sources = (Source(target, "target"), *(Source(d, "draft") for d in drafters.models(draft)))
+    first = Source(target, "target")
+    reads = reads_more(first.config)
+    recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
+    sources = (first, *(Source(d, "draft") for d in drafters.models(draft)))
     refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
     if share_encoder is True and len(sources) == 1:
         raise ConfigurationError(
@@ -158,7 +162,10 @@ def load(
     notes = _notes(sources, running, place, vocab, table)
     known = running.calibration
     engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
+    eos_ids, opening = first.eos_ids(), None
+    if reads:
+        opening = Opening.of(first.settings(), eos_ids, str(first))
+    return Speculator(engine, tokenizer, eos_ids, notes, opening)
 
 
 def _shipped_parts(

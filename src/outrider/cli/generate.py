@@ -12,7 +12,10 @@ from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Generation, Speculator, Stop, Stream
+from outrider.text.results import Generation
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
+from outrider.text.stream import Stream
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

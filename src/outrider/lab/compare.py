@@ -26,7 +26,8 @@ from outrider.load import load, shipped
 from outrider.models import calibrate
 from outrider.models.sources import DTYPES
 from outrider.stats import VERBS
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 from outrider.tree import parents_of
 
