@@ -60,9 +60,9 @@ class Engine:
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
-    name of one; None drafts in the drafter's usual shape; `costs` are for the planner. With `graphs`
-    steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less work for
-    the host.
+    name of one; None drafts in the drafter's usual shape; `costs` are for the planner. With
+    `graphs` steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less
+    work for the host.
     """
 
     def __init__(
