@@ -85,9 +85,7 @@ def adapt(
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-    if reads_more(model.config):  # what is left in has positions for trees; no chains to fall to
-        return CausalModel(seq2seq.runner_of(model)(model), vocab_size)
-    if chain_only:
+    if chain_only and not reads_more(model.config):  # those have positions for trees, or are out
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)
@@ -101,6 +99,8 @@ def reads_more(config: PretrainedConfig) -> bool:
 
 def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
     """The class that runs this architecture through its own forward."""
+    if reads_more(model.config):
+        return seq2seq.runner_of(model)
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner
