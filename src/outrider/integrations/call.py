@@ -10,11 +10,12 @@ from transformers import generation as hf
 
 from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Engine, Run
-from outrider.engine.request import Limits
+from outrider.engine.request import Limits, source_ids
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores
-from outrider.integrations.processors import ids_of, of_row, settings
+from outrider.integrations.native import Prompts, ids_of
+from outrider.integrations.processors import of_row, settings
 from outrider.laws.sampling import Sampling
 from outrider.models.config import read
 from outrider.types import Inputs
@@ -59,7 +60,15 @@ class Call:
         prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
         self.criteria = Criteria(criteria, config, self.count)
         eos = self.criteria.eos
-        how = settings(processors, bool(config.do_sample), self.width, eos, any(rows.pads))
+        about = Prompts(
+            self.width,
+            any(rows.pads),
+            eos,
+            engine.target.vocab_size,
+            min(self.criteria.longest, self.context),
+            [source_ids(inputs) for inputs in rows.inputs or ()],
+        )
+        how = settings(processors, bool(config.do_sample), about)
         each = [
             Sampling(
                 **of_row(how, row, self.count), padding=tuple(rows.input_ids[row, :pad].tolist())
