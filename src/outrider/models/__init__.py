@@ -87,7 +87,6 @@ def adapt(
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-<<<<<<< HEAD
     if on_cpu and whisper.fits(model):
         lean = CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
         lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
@@ -95,9 +94,6 @@ def adapt(
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
     if chain_only:
-=======
-    if chain_only and not reads_more(model.config):  # those have positions for trees, or are out
->>>>>>> rules
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)
