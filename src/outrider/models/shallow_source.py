@@ -110,7 +110,7 @@ class ShallowSource:
         return shares
 
     def driven(
-        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = True
     ) -> CausalModel:
         """The draft behind its runner. Raises ConfigurationError for weights that do not fit."""
         model = shallow.cut(self.target.model(setting.dtype, device), self._layers)
