@@ -18,7 +18,8 @@ from outrider.lab.papers import record
 from outrider.lab.papers.alpha_drafters import Source
 from outrider.lab.papers.toy import METHODS
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 from outrider.types import LanguageModel, Verifier
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
