@@ -16,11 +16,11 @@ from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, LlamaRunner, check
+from outrider.models import CausalModel, LlamaRunner, check, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
-from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
@@ -58,6 +58,7 @@ class Notes:
     vocab_size: int
     tree_check: float
     calibration: Calibration | None
+    encoder: str | None = None  #: whose states a draft model attends to
 
 
 def load(
@@ -81,6 +82,7 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -108,6 +110,8 @@ def load(
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
+                    instead of running its own; "auto": if the two encoders are equal
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -131,11 +135,17 @@ def load(
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
     recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
     sources = (Source(target, "target"), *(Source(d, "draft") for d in drafters.models(draft)))
+    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
+    if share_encoder is True and len(sources) == 1:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
     place = _place(sources, device)
     tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
-    running = _run(sources, wish, place, vocab, options.num_speculative_tokens or recipe.depth)
+    ahead = options.num_speculative_tokens or recipe.depth
+    running = _run(sources, wish, place, vocab, ahead, share_encoder)
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
@@ -200,21 +210,31 @@ class _Running(NamedTuple):
 
 
 def _run(
-    sources: Sequence[Source], wish: Wish, place: torch.device, vocab: int, ahead: int
+    sources: Sequence[Source],
+    wish: Wish,
+    place: torch.device,
+    vocab: int,
+    ahead: int,
+    share: ShareEncoder,
 ) -> _Running:
     """Target and draft models under the setting that is wished for or fastest.
 
     Raises UnsupportedModel if one does not score trees as their paths.
     """
 
+    def driven(source: Source, setting: Setting) -> CausalModel:
+        target = sources[0]
+        shares = source is not target and source.shares(target, share, setting.dtype, place)
+        return source.driven(setting, place, vocab, shares)
+
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        target, *drafts = (source.driven(setting, place, vocab) for source in sources[:2])
+        target, *drafts = (driven(source, setting) for source in sources[:2])
         return target, drafts[0] if drafts else None
 
     setting, calibration = settle(wish, sources, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(source.driven(setting, place, vocab) for source in sources)
+    models = tuple(driven(source, setting) for source in sources)
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
             f"packed=True needs the lean runner, which runs Llama models; {sources[0]} runs "
@@ -249,6 +269,10 @@ def _check_shape(
             )
 
 
+#: What a draft model attends to, by what it reads.
+_WHOSE = {"states": "the target's", "source": "its own"}
+
+
 def _notes(
     sources: Sequence[Source],
     running: _Running,
@@ -267,4 +291,6 @@ def _notes(
         vocab,
         running.tree_check,
         running.calibration,
+        ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
+        or None,
     )

@@ -129,8 +129,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
     `reads` says whether the model reads inputs besides the text.
 
     Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
-    context, CapacityError for a text without any end, ConfigurationError for missing or useless
-    inputs.
+    context, CapacityError for a text without any end, ConfigurationError for inputs that are
+    missing, useless or unreadable.
     """
     prompt, context, vocab = request.prompt, target.context, target.vocab_size
     if not prompt:
@@ -176,6 +176,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
             f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
+    if request.inputs is not None:
+        target.examine(request.inputs)
 
 
 def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:

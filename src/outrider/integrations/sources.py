@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.integrations.references import Ids, lists
-from outrider.models.config import encoder_of, read
-from outrider.models.seq2seq import probe
+from outrider.models.config import read
+from outrider.models.seq2seq.kinds import Window, kind_of
 from outrider.types import Encoded, Inputs
 
 #: A tensor, or what a processor or tokenizer of transformers returns.
@@ -82,7 +82,7 @@ def _encoded(model: PreTrainedModel, model_kwargs: Mapping[str, object]) -> Enco
     own = read(output, "attention_mask", Tensor)  # the encoder knows best
     if own is not None and own.shape == size:
         return Encoded(states, own.bool())
-    if not isinstance(mask, Tensor) or probe.mels(encoder_of(model.config)):
+    if not isinstance(mask, Tensor) or isinstance(kind_of(model), Window):
         return Encoded(states, torch.ones(size, dtype=torch.bool, device=states.device))
     if mask.shape != size:
         mask = model._get_feature_vector_attention_mask(size[1], mask)
@@ -124,7 +124,7 @@ def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) 
     if len(fields) != 1 or not isinstance(tensor, Tensor):
         do = "pass what the model's own processor or tokenizer returns"
         arguments.refuse(name, "a tensor, or a mapping of one and an attention_mask", given, do)
-    if probe.mels(encoder_of(model.config)):  # frames stand in columns there, and silence counts
+    if isinstance(kind_of(model), Window):  # frames stand in columns there, and silence counts
         tensor, mask = tensor.transpose(1, 2), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
