@@ -36,14 +36,17 @@ if TYPE_CHECKING:
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 
+#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
+CORRECTOR = "corrector"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
 def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+    """How many parameters a shipped model ("target", say) has, read from its weights' header.
 
     >>> parameters("target")
     20328704
@@ -97,7 +100,8 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md)
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
+                    target "corrector" is the shipped encoder-decoder for damaged Python
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup", or "reference_lookup" for an
                     encoder-decoder
@@ -151,6 +155,8 @@ def load(
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    elif isinstance(target, str) and target == CORRECTOR:
+        target = shipped(CORRECTOR)
     first = Source(target, "target")
     reads = reads_more(first.config)
     recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
@@ -161,7 +167,7 @@ def load(
             "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
         )
     place = _place(sources, device)
-    tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
     ahead = options.num_speculative_tokens or recipe.depth
@@ -216,6 +222,13 @@ def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
         return None
     target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
     return Costs(target, drafts[0] if drafts else None)
+
+
+def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+    """The one beside the target; the shipped corrector has that of the shipped target."""
+    if str(target) == str(shipped(CORRECTOR)):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
 
 
 def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
