@@ -25,6 +25,7 @@ from training.whisper_laws import Spoken, windows
 from training.whisper_model import Draft, load
 
 CHAIN = 3
+LOW = -1e9  # minus infinity that softmax and comparisons can bear
 
 
 class Figures(NamedTuple):
@@ -32,34 +33,27 @@ class Figures(NamedTuple):
 
     agrees: list[list[bool]]
     alpha_1: list[float]
-    covered: int
 
 
-class Rules:
-    """The target's rules for its laws, for both models alike."""
-
-    def __init__(self, settings: GenerationConfig, vocabulary: int) -> None:
-        self.settings, self.vocabulary = settings, vocabulary
-
-    def laws(self, logits_CV: Tensor, text: Tensor, prompt: int, timestamps: bool) -> Tensor:
-        """Logits of the positions after `prompt` tokens of `text` as they are decoded from."""
-        settings = self.settings
-        logits_CV = logits_CV.clone()
-        logits_CV[:, settings.suppress_tokens] = -torch.inf
-        logits_CV[0, settings.begin_suppress_tokens] = -torch.inf
-        if not timestamps:
-            logits_CV[:, settings.no_timestamps_token_id + 1 :] = -torch.inf
-            return logits_CV
-        rule = WhisperTimeStampLogitsProcessor(settings, prompt)
-        lines = [
-            rule(text[None, : prompt + place], line[None])[0]
-            for place, line in enumerate(logits_CV)
-        ]
-        return torch.stack(lines)
+def ruled(logits_CV: Tensor, text: Tensor, prompt: int, settings: GenerationConfig) -> Tensor:
+    """Logits of the positions after `prompt` tokens of `text`, as they are decoded from."""
+    logits_CV = logits_CV.clone()
+    logits_CV[:, settings.suppress_tokens] = LOW
+    logits_CV[0, settings.begin_suppress_tokens] = LOW
+    if text[prompt - 1] == settings.no_timestamps_token_id:
+        logits_CV[:, settings.no_timestamps_token_id + 1 :] = LOW
+        return logits_CV
+    rule = WhisperTimeStampLogitsProcessor(settings, prompt)
+    lines = [
+        rule(text[None, : prompt + place], line[None])[0] for place, line in enumerate(logits_CV)
+    ]
+    return torch.stack(lines).clamp_min(LOW)
 
 
 @torch.no_grad()
-def measure(draft: Draft, head_VD: Tensor, rules: Rules, window: Spoken, figures: Figures) -> None:
+def measure(
+    draft: Draft, head_VD: Tensor, settings: GenerationConfig, window: Spoken, figures: Figures
+) -> None:
     """Add a window's transcripts to the sums."""
     states = draft(window.tokens_N, window.position_N, window.row_N, window.states_SD)
     for row in window.row_N.unique().tolist():
@@ -67,14 +61,12 @@ def measure(draft: Draft, head_VD: Tensor, rules: Rules, window: Spoken, figures
         counted = window.counted_N[mine]
         text = window.tokens_N[mine]
         prompt = int(counted.nonzero()[0]) + 1
-        timestamps = bool(text[prompt - 1] != rules.settings.no_timestamps_token_id)
         target = window.hidden_ND[mine][counted].float() @ head_VD.T
-        own = torch.full_like(target, -torch.inf)
+        own = torch.full_like(target, LOW)
         own[:, draft.ids_K] = draft.logits(states[mine][counted])
-        target, own = (rules.laws(part, text, prompt, timestamps) for part in (target, own))
-        own = own.nan_to_num(neginf=-1e9)
+        target, own = (ruled(logits, text, prompt, settings) for logits in (target, own))
         figures.agrees.append((target.argmax(-1) == own.argmax(-1)).tolist())
-        figures.alpha_1.extend(overlap(target.nan_to_num(neginf=-1e9), own, 1.0).tolist())
+        figures.alpha_1.extend(overlap(target, own, 1.0).tolist())
 
 
 def steps(agrees: list[bool], length: int) -> int:
@@ -101,17 +93,17 @@ def main() -> None:
     args = parser.parse_args()
     target = WhisperForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32)
     draft = load(target, args.draft).eval()
-    rules = Rules(target.generation_config, target.config.vocab_size)
+    settings = target.generation_config
     head = target.get_output_embeddings().weight.detach()
     sets: dict[str, list[Path]] = defaultdict(list)
     for shard in sorted(args.data.glob("*.safetensors")):
         sets[shard.stem.rpartition("-")[0]].append(shard)
     for name, shards in sets.items():
         for row, mode in enumerate(("plain", "timestamps")):
-            figures = Figures([], [], 0)
+            figures = Figures([], [])
             for shard in shards:
                 for window in windows(shard):
-                    measure(draft, head, rules, only(window, row), figures)
+                    measure(draft, head, settings, only(window, row), figures)
             positions = sum(map(len, figures.agrees))
             agreed = sum(map(sum, figures.agrees))
             calls = sum(steps(text, CHAIN) for text in figures.agrees)

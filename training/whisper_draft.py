@@ -4,8 +4,9 @@
         --ids work/whisper/ids.safetensors --out work/whisper/draft --minutes 60
 
 Forward KL first, then -log of the overlap at temperatures 1 and 0.5 as in `training.distill`. The
-learning rate falls to nothing at the end of `--minutes`, of this and earlier runs together: a run
-that was stopped goes on from its checkpoint. Shards that appear meanwhile are read.
+learning rate falls to nothing at the end of `--minutes` (or `--steps`), of this and earlier runs
+together: a run that was stopped goes on from its checkpoint, with other ids if they were changed.
+Shards that appear meanwhile are read.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def train(draft: Draft, shards: Shards, args: argparse.Namespace) -> None:
         optimiser.restore(saved["optimiser"])
         spent, step = saved["seconds"], saved["step"]
     stream, started, kept = iter(shards), time.monotonic() - spent, time.monotonic()
-    while (share := (time.monotonic() - started) / (60 * args.minutes)) < 1:
+    while (share := run_share(args, time.monotonic() - started, step)) < 1:
         scale = min(1.0, (step + 1) / 20, (1 - share) / (1 - args.flat))
         batch = [next(stream) for _ in range(args.batch)]
         loss = take_step(draft, optimiser, batch, scale, late=share > args.kl)
@@ -117,6 +118,11 @@ def train(draft: Draft, shards: Shards, args: argparse.Namespace) -> None:
     print(f"{step} steps")
 
 
+def run_share(args: argparse.Namespace, seconds: float, step: int) -> float:
+    """How much of the run is over."""
+    return step / args.steps if args.steps else seconds / (60 * args.minutes)
+
+
 def keep(
     draft: Draft, optimiser: Optimiser, seconds: float, step: int, args: argparse.Namespace
 ) -> None:
@@ -136,6 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", default="0,5", help="of the target's decoder")
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--steps", type=int, help="in all, instead of minutes")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--muon-rate", type=float, default=0.01)
     parser.add_argument("--adam-rate", type=float, default=1e-3)

@@ -33,6 +33,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+
 class Row(NamedTuple):
     """One transcript to make: its prompt, and how it is made."""
 

@@ -41,7 +41,9 @@ class Draft(nn.Module):
             del frozen.weight
             frozen.register_buffer("weight", weight, persistent=False)
         self.register_buffer("ids_K", ids_K, persistent=False)
-        self.register_buffer("head_KD", target.get_output_embeddings().weight.detach().float()[ids_K])
+        self.register_buffer(
+            "head_KD", target.get_output_embeddings().weight.detach().float()[ids_K]
+        )
         self.float()
 
     def forward(

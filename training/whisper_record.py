@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    model = WhisperForConditionalGeneration.from_pretrained(args.model, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    model = WhisperForConditionalGeneration.from_pretrained(
+        args.model, dtype=torch.bfloat16, attn_implementation="eager"
+    ).eval()
     extract = WhisperFeatureExtractor.from_pretrained(args.model)
     texts = {name: sentences(name, args.homeassistant, args.bible) for name in LANGUAGES}
     for number in range(args.windows // SHARD):

@@ -77,7 +77,9 @@ def choose_voice(language: str, dice: random.Random) -> Voice:
     programs = {"pico2wave": 5, "espeak-ng": 3} | ({"flite": 4} if language == "en" else {})
     program = dice.choices(list(programs), list(programs.values()))[0]
     if program == "pico2wave":
-        return Voice(program, dice.choice(_PICO[language]), dice.randint(80, 125), dice.randint(75, 130))
+        return Voice(
+            program, dice.choice(_PICO[language]), dice.randint(80, 125), dice.randint(75, 130)
+        )
     if program == "flite":
         return Voice(program, dice.choice(_FLITE), dice.randint(80, 125), dice.randint(80, 220))
     name = dice.choice(_ESPEAK[language]) + dice.choice(_ESPEAK_VARIANTS)
@@ -97,7 +99,12 @@ def _command(text: str, voice: Voice, file: str) -> list[str]:
         marked = f"<speed level='{speed}'><pitch level='{pitch}'>{text}</pitch></speed>"
         return [program, "-l", name, "-w", file, marked]
     if program == "flite":
-        settings = ["--setf", f"duration_stretch={100 / speed}", "--setf", f"int_f0_target_mean={pitch}"]
+        settings = [
+            "--setf",
+            f"duration_stretch={100 / speed}",
+            "--setf",
+            f"int_f0_target_mean={pitch}",
+        ]
         return [program, "-voice", name, *settings, "-t", text, "-o", file]
     return [program, "-v", name, "-s", str(speed), "-p", str(pitch), "-w", file, text]
 
@@ -129,7 +136,9 @@ def spoil(samples: Samples, dice: random.Random) -> Samples:
         tilt = dice.uniform(-0.6, 0.6)
         samples = samples - tilt * np.concatenate([[0], samples[:-1]])
     if dice.random() < 0.6:  # a telephone
-        band = butter(4, [dice.uniform(80, 300), dice.uniform(3000, 3900)], "band", fs=RATE, output="sos")
+        band = butter(
+            4, [dice.uniform(80, 300), dice.uniform(3000, 3900)], "band", fs=RATE, output="sos"
+        )
         samples = sosfilt(band, samples)
     samples = samples / (np.abs(samples).max() + 1e-6) * dice.uniform(0.1, 0.95)
     if dice.random() < 0.6:  # hiss
