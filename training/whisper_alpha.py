@@ -108,8 +108,8 @@ def main() -> None:
             agreed = sum(map(sum, figures.agrees))
             calls = sum(steps(text, CHAIN) for text in figures.agrees)
             print(
-                f"{name:12} {mode:10} {positions:5} tokens: alpha {agreed / positions:.3f} at T = 0, "
-                f"{sum(figures.alpha_1) / positions:.3f} at T = 1; "
+                f"{name:12} {mode:10} {positions:5} tokens: "
+                f"alpha {agreed / positions:.3f} at T = 0, {sum(figures.alpha_1) / positions:.3f} at T = 1; "
                 f"chain of {CHAIN}: {positions / calls:.2f} tokens a step",
                 flush=True,
             )

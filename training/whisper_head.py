@@ -24,7 +24,7 @@ from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
 from training.whisper_texts import LANGUAGES, sentences
 
-_LATIN = re.compile(r"[ -~À-ſ’‘“”–—…]*")
+_LATIN = re.compile("[ -~\u00c0-\u017f\u2010-\u2026]*")  # with quotes and dashes
 
 
 def choose(

@@ -29,7 +29,6 @@ from transformers import WhisperForConditionalGeneration
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     WhisperTimeStampLogitsProcessor,
 )
 

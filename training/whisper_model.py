@@ -49,7 +49,7 @@ class Draft(nn.Module):
     def forward(
         self, tokens_N: Tensor, position_N: Tensor, row_N: Tensor, states_SD: Tensor
     ) -> Tensor:
-        """States `[N, D]` of packed transcripts of one window: a row sees its own earlier tokens."""
+        """States `[N, D]` of packed transcripts of a window: each sees its own earlier tokens."""
         at = torch.arange(len(tokens_N))
         sees_NN = (row_N[:, None] == row_N) & (at[:, None] >= at)
         lowest = torch.finfo(torch.float32).min

@@ -4,7 +4,8 @@
         --bible sword --out work/whisper/spoken --windows 600
 
 Each window is transcribed three times: greedily without timestamps, greedily with them, and drawn
-at temperature 1 (either way). Some transcripts follow on from another, as in long recordings. Needs `apt-get install espeak-ng flite libttspico-utils`. Goes on where it stopped.
+at temperature 1 (either way). Some transcripts follow on from another, as in long recordings.
+Needs `apt-get install espeak-ng flite libttspico-utils`. Goes on where it stopped.
 """
 
 from __future__ import annotations

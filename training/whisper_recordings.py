@@ -1,6 +1,7 @@
 """Recordings of people with their texts, to measure on: `python -m training.whisper_recordings`.
 
-    python -m training.whisper_recordings --model whisper-base --speech speech --out work/whisper/real
+    python -m training.whisper_recordings --model whisper-base --speech speech \\
+        --out work/whisper/real
 
 `--speech` is a folder into which Debian's `pocketsphinx-testdata` (LibriVox, BSD-2) and
 `asterisk-core-sounds-{en,fr}` with `-wav` (CC BY-SA 3.0) were unpacked. The target's own greedy

@@ -2,7 +2,7 @@
 
 | what | languages | licence |
 |---|---|---|
-| messages of Home Assistant (a wheel of PyPI's `homeassistant`, not installed) | en, fr, de | Apache-2.0 |
+| messages of Home Assistant (a wheel of PyPI's `homeassistant`) | en, fr, de | Apache-2.0 |
 | World English Bible (Debian's `sword-text-web`) | en | public domain |
 | topics of Python's help (`pydoc_data`) | en | PSF-2.0 |
 | sentences with numbers, below | en, fr, de | this project's |
