@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training import whisper_alpha, whisper_draft, whisper_head, whisper_laws, whisper_model
 from training.whisper_record import three
 from training.whisper_speech import RATE, spoil
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
+
+from training import whisper_alpha, whisper_draft, whisper_head, whisper_laws, whisper_model
 
 END, START, TRANSCRIBE, EARLIER, PLAIN, VOCABULARY = 100, 101, 105, 107, 108, 124
 LANGUAGES = {"<|en|>": 102, "<|fr|>": 103}
