@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from outrider import DraftModel, PromptLookup, Root
+from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
@@ -21,6 +21,7 @@ from outrider.testing import (
 
 __all__ = [
     "DRAFTERS",
+    "LOOKUPS",
     "PROMPTS",
     "RUNNERS",
     "VOCAB",
@@ -37,6 +38,8 @@ __all__ = [
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "reference_lookup": lambda small: ReferenceLookup(4),
+    "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
@@ -52,6 +55,9 @@ DRAFTERS = {
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
+
+#: Those that copy.
+LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 >>> print(speculator.generate("def fib(n):").texts)   # doctest: +SKIP
 """
 
-from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
+from outrider.engine.search import Beams
 from outrider.errors import (
     BackendUnavailable,
     CapacityError,
@@ -23,6 +24,7 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
 from outrider.load import load
 from outrider.stats import RequestStats, Stats
 from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
@@ -31,6 +33,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BackendUnavailable",
+    "Beams",
     "CapacityError",
     "Completion",
     "ConfigurationError",
@@ -42,6 +45,7 @@ __all__ = [
     "OutriderError",
     "PromptError",
     "PromptLookup",
+    "ReferenceLookup",
     "Request",
     "RequestStats",
     "Root",
@@ -51,6 +55,7 @@ __all__ = [
     "Stats",
     "Stop",
     "TextBlock",
+    "Timestamps",
     "UnknownName",
     "UnsupportedModel",
     "VocabularyMismatch",

@@ -14,7 +14,7 @@ rows share it and it broadcasts.
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -240,28 +240,85 @@ class Output(NamedTuple):
     hidden_BQE: Tensor | None = None  #: states that the logits were computed from, if asked for
 
 
+class Encoded(NamedTuple):
+    """What an encoder made of rows' inputs, padded to the longest. A `RowStore`."""
+
+    states_BTE: Tensor
+    mask_BT: Tensor  #: bool: which states are there
+
+    def take(self, rows: Sequence[int]) -> "Encoded":
+        """A copy of these rows, in this order."""
+        return Encoded(*(picked(table, rows) for table in self))
+
+    def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
+        """The rows of `other` in these seats: the shorter ones are padded and masked."""
+        return Encoded(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
+
+    def narrow(self, rows: int) -> "Encoded":
+        """The first rows."""
+        return Encoded(*(table[:rows] for table in self))
+
+
 class Inputs(NamedTuple):
-    """What rows read besides their own text. Models of text alone have none."""
+    """What rows read besides their own text. Models of text alone have none. A `RowStore`.
+
+    `features` are what the model's encoder takes: log-mel frames [B, S, F], samples [B, S], pixels
+    [B, C, H, W]. With `encoded` no encoder runs: the states are there already.
+    """
 
     ids_BS: Tensor | None  #: source text, right-padded
-    features_BSF: Tensor | None  #: audio frames
+    features: Tensor | None
     mask_BS: Tensor  #: bool: what of the source is there
+    encoded: Encoded | None = None  #: by the target's encoder
+    draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
 
     def take(self, rows: Sequence[int]) -> "Inputs":
         """A copy of these rows, in this order."""
-        return Inputs(*(None if t is None else picked(t, rows) for t in self))  # type: ignore[arg-type]
+        ids, features, mask, encoded, draft = self
+        return Inputs(
+            None if ids is None else picked(ids, rows),
+            None if features is None else picked(features, rows),
+            picked(mask, rows),
+            None if encoded is None else encoded.take(rows),
+            None if draft is None else draft.take(rows),
+        )
 
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
-        """The rows of `other` in these seats: the shorter sources are padded and masked."""
+        """The rows of `other` in these seats: the shorter sources are padded and masked.
 
-        def merged(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            return None if mine is None or theirs is None else placed(mine, seats, theirs)
+        What only one side has is in the result no more; both must be encoded, or neither.
+        """
+        mine, theirs = self.encoded, other.encoded
+        assert (mine is None) == (theirs is None), "rows that are encoded beside rows that are not"
 
-        return Inputs(*map(merged, self, other))  # type: ignore[arg-type]
+        def merged(ours: Tensor | None, their: Tensor | None) -> Tensor | None:
+            return None if ours is None or their is None else placed(ours, seats, their)
+
+        return Inputs(
+            merged(self.ids_BS, other.ids_BS),
+            merged(self.features, other.features),
+            placed(self.mask_BS, seats, other.mask_BS),
+            None if mine is None or theirs is None else mine.put(seats, theirs),
+            None
+            if self.draft is None or other.draft is None
+            else self.draft.put(seats, other.draft),
+        )
 
     def narrow(self, rows: int) -> "Inputs":
         """The first rows."""
-        return Inputs(*(None if t is None else t[:rows] for t in self))  # type: ignore[arg-type]
+        ids, features, mask, encoded, draft = self
+        return Inputs(
+            None if ids is None else ids[:rows],
+            None if features is None else features[:rows],
+            mask[:rows],
+            None if encoded is None else encoded.narrow(rows),
+            None if draft is None else draft.narrow(rows),
+        )
+
+
+#: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states
+#: that the target's encoder made.
+Reads = Literal["text", "source", "states"]
 
 
 class RowStore(Protocol):
@@ -316,6 +373,13 @@ class LanguageModel(Protocol):
     @property
     def trees(self) -> bool:
         """Whether drafts may branch."""
+
+    @property
+    def reads(self) -> Reads:
+        """What it reads besides its text."""
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """The inputs with `encoded`: the encoder runs, unless its states are there already."""
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
         """An empty cache, which owns what the model has read of the inputs."""
@@ -397,6 +461,8 @@ class Context(NamedTuple):
     bound: int  #: host constant: no row is longer than this
     sampling: SamplingRows
     inputs: Inputs | None = None  #: what the rows read besides their text
+    #: tokens to copy from, -1 padded: what the request gives, or else the source's own
+    reference_BS: Tensor | None = None
     hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
 
     @property

@@ -22,7 +22,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
-from outrider.types import Inputs, Nodes, Output
+from outrider.types import Encoded, Inputs, Nodes, Output
 from tiny import llama
 
 VOCAB = 32
@@ -40,14 +40,19 @@ def sources(lengths, seed=1):
 class Encoder:
     """The encoder's states are what a row keeps of its source."""
 
+    shares = False
+
     def __init__(self, model):
         self.model = model
 
-    def read(self, inputs):
+    def encode(self, inputs):
         mask = inputs.mask_BS
         encoder = self.model.encoder
         states = encoder(input_ids=inputs.ids_BS, attention_mask=mask.long()).last_hidden_state
-        return Inputs(inputs.ids_BS, states, mask)
+        return Encoded(states, mask)
+
+    def keep(self, encoded):
+        return encoded
 
     def probe(self, rows):
         return sources([7 + row for row in range(rows)])
@@ -84,13 +89,13 @@ class T5Runner:
             del attention.compute_bias
 
     def __call__(self, cache: SlotCache, nodes: Nodes, last, hidden) -> Output:
-        inputs = cache.inputs
-        assert isinstance(inputs, Inputs), "rows without a source"
+        source = cache.inputs
+        assert isinstance(source, Encoded), "rows without a source"
         keys_BW = cache.place(nodes.positions_BQ)[:, : cache.width]
         with self._biased(keys_BW, nodes.positions_BQ):
             output = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=inputs.features_BSF),
-                attention_mask=inputs.mask_BS.long(),
+                encoder_outputs=BaseModelOutput(last_hidden_state=source.states_BTE),
+                attention_mask=source.mask_BT.long(),
                 decoder_input_ids=nodes.tokens_BQ,
                 decoder_attention_mask=additive(nodes.visible_BQW, self.dtype),
                 past_key_values=EncoderDecoderCache(cache, DynamicCache()),
@@ -231,14 +236,14 @@ def test_rows_that_join_and_leave_read_their_own_source():
 @torch.inference_mode()
 def test_inputs_that_do_not_follow_their_rows_are_noticed(broken, monkeypatch):
     if broken == "take":
-        monkeypatch.setattr(Inputs, "take", lambda self, rows: self.narrow(len(rows)))
+        monkeypatch.setattr(Encoded, "take", lambda self, rows: self.narrow(len(rows)))
     else:
-        whole = Inputs.put
+        whole = Encoded.put
         monkeypatch.setattr(
-            Inputs,
+            Encoded,
             "put",
             lambda self, seats, other: (
-                whole(self, seats, other) if max(seats) >= len(self.mask_BS) else self
+                whole(self, seats, other) if max(seats) >= len(self.mask_BT) else self
             ),
         )
     assert played(pair()[0]) > 0.01
@@ -300,3 +305,45 @@ def test_greedy_text_is_transformers(name):
     )
     texts, _ = decode(DRAFTERS[name], Sampling(0))
     assert texts == expected[:, 1:].tolist()
+
+
+class Counting(CausalModel):
+    """Counts what its encoder reads."""
+
+    read = 0
+
+    def encode(self, inputs):
+        if inputs.encoded is None:
+            type(self).read += len(inputs.mask_BS)
+        return super().encode(inputs)
+
+
+@torch.inference_mode()
+def test_each_source_is_encoded_once_and_known_states_never_again():
+    target = Counting(T5Runner(t5()))
+    inputs = sources(LENGTHS)
+    Counting.read = 0
+    kept = [target.encode(inputs.take([row])) for row in range(2)] + [inputs.take([2])]
+    assert Counting.read == 2
+    prompts = [[0]] * 3
+    texts = [[], [], []]
+    for block in Engine(target, Root()).run(prompts, Sampling(0), Limits(9), inputs=kept):
+        texts[block.row] += block.token_ids
+    assert Counting.read == 3
+    assert texts == [line[:9] for line in decode(DRAFTERS["root"], Sampling(0), [Limits(9)] * 3)[0]]
+
+
+def test_references_are_the_requests_own_or_the_sources():
+    inputs = sources(LENGTHS)
+    run = Engine(pair()[0], Root()).run(
+        [[0]] * 3,
+        Sampling(0),
+        Limits(9),
+        inputs=[inputs.take([row]) for row in range(3)],
+        references=[(), (5, 6, 7), ()],
+    )
+    next(run)
+    context = run.batch.context
+    rows = [[t for t in line if t >= 0] for line in context.reference_BS.tolist()]
+    ids = [line[:size] for line, size in zip(inputs.ids_BS.tolist(), LENGTHS, strict=True)]
+    assert rows == [ids[0], [5, 6, 7], ids[2]]

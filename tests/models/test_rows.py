@@ -165,7 +165,7 @@ def source(lengths, first=0):
 
 def texts(inputs):
     """What each row reads."""
-    assert torch.equal(inputs.features_BSF[..., 0].long(), inputs.ids_BS)
+    assert torch.equal(inputs.features[..., 0].long(), inputs.ids_BS)
     assert not inputs.ids_BS[~inputs.mask_BS].any()
     rows = zip(inputs.ids_BS, inputs.mask_BS, strict=True)
     return [ids[mask].tolist() for ids, mask in rows]

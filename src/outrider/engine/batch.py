@@ -54,6 +54,9 @@ class Batch(NamedTuple):
                 length_B=picked(context.length_B, rows),
                 sampling=context.sampling.take(rows),
                 inputs=None if context.inputs is None else context.inputs.take(rows),
+                reference_BS=None
+                if context.reference_BS is None
+                else picked(context.reference_BS, rows),
             ),
             self.cache.take(rows),
             self.memory.take(rows),
@@ -86,6 +89,7 @@ class Batch(NamedTuple):
             max(mine.bound, theirs.bound),
             mine.sampling.put(seats, theirs.sampling),
             inputs,
+            _references(mine, seats, theirs),
         )
         return Batch(
             context,
@@ -109,6 +113,7 @@ class Batch(NamedTuple):
                 length_B=context.length_B[:rows],
                 sampling=context.sampling.narrow(rows),
                 inputs=None if context.inputs is None else context.inputs.narrow(rows),
+                reference_BS=None if context.reference_BS is None else context.reference_BS[:rows],
             ),
             self.cache.narrow(rows),
             self.memory.narrow(rows),
@@ -144,12 +149,22 @@ class Prefill:
             tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
         settings = [request.sampling for request in requests]
         stops = [request.limits.stop_ids for request in requests]
-        rows = sampling.rows(settings, device)._replace(
-            shaping=shaping.build(settings, prompts, stops, target.vocab_size, device)
+        shaped = shaping.build(
+            settings,
+            prompts,
+            stops,
+            target.vocab_size,
+            device,
+            ends=[request.end(target.context)[0] for request in requests],
+            sources=[request.source for request in requests],
         )
+        rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        inputs = _together([r.inputs for r in requests if r.inputs is not None])
-        self.context = Context(tokens_BL.to(device), length_B, self._need + 1, rows, inputs)
+        inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
+        reference_BS = references([request.reference for request in requests], inputs, device)
+        self.context = Context(
+            tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
+        )
         self.cache = target.open(len(prompts), capacity, inputs)
         self._hidden: list[Tensor] = []
 
@@ -232,11 +247,47 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
     return together
 
 
-def _together(each: Sequence[Inputs]) -> Inputs | None:
-    """The inputs of several rows as one, padded to the longest."""
+@inference
+def encoded(target: LanguageModel, each: Sequence[Inputs]) -> Inputs | None:
+    """The inputs of several rows as one, padded to the longest and read by the target's encoder.
+
+    Rows whose states are there already are not read again.
+    """
     if not each:
         return None
+    if len({inputs.encoded is None for inputs in each}) > 1:
+        each = [target.encode(inputs) for inputs in each]
     merged = each[0]
     for row, inputs in enumerate(each[1:], start=1):
         merged = merged.put([row], inputs)
-    return merged
+    return target.encode(merged)
+
+
+def references(
+    given: Sequence[Sequence[int]], inputs: Inputs | None, device: torch.device
+) -> Tensor | None:
+    """Tokens to copy from [B, S], -1 padded: a row's own reference, or else its source's ids."""
+    source_BS = None
+    if inputs is not None and inputs.ids_BS is not None:
+        source_BS = inputs.ids_BS.masked_fill(~inputs.mask_BS, -1)
+    if not any(given):
+        return source_BS
+    longest = max(map(len, given))
+    own_BS = torch.tensor([[*ids, *[-1] * (longest - len(ids))] for ids in given], device=device)
+    if source_BS is None:
+        return own_BS
+    without = [row for row, ids in enumerate(given) if not ids]
+    return placed(own_BS, without, picked(source_BS, without), -1)
+
+
+def _references(mine: Context, seats: Sequence[int], theirs: Context) -> Tensor | None:
+    """Both contexts' references; rows without one have -1 alone."""
+    if mine.reference_BS is None and theirs.reference_BS is None:
+        return None
+    sides = [
+        context.length_B.new_full((context.length_B.shape[0], 1), -1)
+        if context.reference_BS is None
+        else context.reference_BS
+        for context in (mine, theirs)
+    ]
+    return placed(sides[0], seats, sides[1], -1)

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from outrider.engine.request import Limits, Request, check, check_fit, spread, t
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
+from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
 from outrider.models.prefill import ROUND, inference
 from outrider.stats import Clock, RequestStats, Stats
@@ -41,6 +42,7 @@ from outrider.types import (
     Costs,
     Draft,
     Drafter,
+    Inputs,
     LanguageModel,
     Scores,
     Shape,
@@ -48,6 +50,7 @@ from outrider.types import (
     Verifier,
 )
 
+T = TypeVar("T")
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
 Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
 
@@ -103,12 +106,17 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] | None = None,
         limits: Limits | Sequence[Limits] | None = None,
         *,
+        inputs: Sequence[Inputs | None] | None = None,
+        references: Sequence[Sequence[int]] | None = None,
         capacity: int | None = None,
         trace: bool = False,
         logprobs: bool = False,
         observe: Observer | None = None,
     ) -> "Run":
         """An iterator of HostBlocks over these prompts, each decoded under its own settings.
+
+        inputs      what each row reads besides its text, one row each: sources, audio
+        references  tokens that each row's drafter may copy from; () for none but the source's
 
         Raises PromptError or CapacityError before any work is done.
         """
@@ -117,7 +125,10 @@ class Engine:
         ends = spread("limits", limits, Limits(), len(texts))
         if not texts:
             raise PromptError("no prompt; got an empty batch; give at least one prompt")
-        requests = [Request(*each) for each in zip(texts, settings, ends, strict=True)]
+        sources = _one_each("inputs", inputs, len(texts), None)
+        copied = _one_each("references", references, len(texts), ())
+        every = zip(texts, settings, ends, sources, copied, strict=True)
+        requests = [Request(*each) for each in every]
         if capacity is None:
             longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes
@@ -125,6 +136,17 @@ class Engine:
         run.submit_all(requests)
         run.close()
         return run
+
+
+def _one_each(name: str, given: Sequence[T] | None, rows: int, without: T) -> Sequence[T]:
+    """What each row is given, if anything is."""
+    if given is None:
+        return [without] * rows
+    if len(given) != rows:
+        raise ConfigurationError(
+            f"{name} are one for each prompt; got {len(given)} for {rows} prompts; give as many"
+        )
+    return given
 
 
 class Run(Iterator[HostBlock]):
@@ -163,7 +185,7 @@ class Run(Iterator[HostBlock]):
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
         self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
-        self._reads = engine.target.probe(1) is not None
+        self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
         self._closed = False
         self._device = torch.device(engine.target.device)
@@ -320,7 +342,7 @@ class Run(Iterator[HostBlock]):
             try:
                 made = self._made(batch, shape)
                 break
-            except shaping.ProcessorError as error:
+            except ProcessorError as error:
                 self._blame(error)
         else:
             return
@@ -388,7 +410,7 @@ class Run(Iterator[HostBlock]):
             )
         return shape
 
-    def _blame(self, error: shaping.ProcessorError) -> None:
+    def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
         number, cause = self._seating.rows[error.row], error.__cause__
         assert isinstance(cause, Exception)

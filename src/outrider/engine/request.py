@@ -49,13 +49,23 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     inputs: Inputs | None = None  #: what it reads besides its text, one row
+    reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
+        object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
         for name, kind in (("sampling", Sampling), ("limits", Limits)):
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+
+    @property
+    def source(self) -> list[int]:
+        """The ids of what it reads, if these are known."""
+        if self.inputs is None or self.inputs.ids_BS is None:
+            return []
+        ids: list[int] = self.inputs.ids_BS[0][self.inputs.mask_BS[0]].tolist()
+        return ids
 
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""
@@ -134,6 +144,12 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"prompt {number} has token id {worst if worst >= vocab else min(prompt)} outside "
             f"the vocabulary of {vocab}; encode it with the target's tokenizer"
         )
+    strange = [token for token in request.reference if not 0 <= token < vocab]
+    if strange:
+        raise PromptError(
+            f"the reference of request {number} has token id {strange[0]} outside the vocabulary "
+            f"of {vocab}; encode it with the target's tokenizer"
+        )
     if len(prompt) >= context:
         raise PromptError(
             f"prompt {number} has {len(prompt)} tokens, but the model's context is {context}; "
@@ -149,6 +165,16 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
         what = "something besides the text" if reads else "text alone"
         raise ConfigurationError(
             f"the model reads {what}; got request {number} with {have}; {do} inputs"
+        )
+    if request.inputs is not None and request.inputs.mask_BS.shape[0] != 1:
+        raise ConfigurationError(
+            f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
+            f"request {number}; take its own: inputs.take([row])"
+        )
+    if request.sampling.encoder_no_repeat_ngram_size and not request.source:
+        raise ConfigurationError(
+            f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
+            f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
 
 

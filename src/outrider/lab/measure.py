@@ -159,6 +159,11 @@ class Timed:
         self.calls, self.seconds = 0, 0.0
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
+        self.reads = model.reads
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """As the model does."""
+        return self.model.encode(inputs)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
         """The model's own cache."""

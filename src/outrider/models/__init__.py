@@ -6,9 +6,9 @@ same way; the check at load decides, and the chain fallback is the last resort.
 """
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import llama, refusals
+from outrider.models import llama, refusals, seq2seq
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -85,11 +85,18 @@ def adapt(
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
+    if reads_more(model.config):  # what is left in has positions for trees; no chains to fall to
+        return CausalModel(seq2seq.runner_of(model)(model), vocab_size)
     if chain_only:
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)
     return CausalModel(runner_of(model)(model), vocab_size)
+
+
+def reads_more(config: PretrainedConfig) -> bool:
+    """Whether models of this configuration read more than their text: sources, or states."""
+    return bool(config.is_encoder_decoder) or refusals.reads_states(config)
 
 
 def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
@@ -108,5 +115,6 @@ __all__ = [
     "LlamaRunner",
     "TransformersRunner",
     "adapt",
+    "reads_more",
     "runner_of",
 ]

@@ -10,14 +10,21 @@ from torch import Tensor
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
 from outrider.tree import numbers
-from outrider.types import Inputs, Nodes, Output, RowStore
+from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
 
 
 class Reader(Protocol):
-    """What a runner has that reads more than text: an encoder."""
+    """What a runner has that reads more than text: an encoder, or the target's encoder states."""
 
-    def read(self, inputs: Inputs) -> RowStore:
-        """What is kept of the inputs, row by row; runners find it as `cache.inputs`."""
+    @property
+    def shares(self) -> bool:
+        """Whether it has no encoder of its own and takes the target's states."""
+
+    def encode(self, inputs: Inputs) -> Encoded:
+        """The encoder's states of these inputs."""
+
+    def keep(self, encoded: Encoded) -> RowStore:
+        """What is kept of the states, row by row; runners find it as `cache.inputs`."""
 
     def probe(self, rows: int) -> Inputs:
         """Some inputs for checks and measurements, the same at every call."""
@@ -100,6 +107,36 @@ class CausalModel:
         """Whether drafts may branch."""
         return self.runner.trees
 
+    @property
+    def reads(self) -> Reads:
+        """What it reads besides its text."""
+        reader = self.runner.reader
+        return "text" if reader is None else "states" if reader.shares else "source"
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """The inputs with `encoded`: the encoder runs, unless its states are there already.
+
+        Raises ConfigurationError for a model of text alone, and for one without an encoder.
+        """
+        if self.runner.reader is None:
+            raise ConfigurationError(
+                "this model reads text alone; got inputs of another kind; leave inputs out, or "
+                "load an encoder-decoder"
+            )
+        if inputs.encoded is not None:
+            return inputs
+        if self.runner.reader.shares:
+            raise ConfigurationError(
+                f"{self.runner.name} has no encoder of its own; got inputs that are not encoded; "
+                "draft with it for a target whose encoder it shares"
+            )
+        if inputs.ids_BS is None and inputs.features is None:
+            raise ConfigurationError(
+                f"{self.runner.name} reads with an encoder of its own; got another encoder's "
+                "states alone; give its inputs, or a draft model that shares the encoder"
+            )
+        return inputs._replace(encoded=self.runner.reader.encode(inputs))
+
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
         """An empty cache for `rows` rows, which owns what is read of the inputs.
 
@@ -107,12 +144,10 @@ class CausalModel:
         """
         cache = SlotCache(self.runner.layers, rows, capacity)
         if inputs is not None:
-            if self.runner.reader is None:
-                raise ConfigurationError(
-                    "this model reads text alone; got inputs of another kind; leave inputs out, or "
-                    "load an encoder-decoder"
-                )
-            cache.inputs = self.runner.reader.read(inputs)
+            encoded, reader = self.encode(inputs).encoded, self.runner.reader
+            assert reader is not None
+            assert encoded is not None
+            cache.inputs = reader.keep(encoded)
         return cache
 
     def forward(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.testing.models import HIDDEN, VOCAB
-from outrider.types import Inputs, Nodes, Output
+from outrider.types import Inputs, Nodes, Output, Reads
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class MetaModel:
 
     vocab_size, context, device = VOCAB, 256, torch.device("meta")
     dtype, trees = torch.float32, True
+    reads: Reads = "text"
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Refused: it reads text alone."""
+        raise ValueError(f"a model of text alone encodes nothing; got {type(inputs).__name__}")
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> MetaCache:
         """An empty cache."""

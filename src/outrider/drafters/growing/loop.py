@@ -20,7 +20,7 @@ from outrider.models.nodes import causal
 from outrider.models.prefill import ingest, width
 from outrider.noise import Purpose
 from outrider.tree import numbers
-from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Verdict
+from outrider.types import Cache, Context, Draft, Inputs, Kind, LanguageModel, Laws, Verdict
 
 
 class Keys:
@@ -124,12 +124,19 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
 
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all but the last committed token ingested."""
-    inputs = context.inputs
-    if inputs is not None and model.probe(1) is None:
-        inputs = None  # a model of text alone reads the text alone
-    cache: Cache = model.open(context.tokens_BL.shape[0], capacity, inputs)
+    rows = context.tokens_BL.shape[0]
+    cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
     ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
+
+
+def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
+    """What a draft model reads of the rows' inputs; they hold the target's encoder states."""
+    if inputs is None or model.reads == "text":
+        return None
+    if model.reads == "states":
+        return inputs
+    return inputs._replace(encoded=None) if inputs.draft is None else inputs.draft
 
 
 def keep_path(
