@@ -12,6 +12,7 @@ from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
 from outrider.errors import (
+    AudioError,
     BackendUnavailable,
     CapacityError,
     ConfigurationError,
@@ -30,6 +31,7 @@ from outrider.text.speculator import Completion, Generation, Speculator, Stop, T
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AudioError",
     "BackendUnavailable",
     "CapacityError",
     "Completion",
