@@ -8,7 +8,7 @@ same way; the check at load decides, and the chain fallback is the last resort.
 import torch
 from transformers import PreTrainedModel
 
-from outrider.models import llama, refusals
+from outrider.models import llama, refusals, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -89,6 +89,8 @@ def adapt(
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)
+    if on_cpu and whisper.fits(model):
+        return CausalModel(whisper.WhisperRunner(model, packed), vocab_size)
     return CausalModel(runner_of(model)(model), vocab_size)
 
 
