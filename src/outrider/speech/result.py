@@ -21,7 +21,7 @@ class Word:
 class Segment:
     """Some text and the seconds between which it is said.
 
-    The last five fields are those of the window that it was heard in.
+    Temperature and the three figures below it are those of the window that it was heard in.
     """
 
     text: str  #: with the blank that stands ahead of it
@@ -33,6 +33,7 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     window: int  #: number of the window, from 0
+    recording: int  #: number of the recording in the call
     words: tuple[Word, ...] | None = None  #: if they were asked for
 
 
