@@ -24,6 +24,7 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
 from outrider.load import load
 from outrider.stats import RequestStats, Stats
 from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
@@ -53,6 +54,7 @@ __all__ = [
     "Stats",
     "Stop",
     "TextBlock",
+    "Timestamps",
     "UnknownName",
     "UnsupportedModel",
     "VocabularyMismatch",

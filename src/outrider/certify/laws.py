@@ -60,7 +60,8 @@ def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: 
     # stop tokens are tokens like any other here, as in the runs that are certified
     stops = [()] * len(texts)
     settings = shaping.admit(settings, prompts, stops, vocab, device)
-    shaped = shaping.build(settings, prompts, stops, vocab, device)
+    ends = [len(ids) for ids in whole]
+    shaped = shaping.build(settings, prompts, stops, vocab, device, ends=ends)
     return Padded(
         tokens.to(device),
         torch.tensor([len(t.prompt) for t in texts], device=device),

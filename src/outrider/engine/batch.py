@@ -150,9 +150,16 @@ class Prefill:
             tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
         settings = [request.sampling for request in requests]
         stops = [request.limits.stop_ids for request in requests]
-        rows = sampling.rows(settings, device)._replace(
-            shaping=shaping.build(settings, prompts, stops, target.vocab_size, device)
+        shaped = shaping.build(
+            settings,
+            prompts,
+            stops,
+            target.vocab_size,
+            device,
+            ends=[request.end(target.context)[0] for request in requests],
+            sources=[request.source for request in requests],
         )
+        rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
         reference_BS = references([request.reference for request in requests], inputs, device)

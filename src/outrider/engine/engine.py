@@ -32,6 +32,7 @@ from outrider.engine.request import Limits, Request, check, check_fit, spread, t
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
+from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
 from outrider.models.prefill import ROUND, inference
 from outrider.stats import Clock, RequestStats, Stats
@@ -353,7 +354,7 @@ class Run(Iterator[HostBlock]):
             try:
                 made = self._made(batch, shape)
                 break
-            except shaping.ProcessorError as error:
+            except ProcessorError as error:
                 self._blame(error)
         else:
             return
@@ -423,7 +424,7 @@ class Run(Iterator[HostBlock]):
             )
         return shape
 
-    def _blame(self, error: shaping.ProcessorError) -> None:
+    def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
         number, cause = self._seating.rows[error.row], error.__cause__
         assert isinstance(cause, Exception)

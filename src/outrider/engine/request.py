@@ -66,6 +66,14 @@ class Request:
                 what = f"a place in the prompt of {len(self.prompt)} tokens"
                 arguments.refuse("watched", what, self.watched, do)
 
+    @property
+    def source(self) -> list[int]:
+        """The ids of what it reads, if these are known."""
+        if self.inputs is None or self.inputs.ids_BS is None:
+            return []
+        ids: list[int] = self.inputs.ids_BS[0][self.inputs.mask_BS[0]].tolist()
+        return ids
+
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""
         budget = self.limits.max_new_tokens
@@ -169,6 +177,11 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
         raise ConfigurationError(
             f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
             f"request {number}; take its own: inputs.take([row])"
+        )
+    if request.sampling.encoder_no_repeat_ngram_size and not request.source:
+        raise ConfigurationError(
+            f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
+            f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
 
 
