@@ -169,7 +169,7 @@ EXCEPTIONS = {
     "tree.py:_children": "builds a table from a tree on the host",
     "laws/sampling.py:rows": "turns settings into tensors before a run",
     "laws/sampling.py:fresh_seed": "a seed from the global generator, before any step",
-    "drafters/prompt_lookup.py:propose": "only if the tensors lie on a CPU",
+    "drafters/lookup.py:copied": "only if the tensors lie on a CPU",
     "models/check.py:": "checks a model before any run",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "laws/replay.py:": "processors are tried out before a run",

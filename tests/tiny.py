@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from outrider import DraftModel, PromptLookup, Root
+from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
@@ -37,6 +37,8 @@ __all__ = [
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "reference_lookup": lambda small: ReferenceLookup(4),
+    "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),

@@ -8,7 +8,7 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 >>> print(speculator.generate("def fib(n):").texts)   # doctest: +SKIP
 """
 
-from outrider.drafters import DraftModel, PromptLookup, Root
+from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
 from outrider.errors import (
@@ -45,6 +45,7 @@ __all__ = [
     "OutriderError",
     "PromptError",
     "PromptLookup",
+    "ReferenceLookup",
     "Request",
     "RequestStats",
     "Root",

@@ -13,6 +13,7 @@ from outrider.drafters import (
     ngram_table,
     paths,
     prompt_lookup,
+    reference_lookup,
     shapes,
 )
 from outrider.drafters.beam import Beam
@@ -23,6 +24,7 @@ from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
@@ -39,6 +41,7 @@ DRAFTERS: dict[str, Recipe] = {
     "static_tree": shapes.recipe(StaticTree),
     "dynamic_tree": dynamic_tree.RECIPE,
     "prompt_lookup": prompt_lookup.RECIPE,
+    "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
 }
 
@@ -137,6 +140,7 @@ __all__ = [
     "Paths",
     "PromptLookup",
     "Recipe",
+    "ReferenceLookup",
     "Root",
     "SampledTree",
     "StaticTree",

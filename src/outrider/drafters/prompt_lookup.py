@@ -10,12 +10,10 @@ from typing import ClassVar
 
 import torch
 
-from outrider import arguments
-from outrider.drafters import recipes
-from outrider.drafters.growing import TreeBuilder, shapes
+from outrider.drafters import lookup, recipes
+from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Nothing
-from outrider.drafters.root import bare
-from outrider.tree import parents_of
+from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
@@ -35,14 +33,9 @@ class PromptLookup:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        for name in ("num_speculative_tokens", "least_ngram", "most_ngram"):
-            object.__setattr__(self, name, arguments.plain(getattr(self, name)))
-        arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
-        do = "leave it out for 1"
-        least = arguments.whole("least_ngram", self.least_ngram, do, least=1)
-        arguments.whole("most_ngram", self.most_ngram, "give at least least_ngram", least=least)
+        settings = lookup.check(self.num_speculative_tokens, self.most_ngram, self.least_ngram)
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -56,35 +49,11 @@ class PromptLookup:
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
-        device = context.length_B.device
-        length = context.length_B
-        tokens = context.tokens_BL[:, : context.bound]
-        at = torch.arange(context.bound, device=device)
-        last = length[:, None] - 1
-
-        # run[b, i]: how many tokens ending at i equal the tokens ending at the pending one
-        run = torch.zeros_like(tokens)
-        alive = at < last
-        for back in range(min(self.most_ngram, context.bound)):
-            want = tokens.gather(1, (last - back).clamp(min=0))
-            here = torch.roll(tokens, back, 1) == want
-            alive = alive & here & (at >= back) & (last >= back)
-            run = run + alive
-        rank = torch.where(run >= self.least_ngram, run * context.bound + at, -1)
-        best, where = rank.max(1)
-        found = best >= 0
-
-        ahead = where[:, None] + torch.arange(1, count + 1, device=device)
-        placed = found[:, None] & (ahead <= last)
-        if device.type == "cpu":  # no device to wait for: score no more nodes than were found
-            count = int(placed.sum(1).max())
-            if count == 0:
-                return bare(context)
-            ahead, placed = ahead[:, :count], placed[:, :count]
-        copied = context.tokens_BL.gather(1, ahead.clamp(max=context.tokens_BL.shape[1] - 1))
-        tree = TreeBuilder(shapes.fixed(parents_of((1,) * count), device), context)
-        tree.fill(copied, placed)
-        return tree.draft((Kind.FIXED,))
+        corpus = lookup.text(context)
+        run = lookup.runs(corpus, context, self.most_ngram)
+        rank = run * context.bound + numbers(context.bound, run.device)
+        best, where = rank.where(run >= self.least_ngram, -1).max(1, keepdim=True)
+        return lookup.copied(corpus, torch.where(best >= 0, where + 1, -1), context, count)
 
     def commit(
         self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores

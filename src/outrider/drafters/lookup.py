@@ -1,0 +1,72 @@
+"""Copying: where the text's last tokens stand in a corpus, and drafts of what follows there.
+
+A corpus is token ids [B, C]. What is -1 stands between texts: it matches nothing and is never
+copied.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider import arguments
+from outrider.drafters import recipes
+from outrider.drafters.growing import TreeBuilder, shapes
+from outrider.drafters.root import bare
+from outrider.tree import numbers
+from outrider.types import Context, Draft, Kind
+
+
+def check(num_speculative_tokens: int, most_ngram: int, least_ngram: int) -> dict[str, int]:
+    """The settings of a lookup by name, as Python's numbers; ConfigurationError for what is none."""
+    count = arguments.whole(
+        "num_speculative_tokens", num_speculative_tokens, recipes.PLAIN, least=1
+    )
+    least = arguments.whole("least_ngram", least_ngram, "leave it out for 1", least=1)
+    do = "give at least least_ngram"
+    most = arguments.whole("most_ngram", most_ngram, do, least=least)
+    return {"num_speculative_tokens": count, "most_ngram": most, "least_ngram": least}
+
+
+def text(context: Context) -> Tensor:
+    """The rows' own text as a corpus."""
+    at = numbers(context.bound, context.length_B.device)
+    tokens = context.tokens_BL[:, : context.bound]
+    return tokens.masked_fill(at >= context.length_B[:, None], -1)
+
+
+def runs(corpus_BC: Tensor, context: Context, most: int) -> Tensor:
+    """[B, C]: how many tokens ending here, at most `most`, equal those that end the row's text.
+
+    0 where nothing follows that could be copied.
+    """
+    at = numbers(corpus_BC.shape[1], corpus_BC.device)
+    last = context.length_B[:, None] - 1
+    run = torch.zeros_like(corpus_BC)
+    alive = torch.nn.functional.pad(corpus_BC[:, 1:] >= 0, (0, 1))
+    for back in range(min(most, context.bound)):
+        want = context.tokens_BL.gather(1, (last - back).clamp(min=0))
+        here = torch.roll(corpus_BC, back, 1) == want
+        alive = alive & here & (at >= back) & (last >= back)
+        run = run + alive
+    return run
+
+
+def copied(corpus_BC: Tensor, start_Bw: Tensor, context: Context, count: int) -> Draft:
+    """`count` tokens from each of w places of the corpus on, as chains below the pending token.
+
+    A chain ends ahead of the first -1; a place of -1 has none. Nothing is drawn: a point mass.
+    """
+    device, (rows, width) = corpus_BC.device, start_Bw.shape
+    ahead = start_Bw[:, None] + numbers(count, device)[:, None]
+    inside = (start_Bw >= 0)[:, None] & (ahead < corpus_BC.shape[1])
+    tokens = corpus_BC.gather(1, ahead.clamp(0, corpus_BC.shape[1] - 1).flatten(1))
+    tokens = tokens.view(rows, count, width)
+    there = (inside & (tokens >= 0)).cumprod(1).bool()
+    if device.type == "cpu":  # no device to wait for: score no more nodes than were found
+        count = int(there.any(2).any(0).sum())
+        if count == 0:
+            return bare(context)
+        tokens, there = tokens[:, :count], there[:, :count]
+    parents = (-1, *(max(node - width, 0) for node in range(1, 1 + width * count)))
+    tree = TreeBuilder(shapes.fixed(parents, device), context)
+    tree.fill(tokens.clamp(min=0).flatten(1), there.flatten(1))
+    return tree.draft((Kind.FIXED,))

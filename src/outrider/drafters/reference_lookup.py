@@ -1,0 +1,138 @@
+"""Reference lookup: copy from a text that the answer is likely to resemble, given with a request.
+
+The reference is what the request names (captions, another recogniser's transcript, a document, the
+previous version of a file), or else the source that an encoder-decoder reads. Its drafts are copies
+of it, of what followed the longest suffix of the text so far, or of the row's own text. They are
+point masses: no draft law exists and none is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider import arguments
+from outrider.drafters import lookup, recipes
+from outrider.drafters.growing import shapes
+from outrider.rows import picked, placed
+from outrider.tree import numbers
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+
+
+class Place(NamedTuple):
+    """Where each row has come to in its reference. A `RowStore`; written in place."""
+
+    next_B: Tensor  #: the token of the reference that is copied next
+    start_Bw: Tensor  #: where each chain of the last draft began in it; -1: elsewhere, or no chain
+
+    def take(self, rows: Sequence[int]) -> "Place":
+        """A copy of these rows, in this order."""
+        return Place(*(picked(table, rows) for table in self))
+
+    def put(self, seats: Sequence[int], other: "Place") -> "Place":
+        """The rows of `other` in these seats."""
+        return Place(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
+
+    def narrow(self, rows: int) -> "Place":
+        """The first rows."""
+        return Place(*(table[:rows] for table in self))
+
+
+@dataclass(frozen=True)
+class ReferenceLookup:
+    """Copies from the request's reference, then from the row's own text.
+
+    The longest suffix of the text, of `most_ngram` down to `least_ngram` tokens, that stands in the
+    reference or in the text says where to copy from; among equals the place nearest to where the
+    copying has come to. Where none does the copying goes on there: at the start of the reference,
+    or behind a token that the model wrote instead of the reference's. `width` above 1 drafts so
+    many copies side by side, each with another first token.
+
+    >>> ReferenceLookup(4).shapes[0].max_nodes
+    5
+    """
+
+    num_speculative_tokens: int = 8
+    most_ngram: int = 4
+    least_ngram: int = 1
+    width: int = 1
+    name: ClassVar[str] = "reference_lookup"
+    hidden: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+
+    def __post_init__(self) -> None:
+        settings = lookup.check(self.num_speculative_tokens, self.most_ngram, self.least_ngram)
+        do = "leave it out for one chain"
+        settings["width"] = arguments.whole("width", self.width, do, least=1)
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Copies of each length."""
+        return shapes.of_levels(self.width, self.num_speculative_tokens)
+
+    def open(self, context: Context, capacity: int) -> Place:
+        """Every row begins at the start of its reference."""
+        start = torch.zeros_like(context.length_B)
+        return Place(start, torch.full_like(start, -1)[:, None].repeat(1, self.width))
+
+    def propose(self, memory: Place, context: Context, shape: Shape) -> Draft:
+        """What follows the best matches; without one, the reference from where it has come to."""
+        count = shapes.declared(self, shape).max_depth
+        text, reference = lookup.text(context), context.reference_BS
+        if reference is None:
+            reference = text[:, :0]
+        corpus = torch.nn.functional.pad(reference, (0, 1), value=-1)
+        size = corpus.shape[1]
+        corpus = torch.cat([corpus, text], 1)
+        rank = self._rank(memory, context, corpus, size)
+        starts = []
+        for _ in range(self.width):
+            best, where = rank.max(1)
+            starts.append(torch.where(best >= 0, where, -1))
+            first = corpus.gather(1, where[:, None])
+            rank = rank.masked_fill(corpus == first, -1)  # siblings are different tokens
+        start_Bw = torch.stack(starts, 1)
+        memory.start_Bw.copy_(torch.where(start_Bw < size, start_Bw, -1))
+        return lookup.copied(corpus, start_Bw, context, count)
+
+    def _rank(self, memory: Place, context: Context, corpus_BC: Tensor, size: int) -> Tensor:
+        """How good a place is to copy from, -1 for no place at all: of the first `size` places,
+        the reference's, the nearest ahead, and of the text's the last, among equal matches."""
+        wide = corpus_BC.shape[1]
+        at, next_B1 = numbers(wide, corpus_BC.device), memory.next_B[:, None]
+        run = lookup.runs(corpus_BC, context, self.most_ngram)
+        run = torch.nn.functional.pad(run[:, :-1], (1, 0))  # of the tokens ahead of each place
+        ahead = torch.where(at >= next_B1, 2 * wide - at + next_B1, at)
+        near = torch.where(at < size, wide + ahead, at)
+        rank = torch.where(run >= self.least_ngram, run * 4 * wide + near, -1)
+        goes_on = (at == next_B1) & (at < size) & (corpus_BC >= 0)
+        return torch.where(goes_on & (rank < 0), 0, rank)
+
+    def commit(
+        self, memory: Place, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """The copying has come to behind what was kept of it, and the token after that."""
+        count = verdict.count_B
+        chain = torch.nn.functional.pad(verdict.path_BD, (0, 1), value=-1)[:, :1] - 1
+        start = memory.start_Bw.gather(1, chain.clamp(min=0))[:, 0]
+        copied = (count > 0) & (start >= 0)
+        memory.next_B.copy_(torch.where(copied, start, memory.next_B) + count + 1)
+
+
+def _made(
+    num_speculative_tokens: int = ReferenceLookup.num_speculative_tokens,
+    ngram: tuple[int, int] = (ReferenceLookup.least_ngram, ReferenceLookup.most_ngram),
+    width: int = ReferenceLookup.width,
+) -> ReferenceLookup:
+    return ReferenceLookup(num_speculative_tokens, ngram[1], ngram[0], width)
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    takes=("num_speculative_tokens", "ngram", "width"),
+    depth=ReferenceLookup.num_speculative_tokens,
+)
