@@ -81,9 +81,10 @@ def test_arrays_tensors_and_mappings_are_one_recording():
 
 
 def test_a_list_of_numbers_is_one_recording_and_of_arrays_several():
-    assert len(audio.named([0.1, 0.2])) == 1
-    assert len(audio.named([TONE, "a.wav"])) == 2
-    assert len(audio.named((Path("a"), Path("b")))) == 2
+    assert not audio.several([0.1, 0.2])
+    assert audio.several([TONE, "a.wav"])
+    assert audio.several((Path("a"), Path("b")))
+    assert audio.several(["a.wav"])
 
 
 def _broken(folder):
@@ -133,7 +134,7 @@ def test_what_is_no_recording_is_refused(given, message):
 @pytest.mark.parametrize("given", [[], b"abc", 5, None])
 def test_no_recording_at_all(given):
     with pytest.raises(AudioError, match="no recording"):
-        audio.named(given)
+        audio.several(given)
 
 
 def test_a_file_that_breaks_off_is_heard_up_to_there(tmp_path):

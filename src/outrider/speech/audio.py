@@ -202,13 +202,13 @@ def _file(path: Path) -> Samples:
     if not raw:
         raise AudioError(f"{path} has no samples; got a header alone; leave it out")
     samples = _of_bytes(raw, width).reshape(-1, channels)
-    return samples[:, 0] if channels == 1 else samples.mean(1)
+    return samples[:, 0] if channels == 1 else np.asarray(samples.mean(1), np.float32)
 
 
 def _of_bytes(raw: bytes, width: int) -> Samples:
     """PCM of 8 (unsigned), 16, 24 or 32 bits, little endian."""
     if width == 1:
-        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+        return np.asarray((np.frombuffer(raw, np.uint8) - 128.0) / 128, np.float32)
     if width == 3:  # the three bytes above a low one of zeros
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
@@ -246,22 +246,20 @@ def _decoded(path: Path, why: Exception) -> Samples:
     return np.asarray(samples.mean(1), np.float32)
 
 
-def named(given: object) -> list[Any]:
-    """The recordings of a call, which gives one or several.
+def several(given: object) -> bool:
+    """Whether a call gives a list of recordings; a list of numbers is one.
 
-    A list of numbers is one recording; a list of anything else has several.
+    Raises AudioError for no recording at all.
 
-    >>> named("a.wav"), named(["a.wav", "b.wav"])
-    (['a.wav'], ['a.wav', 'b.wav'])
+    >>> several("a.wav"), several(["a.wav", "b.wav"]), several([0.0, 0.1])
+    (False, True, False)
     """
     if isinstance(given, (str, Path, np.ndarray, torch.Tensor, Mapping)):
-        return [given]
+        return False
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, Sequence):
         raise AudioError(
             f"no recording; got {arguments.shown(given)}; give a path, samples, or a list of them"
         )
     if not given:
         raise AudioError("no recording; got an empty list; give at least one")
-    if arguments.is_number(arguments.plain(given[0])):
-        return [given]
-    return list(given)
+    return not arguments.is_number(arguments.plain(given[0]))

@@ -1,12 +1,16 @@
 """A Whisper model as transcription sees it: its words, its windows, what its encoder makes."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
 from outrider.models.nodes import causal
 from outrider.models.prefill import ROUND, inference
@@ -18,17 +22,23 @@ from outrider.types import Inputs, LanguageModel
 class Hearing:
     """What beside the engine is needed to turn sound into text.
 
-    extractor        transformers' feature extractor of the target
+    model            transformers' own model: its generation configuration, and word times
+    tokenizer        transformers' tokenizer of it
+    extractor        transformers' feature extractor of it
     draft_extractor  of a draft model whose encoder reads other features, else None
-    model            transformers' own model, for word times
     """
 
     name: str
-    vocabulary: Vocabulary
+    model: PreTrainedModel
     tokenizer: Any
     extractor: Any
-    model: PreTrainedModel
     draft_extractor: Any = None
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Its special tokens. Raises UnsupportedModel if its configuration does not name them."""
+        settings = self.model.generation_config
+        return Vocabulary.of({} if settings is None else settings.to_dict(), self.name)
 
     @property
     def rate(self) -> int:
@@ -57,7 +67,7 @@ class Hearing:
 
     def seconds(self, frames: float) -> float:
         """Frames as seconds."""
-        return round(frames * self.extractor.hop_length / self.rate, 3)
+        return round(frames * int(self.extractor.hop_length) / self.rate, 3)
 
     def text(self, tokens: tuple[int, ...] | list[int]) -> str:
         """What tokens say, special ones and timestamps left out."""
@@ -71,6 +81,43 @@ class Hearing:
         """A text's tokens, without special ones."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+
+def opened(
+    name: str,
+    given: str | Path | PreTrainedModel,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    drafts: Sequence[PretrainedConfig] = (),
+) -> Hearing | None:
+    """What is needed to transcribe with this model; None for one that is no Whisper.
+
+    `given` says where it comes from, `drafts` are the configurations of its draft models.
+    """
+    if not hears(model.config):
+        return None
+    mels = model.config.num_mel_bins
+    other = next((d for d in drafts if hears(d) and d.num_mel_bins != mels), None)
+    extractor = usual(model.config)
+    if not isinstance(given, PreTrainedModel):
+        with suppress(OSError):  # a folder of weights alone has the usual one
+            extractor = WhisperFeatureExtractor.from_pretrained(str(given))
+    return Hearing(name, model, tokenizer, extractor, None if other is None else usual(other))
+
+
+def hears(config: PretrainedConfig) -> bool:
+    """Whether it is a Whisper with an encoder of its own."""
+    return bool(config.model_type == "whisper" and config.is_encoder_decoder)
+
+
+def usual(config: PretrainedConfig) -> WhisperFeatureExtractor:
+    """The feature extractor of a Whisper that comes without one."""
+    plain = WhisperFeatureExtractor(feature_size=config.num_mel_bins)
+    frames = 2 * config.max_source_positions
+    if plain.nb_max_frames != frames:  # windows of another length
+        seconds = frames * plain.hop_length // plain.sampling_rate
+        return WhisperFeatureExtractor(feature_size=config.num_mel_bins, chunk_length=seconds)
+    return plain
 
 
 def one_row(features_FS: Tensor, device: torch.device) -> Inputs:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     timestamps: str | bool
     word_timestamps: bool
     batch_size: int | None
-    vad: Vad | None
+    vad: "Vad | None"
     reference: "Reference | Sequence[Reference | None] | None"
     compression_ratio_threshold: float | None
     logprob_threshold: float | None
@@ -83,7 +83,7 @@ class Settings:
     timestamps: str | bool = "segment"
     word_timestamps: bool = False
     batch_size: int | None = None
-    vad: Vad | None = field(default=None, repr=False)
+    vad: "Vad | None" = field(default=None, repr=False)
     reference: "Reference | Sequence[Reference | None] | None" = field(default=None, repr=False)
     compression_ratio_threshold: float | None = Thresholds.compression_ratio
     logprob_threshold: float | None = Thresholds.logprob
@@ -183,7 +183,7 @@ class Settings:
         own = usual if -1 in ids else ()
         return tuple(dict.fromkeys((*own, *(int(i) for i in ids if i >= 0))))
 
-    def told(self, windows: Literal["sequential", "pauses", "vad"]) -> Mapping[str, Any]:
+    def told(self, windows: str) -> Mapping[str, Any]:
         """For the transcript: what was asked for, as plain values, and how windows were cut."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():

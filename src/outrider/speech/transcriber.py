@@ -45,9 +45,15 @@ class Transcription(Iterator[Segment]):
     """
 
     def __init__(
-        self, engine: Engine, hearing: Hearing, recordings: Sequence[Recording], settings: Settings
+        self,
+        engine: Engine,
+        hearing: Hearing,
+        recordings: Sequence[Recording],
+        settings: Settings,
+        several: bool = True,
     ) -> None:
         self.recordings, self.settings = tuple(recordings), settings
+        self.several = several  #: whether a list of recordings was asked for
         #: what has come of each recording, None while it is not done
         self.transcripts: list[Transcript | None] = [None] * len(self.recordings)
         self.errors: dict[int, OutriderError] = {}  #: by the recording's number
@@ -56,8 +62,7 @@ class Transcription(Iterator[Segment]):
         self._language = vocabulary.language(settings.language, hearing.name)
         self._task = vocabulary.task(settings.task, hearing.name)
         self._references = _references(settings.reference, len(self.recordings))
-        if settings.timestamps == "word":
-            words.check(hearing)
+
         self._rows = Rows(engine, hearing, settings)
         self._waiting = deque(range(len(self.recordings)))
         self._tracks: list[_Track] = []
@@ -216,7 +221,7 @@ class Transcription(Iterator[Segment]):
             Segment(
                 ear.text(text.tokens[piece.first : piece.last]),
                 ear.seconds(window.first + ear.stride * piece.start),
-                ear.seconds(min(window.first + ear.stride * piece.end, window.first + window.count)),
+                ear.seconds(window.first + ear.stride * piece.end),
                 text.tokens[piece.first : piece.last],
                 text.temperature,
                 text.avg_logprob,
@@ -274,8 +279,9 @@ def transcription(
     Raises AudioError for what is missing or empty, ConfigurationError for settings that the model
     cannot honour, before any work is done.
     """
+    several = audio.several(given)
     recordings = [
         audio.look(one, number, settings.sampling_rate, hearing.rate)
-        for number, one in enumerate(audio.named(given))
+        for number, one in enumerate(given if several else [given])
     ]
-    return Transcription(engine, hearing, recordings, settings)
+    return Transcription(engine, hearing, recordings, settings, several)

@@ -89,7 +89,7 @@ class Vocabulary:
             do = 'write language="en", or None to have it detected'
             arguments.refuse("language", "the name or code of a language", given, do)
         plain = given.strip().lower().strip("<|>")
-        code = TO_LANGUAGE_CODE.get(plain, plain)
+        code: str = TO_LANGUAGE_CODE.get(plain, plain)
         if not self.multilingual:
             if code == "en":
                 return None
