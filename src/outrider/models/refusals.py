@@ -70,7 +70,7 @@ def check_config(config: PreTrainedConfig, name: str | None = None) -> None:
             f"{advice}"
         )
 
-    if read(config, "is_encoder_decoder", bool):
+    if read(config, "is_encoder_decoder", bool) and kind != "whisper":
         refuse("encoder-decoders need another adapter", "use a decoder-only model")
     if kind in REASONS:
         refuse(REASONS[kind])

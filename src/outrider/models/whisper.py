@@ -1,11 +1,11 @@
 """A lean Whisper decoder for the CPU: the same weights, a third of the operator calls.
 
 Query, key and value are one product, weights may be packed, positions come from the table, and the
-encoder's states become keys and values once per row (`Cross`), which the cache owns. There is one
-path of cross attention for every number of nodes: torch's fused kernel takes another for one query
-than for several, and then a plain step and a chain would round differently in half precision.
-Scores equal transformers' to rounding (tests/models); plain and speculative decoding run through
-it alike.
+encoder's states become keys and values once per row (`Cross`), which the cache owns. Attention is
+two products for every number of nodes: torch's fused kernel takes another path for one query than
+for several, eight times as slow over the 1,500 states of a window, and then a plain step and a
+chain would round differently in half precision. Scores equal transformers' to rounding
+(tests/models); plain and speculative decoding run through it alike.
 """
 
 from collections.abc import Sequence
@@ -79,6 +79,12 @@ class Cross:
     def narrow(self, rows: int) -> "Cross":
         """The first rows; the seats behind them are free for `put`."""
         return Cross(self.table, rows)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k' + mask) v, [B, H, Q, E]: one path, however many queries there are."""
+    scores = q @ keys.mT
+    return torch.softmax(scores if mask is None else scores + mask, -1) @ values
 
 
 class _Layer(NamedTuple):
@@ -180,7 +186,6 @@ class WhisperRunner:
         self.heads: int = config.decoder_attention_heads
         self.width: int = config.d_model
         self._embedding: Tensor = decoder.embed_tokens.weight.detach()
-        self._scale: float = decoder.embed_scale
         self._places: Tensor = decoder.embed_positions.weight.detach()
         self._layers = [_layer(layer, packed) for layer in decoder.layers]
         self.layers = len(self._layers)
@@ -218,19 +223,16 @@ class WhisperRunner:
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without audio"
         mask = additive(visible_BQW, self.dtype)
-        state = F.embedding(tokens_BQ, self._embedding)
-        if self._scale != 1.0:
-            state = state * self._scale
-        state = state + self._places[positions_BQ]
+        state = F.embedding(tokens_BQ, self._embedding) + self._places[positions_BQ]
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
             qkv = layer.qkv(layer.before(state)).view(batch, queries, 3, heads, size)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             keys, values = store.update(k, v)
-            x = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.0)
+            x = attend(q, keys, values, mask)
             state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, self.width))
             q = layer.query(layer.between(state)).view(batch, queries, heads, size)
             keys, values = cross.of(number)
-            x = torch.softmax(q.transpose(1, 2) @ keys.mT, -1) @ values
+            x = attend(q.transpose(1, 2), keys, values)
             state = state + layer.cross_out(x.transpose(1, 2).reshape(batch, queries, self.width))
             state = state + layer.down(self._act(layer.up(layer.after(state))))
         if last is not None:

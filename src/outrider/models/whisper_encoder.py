@@ -103,7 +103,8 @@ class WhisperEncoder:
 def attention(q_HTE: Tensor, k_HTE: Tensor, v_HTE: Tensor) -> Tensor:
     """softmax(q k') v for each head; q is scaled already."""
     if q_HTE.dtype is torch.float32:  # the fused kernel is the faster one
-        return F.scaled_dot_product_attention(q_HTE, k_HTE, v_HTE, scale=1.0)
+        q, k, v = (x[None].contiguous() for x in (q_HTE, k_HTE, v_HTE))
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0)[0]
     out = torch.empty_like(q_HTE, memory_format=torch.contiguous_format)
     for queries, keys, values, result in zip(q_HTE, k_HTE, v_HTE, out, strict=True):
         columns = keys.T.contiguous()
