@@ -11,6 +11,7 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
+from outrider.engine.search import Beams
 from outrider.errors import (
     AudioError,
     BackendUnavailable,
@@ -34,6 +35,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "AudioError",
     "BackendUnavailable",
+    "Beams",
     "CapacityError",
     "Completion",
     "ConfigurationError",

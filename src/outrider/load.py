@@ -18,8 +18,10 @@ from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel, LlamaRunner, check
 from outrider.models.calibrate import Calibration, Setting
+from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.speech import hearing
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
@@ -140,7 +142,14 @@ def load(
     notes = _notes(sources, running, place, vocab, table)
     known = running.calibration
     engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
+    hears = hearing.opened(
+        str(sources[0]),
+        sources[0].given,
+        sources[0].model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes, hears)
 
 
 def _shipped_parts(
@@ -170,7 +179,7 @@ def _place(sources: Sequence[Source], device: str | torch.device | None) -> torc
 
 def _vocabulary(sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase | None") -> int:
     """How many tokens the models share."""
-    sizes = [source.config.get_text_config(decoder=True).vocab_size for source in sources]
+    sizes = [vocabulary_of(source.config) for source in sources]
     vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})
     for source, size in zip(sources[1:], sizes[1:], strict=True):
         each = {"target": sizes[0], "draft": size}

@@ -25,6 +25,7 @@ from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
 from outrider.models import adapt
 from outrider.tree import branching, chain, from_parents
 from outrider.types import Context
@@ -295,15 +296,17 @@ EVERYTHING = {
 def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
     target = adapt(build(FAMILIES["Qwen3"]()))
     draft = adapt(build(FAMILIES["Qwen3"]()))
-    prompts = [[5, 6, 7, 5, 6], [9], [3, 4, 5, 6, 7, 8, 9, 10]]
+    prompts = [[5, 6, 7, 5, 6], [9], [3, 4, 5, 6, 7, 8, 9, 10], [1, 50, 7]]
+    rules = Timestamps(no_timestamps_id=60, end_id=2, max_initial=9)
     how = [
         Sampling(0.9, top_p=0.9, seed=1, **EVERYTHING),
         Sampling(0, **EVERYTHING),
         Sampling(1.2, min_p=0.02, seed=3, repetition_penalty=1.5),
+        Sampling(1.5, seed=4, timestamps=rules, begin_suppress_tokens=(61,), forced_eos_token_id=2),
     ]
 
     def text(drafter):
-        out = [[], [], []]
+        out = [[], [], [], []]
         run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, Limits(20, (2,)))
         for block in run:
             out[block.row] += block.token_ids

@@ -131,7 +131,6 @@ REFUSED = {
     ),
     "jamba": (lambda: AutoConfig.for_model("jamba"), "recurrent state"),
     "lfm2": (lambda: AutoConfig.for_model("lfm2"), "convolution state"),
-    "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoders"),
 }
 
 

@@ -6,9 +6,9 @@ same way; the check at load decides, and the chain fallback is the last resort.
 """
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import llama, refusals, whisper
+from outrider.models import llama, refusals, seq2seq, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -85,15 +85,22 @@ def adapt(
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-    if chain_only:
-        return CausalModel(ChainRunner(model), vocab_size)
-    if on_cpu and llama.fits(model):
-        return CausalModel(LlamaRunner(model, packed), vocab_size)
     if on_cpu and whisper.fits(model):
         lean = CausalModel(whisper.WhisperRunner(model, packed), vocab_size)
         lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
         return lean
+    if reads_more(model.config):  # what is left in has positions for trees; no chains to fall to
+        return CausalModel(seq2seq.runner_of(model)(model), vocab_size)
+    if chain_only:
+        return CausalModel(ChainRunner(model), vocab_size)
+    if on_cpu and llama.fits(model):
+        return CausalModel(LlamaRunner(model, packed), vocab_size)
     return CausalModel(runner_of(model)(model), vocab_size)
+
+
+def reads_more(config: PretrainedConfig) -> bool:
+    """Whether models of this configuration read more than their text: sources, or states."""
+    return bool(config.is_encoder_decoder) or refusals.reads_states(config)
 
 
 def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
@@ -112,5 +119,6 @@ __all__ = [
     "LlamaRunner",
     "TransformersRunner",
     "adapt",
+    "reads_more",
     "runner_of",
 ]

@@ -5,10 +5,8 @@ wrong on a tree, where siblings share a position. Softmax ignores what is equal 
 query, so slope * key position serves every query.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from threading import RLock
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,32 +14,11 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
-from outrider.models.guard import alone, mine
+from outrider.models.guard import alone, instead
 from outrider.models.hf import TransformersRunner
 
 _LOCK = RLock()  #: Falcon's builder belongs to all its models
 _FALCON = modeling_falcon.build_alibi_tensor
-
-
-@contextmanager
-def _instead(
-    lock: AbstractContextManager[bool | None],
-    owner: torch.nn.Module | ModuleType,
-    name: str,
-    value: Callable[..., object],
-) -> Iterator[None]:
-    """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
-    with lock:
-        own = vars(owner)
-        had, before = name in own, own.get(name)
-        setattr(owner, name, mine(value, getattr(owner, name)))
-        try:
-            yield
-        finally:
-            if had:
-                setattr(owner, name, before)
-            else:
-                delattr(owner, name)
 
 
 class BloomRunner(TransformersRunner):
@@ -61,7 +38,7 @@ class BloomRunner(TransformersRunner):
             built: Tensor = bias.flatten(0, 1)[:, None].to(dtype)
             return built
 
-        return _instead(alone(self.model), self.model.transformer, "build_alibi_tensor", build)
+        return instead(alone(self.model), self.model.transformer, "build_alibi_tensor", build)
 
 
 class FalconRunner(TransformersRunner):
@@ -81,7 +58,7 @@ class FalconRunner(TransformersRunner):
             table: Tensor = _FALCON(ones, heads, dtype)[:, 0]  # [H, positions]
             return table[:, keys_BW].transpose(0, 1).flatten(0, 1)[:, None]
 
-        return _instead(_LOCK, modeling_falcon, "build_alibi_tensor", build)
+        return instead(_LOCK, modeling_falcon, "build_alibi_tensor", build)
 
 
 class _PerRow:
@@ -115,4 +92,4 @@ class MptRunner(TransformersRunner):
             slopes = two[:, :, 1:] - two[:, :, :1]  # [H, 1, 1]: one step of position
             return _PerRow(slopes * (keys_BW[:, None, None, :] + (1 - length)))
 
-        return _instead(alone(self.model), self.model.transformer, "build_mpt_alibi_tensor", build)
+        return instead(alone(self.model), self.model.transformer, "build_mpt_alibi_tensor", build)

@@ -7,7 +7,7 @@ from outrider.errors import UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel
 from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
-from outrider.types import LanguageModel, RowStore, Tokenizer, Tree
+from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
 
@@ -63,6 +63,12 @@ def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
     return f"target and draft model use different vocabularies: {'; '.join(parts)}; {advice}"
 
 
+def ordinary(numbers: Tensor, vocab: int) -> Tensor:
+    """Token ids that are no padding: there are families that give padding no position."""
+    first = 5 if vocab > 10 else 0
+    return first + numbers % (vocab - first)
+
+
 def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
     """The largest difference, relative to the largest logit, that is rounding."""
     half = dtype in (torch.bfloat16, torch.float16)
@@ -81,7 +87,7 @@ def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> fl
     tolerance = _allowed(model.dtype, tolerance)
     prefix = 6
     steps = torch.arange(prefix + tree.nodes, device=device)
-    tokens = (steps * 7 + 3)[None] % model.vocab_size
+    tokens = ordinary(steps * 7, model.vocab_size)[None]
 
     def fill() -> RowStore:
         cache: RowStore = model.open(1, CAPACITY, model.probe(1))
@@ -144,8 +150,10 @@ def _paths(model: CausalModel, tree: Tree) -> float | None:
     device = torch.device(model.device)
     lengths = [9, 6]
     longest, inputs = max(lengths), model.probe(len(lengths))
+    if inputs is not None:
+        inputs = model.encode(_raw(model, inputs))
     steps = torch.arange(longest + tree.nodes, device=device)
-    tokens = torch.stack([steps * 7 + 3, steps * 5 + 1]) % model.vocab_size
+    tokens = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
     drafted = tokens.flip(1)[:, : tree.nodes]
     lines = []
     for row, length in enumerate(lengths):
@@ -153,7 +161,10 @@ def _paths(model: CausalModel, tree: Tree) -> float | None:
         for node in range(tree.levels[-2], tree.nodes):
             path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
             whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
-            logits = model.runner.plain(whole, source)
+            given = source
+            if source is not None and node == tree.levels[-2]:
+                given = _raw(model, source)  # once a row: an encoder takes longer than all of this
+            logits = model.runner.plain(whole, given)
             if logits is None:
                 return None
             lines.append((row, path, logits[0, length:, : model.vocab_size]))
@@ -163,6 +174,11 @@ def _paths(model: CausalModel, tree: Tree) -> float | None:
     first = torch.tensor(lengths, device=device)
     scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
     return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+
+
+def _raw(model: CausalModel, inputs: Inputs) -> Inputs:
+    """The inputs as they come, to be read by the model's own encoder if it has one."""
+    return inputs._replace(encoded=None) if model.reads == "source" else inputs
 
 
 def _gap(scores: Tensor, expected: Tensor) -> float:

@@ -5,6 +5,8 @@ Their fields differ by family and by version: this is the one place that looks w
 
 from typing import TypeVar
 
+from transformers import PretrainedConfig
+
 Kind = TypeVar("Kind")
 
 
@@ -17,3 +19,27 @@ def read(of: object, name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Ki
     """
     value = getattr(of, name, None)
     return value if isinstance(value, kind) else None
+
+
+def decoder_of(config: PretrainedConfig) -> PretrainedConfig:
+    """The part of a configuration that says how the decoder is built.
+
+    It is the object that the model reads. (`get_text_config(decoder=True)` of an encoder-decoder is
+    a copy with renamed fields, in which the number of layers is the default of the class.)
+    """
+    if not read(config, "is_encoder_decoder", bool):
+        return config.get_text_config(decoder=True)
+    return read(config, "decoder", PretrainedConfig) or config
+
+
+def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
+    """The part of an encoder-decoder's configuration that says how the encoder is built."""
+    return read(config, "encoder", PretrainedConfig) or config
+
+
+def vocabulary_of(config: PretrainedConfig) -> int:
+    """How many tokens the model's output layer knows."""
+    inner = decoder_of(config)
+    size = read(inner, "decoder_vocab_size", int) or read(inner, "vocab_size", int)
+    assert size, f"{type(config).__name__} names no vocabulary"
+    return size

@@ -6,8 +6,9 @@ the last of them whatever happened in between.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, RLock, get_ident
+from types import ModuleType
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -82,3 +83,24 @@ def mine(value: Callable[P, R], others: Callable[P, R]) -> Callable[P, R]:
         return (value if get_ident() == me else others)(*args, **keywords)
 
     return either
+
+
+@contextmanager
+def instead(
+    lock: AbstractContextManager[bool | None],
+    owner: torch.nn.Module | ModuleType,
+    name: str,
+    value: Callable[..., object],
+) -> Iterator[None]:
+    """A function replaced for a moment, in this thread; an instance's own leaves no trace."""
+    with lock:
+        own = vars(owner)
+        had, before = name in own, own.get(name)
+        setattr(owner, name, mine(value, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            if had:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)

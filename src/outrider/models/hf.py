@@ -17,13 +17,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
-from outrider.models.config import read
+from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.guard import CONFIGURATION, evaluating, mine
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _REACH = ("sliding_window", "attention_chunk_size")
-_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
 
@@ -53,24 +52,29 @@ class TransformersRunner:
     packed = False
     reader: Reader | None = None
     tracks = False  #: whether it reads the position of every cache slot
+    #: fields of a configuration that say how many positions there are, the first that is there
+    reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._parts = list(model.modules())  # a chance of dropout in each
-        self.config = model.config.get_text_config(decoder=True)
-        self.vocab_size: int = self.config.vocab_size
+        self.config = decoder_of(model.config)
+        self.vocab_size: int = vocabulary_of(model.config)
         with CONFIGURATION:  # another thread may be narrowing it for a check
             self._reach = {name: read(self.config, name, int) for name in _REACH}
-        sizes = (read(self.config, name, int) for name in _CONTEXT)
+        sizes = (read(self.config, name, int) for name in self.reaches)
         self.context = next((int(n) for n in sizes if isinstance(n, int) and n > 0), UNLIMITED)
         self.context = min(self.context, steady_context(self.config))
-        self.layers: int = self.config.num_hidden_layers
-        takes = inspect.signature(model.forward).parameters
-        self._positions = "position_ids" in takes
-        self._keeps = "logits_to_keep" in takes
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
         kinds = read(self.config, "layer_types", (list, tuple))
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
+        self.layers = self._depth()
+
+    def _depth(self) -> int:
+        """How many layers write entries."""
+        depth: int = self.config.num_hidden_layers
+        return depth
 
     @property
     def device(self) -> torch.device:
@@ -106,8 +110,10 @@ class TransformersRunner:
         hidden: bool,
     ) -> Output:
         """The model's own forward. Without a mask it makes one from the cache's length."""
-        extra: dict[str, Tensor | int] = {"position_ids": positions_BQ} if self._positions else {}
-        if self._keeps:
+        extra: dict[str, Tensor | int] = {}
+        if "position_ids" in self._takes:
+            extra["position_ids"] = positions_BQ
+        if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
         with evaluating(self.model, self._parts), self._listening(hidden) as states:
             logits: Tensor = self.model(
@@ -122,10 +128,14 @@ class TransformersRunner:
         return Output(logits, states[0][:, -logits.shape[1] :] if states else None)
 
     @contextmanager
-    def _listening(self, wanted: bool) -> Iterator[list[Tensor]]:
-        """Gathers what this thread's call hands to the output layer."""
+    def _listening(self, wanted: bool, last: int | None = None) -> Iterator[list[Tensor]]:
+        """Gathers what this thread's call hands to the output layer, if it is wanted.
+
+        With `last` the layer is given the last states alone: for models that know no
+        `logits_to_keep`.
+        """
         states: list[Tensor] = []
-        if not wanted:
+        if not wanted and last is None:
             yield states
             return
         head: torch.nn.Module | None = self.model.get_output_embeddings()
@@ -135,10 +145,13 @@ class TransformersRunner:
                 "no output layer; use a drafter that does not read them"
             )
 
-        def note(_: torch.nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            states.append(arguments[0])
+        def note(_: torch.nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            cut = arguments[0] if last is None else arguments[0][:, -last:]
+            if wanted:
+                states.append(cut)
+            return (cut, *arguments[1:])
 
-        handle = head.register_forward_pre_hook(mine(note, lambda _, arguments: None))
+        handle = head.register_forward_pre_hook(mine(note, lambda _, arguments: arguments))
         try:
             yield states
         finally:

@@ -6,13 +6,16 @@ A refusal is a promise kept: the alternative is text that silently follows anoth
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import UnsupportedModel
-from outrider.models.config import read
+from outrider.models import seq2seq
+from outrider.models.config import decoder_of, read
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
+_EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
+_STREAMS = "its decoder reads n-gram streams of one text, which have no place for a tree's mask"
 _CONVOLUTION = "its layers carry a convolution state, which cannot be rolled back or branched"
 
 #: Reasons by transformers' model_type; others are found by their layer types or flags.
@@ -41,10 +44,41 @@ REASONS: dict[str, str] = {
     "reformer": "its hashed attention depends on the whole sequence",
     "xlnet": "it is not a left-to-right decoder",
     "cpmant": "its prefix attention is not causal",
+    **dict.fromkeys(("nllb-moe", "switch_transformers"), _EXPERTS),
+    **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _STREAMS),
+    "fsmt": "its forward cuts the text to the last token by itself",
 }
 
 LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = {"eager", "sdpa"}
+
+
+#: Families whose decoder may stand alone and then attends to states that another model made.
+READS_STATES = frozenset(
+    {
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "trocr",
+        "whisper",
+    }
+)
+#: Families that have cross attention where their configuration asks for it.
+_MAY_CROSS = frozenset({"bert", "gpt2"})
+
+
+def reads_states(config: PretrainedConfig) -> bool:
+    """Whether it is a decoder alone whose layers attend to an encoder's states."""
+    if read(config, "is_encoder_decoder", bool):
+        return False
+    crosses = read(config, "add_cross_attention", bool)
+    return config.model_type in READS_STATES or bool(crosses)
 
 
 def check_loaded(given: object, name: str, instead: str) -> None:
@@ -59,7 +93,7 @@ def check_loaded(given: object, name: str, instead: str) -> None:
     arguments.refuse(name, "a language model of transformers", given, do)
 
 
-def check_config(config: PreTrainedConfig, name: str | None = None) -> None:
+def check_config(config: PretrainedConfig, name: str | None = None) -> None:
     """Raise UnsupportedModel for an architecture that cannot be driven, before weights are read."""
     kind = read(config, "model_type", str) or name or type(config).__name__
     advice = "use a model whose layers are all attention"
@@ -70,12 +104,18 @@ def check_config(config: PreTrainedConfig, name: str | None = None) -> None:
             f"{advice}"
         )
 
-    if read(config, "is_encoder_decoder", bool) and kind != "whisper":
-        refuse("encoder-decoders need another adapter", "use a decoder-only model")
+    if read(config, "is_encoder_decoder", bool):
+        advice = "use another family of docs/supported-models.md, such as T5, BART or Whisper"
+        if kind not in seq2seq.SUPPORTED:
+            refuse(REASONS.get(kind, "nobody has tried this kind of encoder-decoder"), advice)
     if kind in REASONS:
         refuse(REASONS[kind])
-    text = config.get_text_config(decoder=True)
-    layers: Sequence[str] = read(text, "layer_types", (list, tuple)) or ()
+    if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
+        refuse(
+            "its layers attend to an encoder's states, which nobody has tried for this family",
+            "use a decoder of docs/supported-models.md, such as BART's or Whisper's",
+        )
+    layers: Sequence[str] = read(decoder_of(config), "layer_types", (list, tuple)) or ()
     others = sorted(set(layers) - LAYERS)
     if others:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
@@ -85,7 +125,7 @@ def check(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel, naming the model and the reason, or return."""
     name = type(model).__name__
     check_config(model.config, name)
-    config = model.config.get_text_config(decoder=True)
+    config = decoder_of(model.config)
     if read(model, "_is_stateful", bool):
         raise UnsupportedModel(
             f"{model.config.model_type!r} models are not supported: {_RECURRENT}; got {name}; use "

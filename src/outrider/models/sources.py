@@ -2,15 +2,16 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import SUPPORTED, CausalModel, adapt, check, refusals
+from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals
 from outrider.models.calibrate import Setting
+from outrider.models.config import read
 from outrider.types import Tokenizer
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
@@ -57,7 +58,8 @@ class Source:
             try:
                 check.paths(model, self.role)
             except UnsupportedModel:
-                if self.config.model_type in SUPPORTED or not model.trees:
+                known = self.config.model_type in SUPPORTED or reads_more(self.config)
+                if known or not model.trees:
                     raise
                 model, self._chain_only = made(True), True
                 check.paths(model, self.role)
@@ -94,13 +96,14 @@ class Source:
                 )
             return self.given
         if dtype not in self._models:
-            from transformers import AutoModelForCausalLM
             from transformers.utils import logging
 
             logging.disable_progress_bar()
-            self._models[dtype] = AutoModelForCausalLM.from_pretrained(
-                str(self.given), dtype=DTYPES[dtype]
-            ).to(device)
+            self._models[dtype] = (
+                auto_class(self.config)
+                .from_pretrained(str(self.given), dtype=DTYPES[dtype])
+                .to(device)
+            )
         return self._models[dtype]
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -110,9 +113,13 @@ class Source:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(str(self.given))
+            made = AutoTokenizer.from_pretrained(str(self.given))
         except (OSError, ValueError):
             return None
+        folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
+        if folder.is_dir() and not any((folder / name).is_file() for name in names):
+            return None  # some families make an empty one of nothing
+        return made
 
     def eos_ids(self) -> tuple[int, ...]:
         """End-of-sequence ids of the generation config."""
@@ -128,6 +135,23 @@ class Source:
         if ids is None:
             return ()
         return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that makes models of this configuration with an output layer."""
+    import transformers
+
+    if not read(config, "is_encoder_decoder", bool):  # a decoder cut out of one, too
+        return transformers.AutoModelForCausalLM
+    return next(
+        kind
+        for kind in (
+            transformers.AutoModelForSeq2SeqLM,
+            transformers.AutoModelForSpeechSeq2Seq,
+            transformers.AutoModelForImageTextToText,
+        )
+        if type(config) in kind._model_mapping
+    )
 
 
 def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -1,4 +1,4 @@
-"""Whether a window's text will do: how probable it is, how repetitive, and whether anyone speaks."""
+"""Whether a window's text will do: how probable, how repetitive, and whether anyone speaks."""
 
 import zlib
 from dataclasses import dataclass

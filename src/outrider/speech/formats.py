@@ -40,7 +40,7 @@ def clock(seconds: float, mark: str) -> str:
 
 
 def cues(segments: tuple[Segment, ...]) -> Iterator[Cue]:
-    """A caption for each segment that says something, or for each of its words if they are timed."""
+    """A caption for each segment that says something, or for each of its words with times."""
     for segment in segments:
         if segment.words is None:
             text = " ".join(segment.text.split())

@@ -208,7 +208,7 @@ class Transcription(Iterator[Segment]):
         window, text, ear = heard.window, heard.text, self._hearing
         said = None
         if self.settings.timestamps == "word":
-            head, start = prompt.prompt(
+            head, _ = prompt.prompt(
                 ear.vocabulary,
                 track.language,
                 self._task,

@@ -102,7 +102,7 @@ class Vocabulary:
         return code
 
     def task(self, given: str, name: str) -> str:
-        """A task by its name. Raises UnknownName, and ConfigurationError where there is one only."""
+        """A task by its name. Raises UnknownName; ConfigurationError where there is but one."""
         if given not in TASKS:
             raise UnknownName("task", str(given), TASKS)
         if given != "transcribe" and given not in self.tasks:

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.speech import silences
 from outrider.speech.audio import Samples
 from outrider.speech.decoding import Text
-from outrider.speech.features import Frames, frames
+from outrider.speech.features import frames
 from outrider.speech.hearing import Hearing
 from outrider.speech.pieces import Piece, cut
 from outrider.speech.settings import Settings

@@ -12,8 +12,8 @@ from outrider.speech.windows import Heard
 
 #: Languages that are written without blanks: every character may begin a word.
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-_BEFORE = "\"'“¿([{-"  #: punctuation that belongs to the word behind it
-_BEHIND = "\"'.。,，!！?？:：”)]}、"  #: and to the word ahead of it
+_BEFORE = "\"'“¿([{-"  #: belongs to the word behind it; the next to the one ahead
+_BEHIND = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 

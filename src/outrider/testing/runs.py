@@ -12,7 +12,7 @@ from outrider.engine.engine import Engine, Observer, Run
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
 from outrider.tree import shallower
-from outrider.types import Context, Draft, Drafter, LanguageModel, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Drafter, Inputs, LanguageModel, Scores, Shape, Verdict
 
 
 class Restless:
@@ -56,6 +56,8 @@ def decode(
     *,
     capacity: int | None = None,
     observe: Observer | None = None,
+    inputs: Sequence[Inputs | None] | None = None,
+    references: Sequence[Sequence[int]] | None = None,
 ) -> tuple[list[list[int]], Run]:
     """All tokens of a run, by row, and the run itself; greedy and 24 tokens if nothing is said.
 
@@ -66,7 +68,13 @@ def decode(
     (4, 4)
     """
     run = engine.run(
-        prompts, sampling or Sampling(0), limits or Limits(24), capacity=capacity, observe=observe
+        prompts,
+        sampling or Sampling(0),
+        limits or Limits(24),
+        capacity=capacity,
+        observe=observe,
+        inputs=inputs,
+        references=references,
     )
     rows: list[list[int]] = [[] for _ in prompts]
     for block in run:

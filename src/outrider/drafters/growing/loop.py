@@ -125,12 +125,12 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all but the last committed token ingested."""
     rows = context.tokens_BL.shape[0]
-    cache: Cache = model.open(rows, capacity, _inputs(model, context.inputs))
+    cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
     ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
-def _inputs(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
+def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
     """What a draft model reads of the rows' inputs; they hold the target's encoder states."""
     if inputs is None or model.reads == "text":
         return None

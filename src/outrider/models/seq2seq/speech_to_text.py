@@ -1,0 +1,20 @@
+"""Speech2Text takes a mask of frames and works out which states are there by itself."""
+
+import torch
+from torch import Tensor
+
+from outrider.models.seq2seq.runner import Seq2SeqRunner
+
+
+class SpeechToTextRunner(Seq2SeqRunner):
+    """Speech2Text: states are said in frames, of which each convolution leaves every second."""
+
+    def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
+        """As many frames as make the states that are there."""
+        source = super().given(states, None)
+        if seen is not None:
+            there = (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
+            frames = (there - 1) * 2 ** int(self.model.config.num_conv_layers) + 1
+            steps = torch.arange(int(frames.max()), device=seen.device)
+            source["attention_mask"] = (steps < frames[:, None]).long()
+        return source
