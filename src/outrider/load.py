@@ -21,6 +21,7 @@ from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.speech import hearing
 from outrider.text.speculator import Speculator
 from outrider.types import Drafter, Verifier
 
@@ -141,7 +142,14 @@ def load(
     notes = _notes(sources, running, place, vocab, table)
     known = running.calibration
     engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
+    hears = hearing.opened(
+        str(sources[0]),
+        sources[0].given,
+        sources[0].model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes, hears)
 
 
 def _shipped_parts(
