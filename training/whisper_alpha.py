@@ -109,7 +109,8 @@ def main() -> None:
             calls = sum(steps(text, CHAIN) for text in figures.agrees)
             print(
                 f"{name:12} {mode:10} {positions:5} tokens: "
-                f"alpha {agreed / positions:.3f} at T = 0, {sum(figures.alpha_1) / positions:.3f} at T = 1; "
+                f"alpha {agreed / positions:.3f} at T = 0, "
+                f"{sum(figures.alpha_1) / positions:.3f} at T = 1; "
                 f"chain of {CHAIN}: {positions / calls:.2f} tokens a step",
                 flush=True,
             )
