@@ -16,6 +16,8 @@ from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_tables import render
 from outrider.lab.recordings import read_folder
 from outrider.load import shipped
+from outrider.models.shallow_source import ShallowSource
+from outrider.models.sources import Source
 from speech import whispers
 
 
@@ -105,7 +107,9 @@ def test_a_draft_folder_proposes_its_ids_alone_by_the_layers_law(places):
     """Its laws are the target's cut to one layer, renormalised over the ids of its head."""
     target = whispers.whisper(0)
     ids = list(range(55, 75))
-    draft = wagner_speech.decoder(target, draft_folder(target, places / "one", 0, ids))
+    folder = draft_folder(target, places / "one", 0, ids)
+    source = ShallowSource(Source(target, "target"), folder)
+    draft = wagner_speech.decoder(source, "float32", torch.device("cpu"))
     short = whispers.whisper(0)
     short.model.decoder.layers = short.model.decoder.layers[:1]
     tokens = torch.tensor([[60, 61, 70]])

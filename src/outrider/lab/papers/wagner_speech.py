@@ -6,20 +6,18 @@ decoder of transformers here, its restricted head a bias on the others' logits.
 """
 
 import copy
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import GenerationMixin, PreTrainedModel, WhisperForCausalLM
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
 from outrider.lab.recordings import Spoken
+from outrider.models.shallow_source import ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer
 from outrider.speech.audio import look
 from outrider.speech.features import frames
@@ -53,8 +51,8 @@ def speech_pair(
     hearing = opened(target, target, big, tokenizer)
     assert hearing is not None, "it is a Whisper"
     small = (
-        decoder(big, Path(draft))
-        if (Path(draft) / "draft.json").is_file()
+        decoder(ShallowSource(source, draft), dtype, torch.device(device))
+        if is_folder(draft)
         else weights(Source(draft, "draft"), device, dtype)
     )
     # Whisper's own `generate` cannot go on where all of a draft was accepted
@@ -94,24 +92,22 @@ def _prompt(hearing: Hearing, spoken: Spoken, language: str | None) -> Prompt | 
     return Prompt(arguments, len(ids), spoken.text)
 
 
-def decoder(target: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """A draft folder (docs/speech.md) as a decoder on the target's states."""
-    layers: list[int] = json.loads((folder / "draft.json").read_text())["layers"]
-    parts = load_file(folder / "draft.safetensors")
-    ids_K = parts.pop("ids").to(target.device)
-    config = copy.deepcopy(target.config)
-    config.update({"decoder_layers": len(layers), "is_encoder_decoder": False})
-    head = target.get_output_embeddings().weight
-    with torch.device(target.device):
-        draft = WhisperForCausalLM(config).to(target.dtype).eval()
-        limited = torch.nn.Linear(head.shape[1], head.shape[0], dtype=target.dtype)
-    own = draft.get_decoder()
-    own.load_state_dict(parts, strict=False)
-    own.embed_tokens.weight = target.get_input_embeddings().weight
-    own.embed_positions.weight = target.get_decoder().embed_positions.weight
-    with torch.no_grad():
-        limited.bias.fill_(torch.finfo(target.dtype).min).index_fill_(0, ids_K, 0.0)
+def decoder(source: ShallowSource, dtype: str, device: torch.device) -> PreTrainedModel:
+    """A shallow draft as a decoder on the target's states; a restricted head says no by a bias."""
+    layers = source.model(dtype, device)
+    config = copy.deepcopy(layers.config)
+    config.is_encoder_decoder = False
+    with torch.device("meta"):
+        draft = WhisperForCausalLM(config).eval()
+    draft.model.decoder = layers.get_decoder()
+    head = layers.get_output_embeddings().weight
+    limited = torch.nn.Linear(head.shape[1], head.shape[0], device=device, dtype=head.dtype)
     limited.weight = head
+    with torch.no_grad():
+        lowest = 0.0 if source.ids_K is None else torch.finfo(head.dtype).min
+        limited.bias.fill_(lowest)
+        if source.ids_K is not None:
+            limited.bias[source.ids_K.to(device)] = 0.0
     draft.proj_out = limited
-    draft.generation_config = copy.deepcopy(target.generation_config)
+    draft.generation_config = copy.deepcopy(layers.generation_config)
     return draft
