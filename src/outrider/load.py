@@ -23,6 +23,7 @@ from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.speech import hearing
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
@@ -180,7 +181,14 @@ def load(
     eos_ids, opening = first.eos_ids(), None
     if reads:
         opening = Opening.of(first.settings(), eos_ids, str(first))
-    return Speculator(engine, tokenizer, eos_ids, notes, opening)
+    hears = hearing.opened(
+        str(first),
+        first.given,
+        first.model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
 def _shipped_parts(
