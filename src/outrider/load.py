@@ -5,30 +5,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import safe_open
 
-from outrider import drafters, verifiers
+from outrider import arguments, drafters, verifiers
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
+from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, LlamaRunner, check
+from outrider.models import CausalModel, calibrate, check
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
+from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer, usable
 from outrider.speech import hearing
 from outrider.text.speculator import Speculator
-from outrider.types import Drafter, Verifier
+from outrider.types import Costs, Curve, Drafter, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     Model: TypeAlias = str | Path | PreTrainedModel
+
+
+#: The target ahead of its draft models.
+Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 
 
 def shipped(part: str) -> Path:
@@ -75,6 +81,8 @@ def load(
     table: str | Path | Table | None = None,
     coupled: bool = False,
     drafter_options: Mapping[str, object] | None = None,
+    draft_layers: Sequence[int] | None = None,
+    planner: str | Planner[Any] | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
@@ -86,7 +94,8 @@ def load(
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
-                    list of draft models, which share its paths evenly (SpecInfer)
+                    list of draft models, which share its paths evenly (SpecInfer); a draft may
+                    be a folder of trained layers for this target (docs/shallow-drafts.md)
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup"
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
@@ -103,6 +112,10 @@ def load(
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
+    draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
+    planner         what to draft in each step: "fixed", the usual shape, or "adaptive", what is
+                    fastest by acceptance so far and by measured costs, nothing included; it never
+                    changes a greedy or coupled text
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
@@ -127,11 +140,14 @@ def load(
     )
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
+    planned = named(planner)
+    if draft_layers is not None:
+        draft = _layers(draft_layers, draft)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
     recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
-    sources = (Source(target, "target"), *(Source(d, "draft") for d in drafters.models(draft)))
+    sources = _sources(target, drafters.models(draft))
     place = _place(sources, device)
     tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
@@ -140,8 +156,8 @@ def load(
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    known = running.calibration
-    engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
+    costs = _costs(running, planned)
+    engine = Engine(running.models[0], made, judge, planned, costs)
     hears = hearing.opened(
         str(sources[0]),
         sources[0].given,
@@ -163,7 +179,38 @@ def _shipped_parts(
     return shipped("target"), draft, table
 
 
-def _place(sources: Sequence[Source], device: str | torch.device | None) -> torch.device:
+def _layers(layers: Sequence[int], draft: object) -> Layers:
+    """Layers of the target as the draft."""
+    if draft is not None:
+        raise ConfigurationError(
+            f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
+            "leave one of them out"
+        )
+    return Layers(tuple(layers))
+
+
+def _sources(target: "Model", drafts: "Sequence[Model | Layers]") -> Sources:
+    """The target ahead of its drafts, some of which may be made of it."""
+    first = Source(target, "target")
+    return first, *(
+        ShallowSource(first, draft)
+        if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
+        else Source(draft, "draft")
+        for draft in drafts
+    )
+
+
+def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
+    """What calls cost, as far as a calibration or this planner needs to know."""
+    if running.calibration is not None:
+        return running.calibration.costs
+    if isinstance(planner, Fixed):
+        return None
+    target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
+    return Costs(target, drafts[0] if drafts else None)
+
+
+def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     """The device that all models share."""
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(sources[0].loaded_device() or usual if device is None else device)
@@ -177,7 +224,7 @@ def _place(sources: Sequence[Source], device: str | torch.device | None) -> torc
     return place
 
 
-def _vocabulary(sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase | None") -> int:
+def _vocabulary(sources: Sources, tokenizer: "PreTrainedTokenizerBase | None") -> int:
     """How many tokens the models share."""
     sizes = [vocabulary_of(source.config) for source in sources]
     vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})
@@ -207,25 +254,25 @@ class _Running(NamedTuple):
     tree_check: float  #: how far the target's scores of trees are from those of their paths
 
 
-def _run(
-    sources: Sequence[Source], wish: Wish, place: torch.device, vocab: int, ahead: int
-) -> _Running:
+def _run(sources: Sources, wish: Wish, place: torch.device, vocab: int, ahead: int) -> _Running:
     """Target and draft models under the setting that is wished for or fastest.
 
     Raises UnsupportedModel if one does not score trees as their paths.
     """
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        target, *drafts = (source.driven(setting, place, vocab) for source in sources[:2])
-        return target, drafts[0] if drafts else None
+    target, *drafts = sources
 
-    setting, calibration = settle(wish, sources, build, place, ahead)
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
+        models = [source.driven(setting, place, vocab) for source in (target, *drafts[:1])]
+        return models[0], models[1] if drafts else None
+
+    setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     models = tuple(source.driven(setting, place, vocab) for source in sources)
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
-            f"packed=True needs the lean runner, which runs Llama models; {sources[0]} runs "
+            f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
     for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
@@ -238,12 +285,12 @@ def _run(
 
 
 def _packed(model: CausalModel) -> bool:
-    return isinstance(model.runner, LlamaRunner) and model.runner.packed
+    return model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
-    sources: Sequence[Source],
+    sources: Sources,
     models: Sequence[CausalModel],
     options: DraftOptions,
 ) -> None:
@@ -258,7 +305,7 @@ def _check_shape(
 
 
 def _notes(
-    sources: Sequence[Source],
+    sources: Sources,
     running: _Running,
     place: torch.device,
     vocab: int,

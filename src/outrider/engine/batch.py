@@ -91,6 +91,7 @@ class Batch(NamedTuple):
             mine.sampling.put(seats, theirs.sampling),
             inputs,
             _references(mine, seats, theirs),
+            unread=max(mine.unread, theirs.unread),
         )
         return Batch(
             context,

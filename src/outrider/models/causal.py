@@ -82,6 +82,8 @@ class CausalModel:
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
+        self.shares = False  #: whether it leaves an encoder of its own unused
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
@@ -111,7 +113,9 @@ class CausalModel:
     def reads(self) -> Reads:
         """What it reads besides its text."""
         reader = self.runner.reader
-        return "text" if reader is None else "states" if reader.shares else "source"
+        if reader is None:
+            return "text"
+        return "states" if self.shares or reader.shares else "source"
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`: the encoder runs, unless its states are there already.
@@ -125,7 +129,7 @@ class CausalModel:
             )
         if inputs.encoded is not None:
             return inputs
-        if self.runner.reader.shares:
+        if self.reads == "states":
             raise ConfigurationError(
                 f"{self.runner.name} has no encoder of its own; got inputs that are not encoded; "
                 "draft with it for a target whose encoder it shares"
@@ -180,6 +184,9 @@ class CausalModel:
             states = None if states is None else states[:, wanted]
         if self._widen:
             logits = logits.float()
+        if self.ids_K is not None:
+            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+            logits = wide.index_copy_(-1, self.ids_K, logits)
         short = self.vocab_size - logits.shape[-1]
         if short > 0:  # a draft model with a narrower output: it never proposes the other ids
             logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)

@@ -8,8 +8,9 @@ chain would round differently in half precision. Scores equal transformers' to r
 (tests/models); plain and speculative decoding run through it alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -122,9 +123,14 @@ class WhisperReader:
     """Log-mel frames to states, and states to the keys and values of every layer."""
 
     def __init__(
-        self, config: WhisperConfig, layers: Sequence[_Layer], encoder: WhisperEncoder | None
+        self,
+        config: WhisperConfig,
+        layers: Sequence[_Layer],
+        encoder: Callable[[], WhisperEncoder] | None,
     ) -> None:
-        self._layers, self._encoder = layers, encoder
+        """`encoder` is made when it is first asked: a draft that shares another's needs none."""
+        self._layers, self._make = layers, encoder
+        self._encoder: WhisperEncoder | None = None
         self._heads: int = config.decoder_attention_heads
         self._width: int = config.d_model
         self._shapes = config.max_source_positions, config.num_mel_bins
@@ -136,12 +142,15 @@ class WhisperReader:
 
         Whisper attends to padding, too: a window is 30 seconds, what follows the audio is silence.
         """
-        assert self._encoder is not None
+        length, mels = self._shapes
         if inputs.features is None:
             raise ConfigurationError(
                 "Whisper reads log-mel frames; got inputs without features; give them as "
-                f"[B, {self._encoder.frames}, {self._encoder.mels}]"
+                f"[B, {2 * length}, {mels}]"
             )
+        if self._encoder is None:
+            assert self._make is not None, "a decoder alone has no encoder"
+            self._encoder = self._make()
         states = self._encoder(inputs.features)
         return Encoded(states, states.new_ones(states.shape[:2], dtype=torch.bool))
 
@@ -173,11 +182,11 @@ class WhisperReader:
 
 
 class WhisperRunner:
-    """Runs a Whisper's weights on one CPU device; `shares` leaves an encoder that it has unused."""
+    """Runs a Whisper's weights on one CPU device."""
 
     trees = True
 
-    def __init__(self, model: Whisper, packed: bool, shares: bool = False) -> None:
+    def __init__(self, model: Whisper, packed: bool) -> None:
         config, decoder = model.config, model.model.decoder
         self.name = type(model).__name__
         self.packed = packed
@@ -193,8 +202,8 @@ class WhisperRunner:
         self._head = fused([model.get_output_embeddings()], packed)
         self._act = ACT2FN[config.activation_function]
         encoder = None
-        if isinstance(model, WhisperForConditionalGeneration) and not shares:
-            encoder = WhisperEncoder(model.model.encoder, packed)
+        if isinstance(model, WhisperForConditionalGeneration):
+            encoder = partial(WhisperEncoder, model.model.encoder, packed)
         self.reader: Reader = WhisperReader(config, self._layers, encoder)
 
     @property
