@@ -64,10 +64,10 @@ def whisper(seed=0, english=False, layers=2, width=32, mels=80):
         for weight in model.parameters():
             weight.mul_(3.0)
         for layer in model.get_decoder().layers:  # it listens to more than to itself
-            layer.encoder_attn.q_proj.weight.mul_(6.0)
-            layer.encoder_attn.k_proj.weight.mul_(6.0)
-            layer.encoder_attn.v_proj.weight.mul_(4.0)
-            layer.encoder_attn.out_proj.weight.mul_(4.0)
+            layer.encoder_attn.q_proj.weight.mul_(2.0)
+            layer.encoder_attn.k_proj.weight.mul_(2.0)
+            layer.encoder_attn.v_proj.weight.mul_(3.0)
+            layer.encoder_attn.out_proj.weight.mul_(3.0)
     blank = [at for at in range(256) if not words.decode([at]).strip()]
     model.generation_config = GenerationConfig(**settings(ids, english, blank))
     return model
