@@ -83,7 +83,11 @@ def settings(ids, english=False, blank=()):
         "prev_sot_token_id": ids["<|startofprev|>"],
         "is_multilingual": not english,
         "max_initial_timestamp_index": 10,
-        "suppress_tokens": [ids["<|startofprev|>"], ids["<|startoflm|>"], 5, *blank],
+        "suppress_tokens": [
+            *(ids[name] for name in specials(english)[1:] if ids[name] < ids[LAST[-1]]),
+            5,
+            *blank,
+        ],
         "begin_suppress_tokens": [220, ids[NAMES[0]]],
         "alignment_heads": [[0, 1], [1, 0]],
         "return_timestamps": False,
