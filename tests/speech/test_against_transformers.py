@@ -83,8 +83,8 @@ def test_a_short_recording_without_timestamps_is_transformers(tiny):
     expected = [token for token in out[0].tolist()[-BUDGET:] if token != known.end_id]
     assert list(mine.segments[0].tokens) == expected
     assert mine.segments[0].end == pytest.approx(1.3)
-    other = tiny.transcribe(whispers.sound(1.3, 5), suppress_tokens=banned, **asked)
-    assert list(other.segments[0].tokens) != expected  # it listens
+    other = tiny.transcribe(samples, **asked)
+    assert list(other.segments[0].tokens) != expected  # what must not come matters
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -118,7 +118,7 @@ def their_times(ear, heard, prompt):
     return [start, *(start + time for time in times[len(prompt) : -1].tolist())]
 
 
-@pytest.mark.parametrize("seconds", [1.9, 5])
+@pytest.mark.parametrize("seconds", [5, 7])
 def test_word_times_are_transformers_token_times(tiny, monkeypatch, seconds):
     """The same text in, the same times out: a token's end is what its own query looks at."""
     windows, before = [], words.of_window
