@@ -6,7 +6,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from tiny_pairs import EOS, FAMILIES, VOCAB, batch, pair
-from transformers import BartConfig, BartForCausalLM
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from outrider.integrations import sources
