@@ -6,7 +6,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import outrider
@@ -14,11 +13,11 @@ from outrider import ReferenceLookup, Root, Sampling, Stop
 from outrider.errors import ConfigurationError, PromptError
 from outrider.testing import encoder_decoder, llama, sources
 from outrider.types import Inputs
+from words import text_of, tokenizer
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
 SOURCES = [[9, 4, 7, 11, 2], [5, 8, 2], [13, 6, 13, 6, 21, 30, 2]]
 GREEDY, END = Sampling(0), Stop(14)
-NAMES = ["<s>", "<pad>", "</s>", *(f"w{n}" for n in range(3, 32))]
 
 
 class Sided(PreTrainedTokenizerFast):
@@ -35,22 +34,6 @@ class Sided(PreTrainedTokenizerFast):
             assert text == text.upper(), "read by the source's side"
             text = text.lower()
         return super()._encode_plus(text, *args, **kwargs)
-
-
-@lru_cache
-def tokenizer(kind=PreTrainedTokenizerFast):
-    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(NAMES)}, unk_token="w3"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 2)]
-    )
-    made = kind(tokenizer_object=words, eos_token="</s>", pad_token="<pad>", bos_token="<s>")
-    made.add_special_tokens({"eos_token": "</s>", "pad_token": "<pad>", "bos_token": "<s>"})
-    return made
-
-
-def text_of(ids):
-    return " ".join(NAMES[token] for token in ids)
 
 
 @lru_cache

@@ -216,6 +216,11 @@ class Comparison:
             threads="auto" if self.plan.threads is None else self.plan.threads,
             packed="auto" if self.plan.packed is None else self.plan.packed,
         )
+        if pair.engine.target.reads != "text":
+            raise ConfigurationError(
+                "compare times models that go on from their prompts; got an encoder-decoder, "
+                f"{self.target}; time it with outrider.load and stats"
+            )
         notes = pair.notes
         self.settings[notes.dtype] = {
             "device": notes.device,
