@@ -10,7 +10,6 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider import DraftModel, Engine, Root, Sampling, Speculator
-from outrider.certify.laws import score
 from outrider.drafters import ReferenceLookup
 from outrider.errors import ConfigurationError
 from outrider.lab.papers import (
@@ -231,15 +230,3 @@ def test_missing_libraries_and_texts_are_said_before_anything_is_measured(monkey
         options.source_rows("some/t5", None)
     assert options.reads_sources("corrector")
     assert not options.reads_sources(None)
-
-
-def test_models_are_scored_at_the_sources_they_are_given(tmp_path):
-    pair = speculator(tmp_path)
-    tasks = alpha_tasks.tasks(pair, ROWS[:2])
-    batch = [alpha_tasks.asked(t, Sampling(1.0, seed=3), pair, 12) for t in tasks]
-    texts = alpha_measure._written(pair, batch)
-    bare = [replace(text, inputs=None) for text in texts]
-    given, made_up = (
-        score(pair.engine.target, some, Sampling(1.0)).laws.logits_BRV for some in (texts, bare)
-    )
-    assert (given - made_up).abs().max() > 0.01
