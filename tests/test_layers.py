@@ -39,6 +39,8 @@ HOMES = {
     "rich": {"cli", "lab"},
     "matplotlib": {"lab", "theory", "cli"},
     "scipy": {"lab", "theory", "certify"},
+    "rouge_score": {"lab"},
+    "sacrebleu": {"lab"},
     "fastapi": {"server"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},

@@ -21,6 +21,7 @@ from outrider.testing import (
 
 __all__ = [
     "DRAFTERS",
+    "LOOKUPS",
     "PROMPTS",
     "RUNNERS",
     "VOCAB",
@@ -54,6 +55,9 @@ DRAFTERS = {
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
+
+#: Those that copy.
+LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 
 @dataclass(frozen=True)

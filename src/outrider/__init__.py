@@ -11,6 +11,7 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
+from outrider.engine.search import Beams
 from outrider.errors import (
     BackendUnavailable,
     CapacityError,
@@ -23,14 +24,18 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
 from outrider.load import load
 from outrider.stats import RequestStats, Stats
-from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
+from outrider.text.results import Completion, Generation, TextBlock
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BackendUnavailable",
+    "Beams",
     "CapacityError",
     "Completion",
     "ConfigurationError",
@@ -52,6 +57,7 @@ __all__ = [
     "Stats",
     "Stop",
     "TextBlock",
+    "Timestamps",
     "UnknownName",
     "UnsupportedModel",
     "VocabularyMismatch",

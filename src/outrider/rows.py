@@ -13,6 +13,7 @@ from torch import Tensor
 #: A function of (input_ids, scores), as transformers' LogitsProcessor.
 Processor = Callable[[Tensor, Tensor], Tensor]
 Greedy = Literal["none", "some", "all"]
+NEVER = 1 << 62  #: a length that no row reaches
 T = TypeVar("T")
 
 
@@ -43,8 +44,19 @@ def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     return torch.stack([table[row] for row in rows]) if rows else table[:0]
 
 
+#: What changes nothing in the columns of `Shaping` where that is not 0.
+_OFF = {
+    "repetition_B": 1,
+    **dict.fromkeys(("source_BS", "stops_BK", "begin_BK", "timestamps_B3"), -1),
+    **dict.fromkeys(("first_B1", "last_B1"), -1),
+}
+
+
 class Shaping(NamedTuple):
-    """Penalties, biases, bans and processors of a batch; None where no row asks. A `RowStore`."""
+    """Penalties, biases, bans and processors of a batch; None where no row asks. A `RowStore`.
+
+    Ids are -1 padded. Rows that ask for nothing have what changes nothing: `_OFF`, or else 0.
+    """
 
     prompt_B: Tensor  #: prompt length
     bias_BV: Tensor | None = None
@@ -52,9 +64,19 @@ class Shaping(NamedTuple):
     frequency_B: Tensor | None = None
     presence_B: Tensor | None = None
     ngram_B: Tensor | None = None
+    source_ngram_B: Tensor | None = None
+    source_BS: Tensor | None = None  #: source ids of rows that must not repeat its n-grams
     least_B: Tensor | None = None  #: new tokens before a stop token may come
-    stops_BV: Tensor | None = None  #: stop tokens of rows with a least length
+    stops_BK: Tensor | None = None  #: stop tokens of rows with a least length
+    begin_BK: Tensor | None = None  #: what must not come first
+    timestamps_B3: Tensor | None = None  #: no_timestamps_id, end_id, max_initial
+    first_B1: Tensor | None = None  #: the first token, where it is forced
+    last_B1: Tensor | None = None  #: the last one
+    end_B: Tensor | None = None  #: committed length at which the row ends, if that is forced
     ngrams: tuple[int, ...] = ()  #: host constant: the n-gram sizes in use
+    source_ngrams: tuple[int, ...] = ()  #: the same for sources
+    marks: tuple[tuple[int, ...], ...] = ()  #: and the (no_timestamps_id, end_id)
+    soonest: int = NEVER  #: no last token is forced before this length
     processors: tuple[tuple[Processor, ...], ...] = ()  #: per row
     padding: tuple[tuple[int, ...], ...] = ()  #: per row: ids that processors see ahead of it
     ends: tuple[frozenset[int], ...] = ()  #: per row: stop tokens; nothing is seen behind one
@@ -87,7 +109,7 @@ class Shaping(NamedTuple):
         ours, theirs = _columns(self), _columns(other)
         columns: dict[str, Any] = {}
         for name in ours | theirs:
-            off = 1 if name == "repetition_B" else 0  # what changes nothing
+            off = _OFF.get(name, 0)
             like = ours[name] if name in ours else theirs[name]
             sides = [
                 side[name] if name in side else like.new_full((rows, *like.shape[1:]), off)
@@ -97,6 +119,9 @@ class Shaping(NamedTuple):
         return self._replace(
             **columns,
             ngrams=tuple(sorted({*self.ngrams, *other.ngrams})),
+            source_ngrams=tuple(sorted({*self.source_ngrams, *other.source_ngrams})),
+            marks=tuple(sorted({*self.marks, *other.marks})),
+            soonest=min(self.soonest, other.soonest),
             processors=seated(self.processors, seats, other.processors),
             padding=seated(self.padding, seats, other.padding),
             ends=seated(self.ends, seats, other.ends),

@@ -17,11 +17,11 @@ from outrider.laws.shaping import shape
 from outrider.models.nodes import causal
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
-from tiny import DRAFTERS, PROMPTS, begun, pair
+from tiny import DRAFTERS, LOOKUPS, PROMPTS, begun, pair
 
 ROWS = PROMPTS[:3]
 #: Drafters whose children come from a model's law.
-WITH_LAW = [name for name in DRAFTERS if name not in ("root", "prompt_lookup", "n-gram table")]
+WITH_LAW = [name for name in DRAFTERS if name not in ("root", "n-gram table", *LOOKUPS)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from outrider import (
     Engine,
     Limits,
     Sampling,
+    Timestamps,
 )
 from outrider.engine.engine import Run
 from outrider.engine.request import Request
@@ -23,6 +24,8 @@ HOW = [
     Sampling(1.0, seed=13, repetition_penalty=1.4, no_repeat_ngram_size=3),
     Sampling(1.1, seed=14, top_k=6, min_p=0.02),
     Sampling(0, frequency_penalty=0.5, min_new_tokens=4),
+    Sampling(1.0, seed=15, begin_suppress_tokens=(3, 5, 8), forced_eos_token_id=3),
+    Sampling(0.9, seed=16, timestamps=Timestamps(VOCAB // 2, 3, 6), forced_bos_token_id=VOCAB - 9),
 ]
 REQUESTS = [
     Request(text, HOW[at % len(HOW)], Limits(4 + 5 * at % 17, (3,) if at % 3 == 0 else ()))

@@ -9,6 +9,7 @@ from tiny import DRAFTERS, PROMPTS, decode, llama, pair
 LENGTH = 64
 SHARED = (
     "prompt_lookup",
+    "reference_lookup",
     "coupled chain",
     "coupled tree",
     "dynamic tree",

@@ -1,11 +1,15 @@
 """A processor may leave nothing possible behind a drafted token that it forbids."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
+from outrider.laws import shaping
+from outrider.laws.timestamps import Timestamps
 from outrider.models import CausalModel
 from outrider.ops import probs, use
 from outrider.types import Output
@@ -178,14 +182,23 @@ def test_rows_that_share_processors_are_asked_together():
 
 
 def test_only_what_may_mask_everything_is_looked_at():
-    from outrider.laws import shaping
+    bans, rule = dict.fromkeys, Timestamps(no_timestamps_id=4, end_id=3, max_initial=1)
 
     def masks(how, stops=()):
-        return shaping.build([how], [[2]], [stops], 8, torch.device("cpu")).masks
+        return shaping.build([how], [[2]], [stops], 8, "cpu", sources=[[5]]).masks
 
     assert not masks(outrider.Sampling(logit_bias={3: 1.0}))
     assert not masks(outrider.Sampling(min_new_tokens=4), (1, 2))
     assert masks(outrider.Sampling(min_new_tokens=4), tuple(range(8)))
-    assert masks(outrider.Sampling(logit_bias={3: -torch.inf}))
+    assert not masks(outrider.Sampling(logit_bias={3: -torch.inf}))
+    assert masks(outrider.Sampling(logit_bias=bans(range(8), -torch.inf)))
+    early = outrider.Sampling(logit_bias=bans(range(4), -torch.inf), begin_suppress_tokens=(4, 5))
+    assert not masks(early)
+    assert masks(replace(early, min_new_tokens=1), (6, 7))
+    assert not masks(replace(early, min_new_tokens=1), (6, 5))
+    assert not masks(outrider.Sampling(timestamps=rule, begin_suppress_tokens=(5,)))
+    assert masks(outrider.Sampling(timestamps=rule, begin_suppress_tokens=(5, 6)))
+    assert masks(outrider.Sampling(timestamps=rule, logit_bias={3: -torch.inf}))
+    assert masks(outrider.Sampling(encoder_no_repeat_ngram_size=2))
     assert masks(outrider.Sampling(no_repeat_ngram_size=2))
     assert masks(outrider.Sampling(processors=(only_even,)))

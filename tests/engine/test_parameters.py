@@ -17,6 +17,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
@@ -25,6 +26,7 @@ from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
 from outrider.models import adapt
 from outrider.tree import branching, chain, from_parents
 from outrider.types import Context
@@ -196,6 +198,12 @@ def test_a_processor_that_cannot_be_replayed_is_refused_by_name(kind):
         Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(kind(),)), Limits(4))
 
 
+def test_the_test_for_silence_is_refused_with_what_to_do():
+    target, silence = adapt(build(FAMILIES["Llama"]())), WhisperNoSpeechDetection(3, 1)
+    with pytest.raises(ConfigurationError, match=r"cannot be replayed .*no_speech_threshold=None"):
+        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(silence,)), Limits(4))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -295,15 +303,17 @@ EVERYTHING = {
 def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
     target = adapt(build(FAMILIES["Qwen3"]()))
     draft = adapt(build(FAMILIES["Qwen3"]()))
-    prompts = [[5, 6, 7, 5, 6], [9], [3, 4, 5, 6, 7, 8, 9, 10]]
+    prompts = [[5, 6, 7, 5, 6], [9], [3, 4, 5, 6, 7, 8, 9, 10], [1, 50, 7]]
+    rules = Timestamps(no_timestamps_id=60, end_id=2, max_initial=9)
     how = [
         Sampling(0.9, top_p=0.9, seed=1, **EVERYTHING),
         Sampling(0, **EVERYTHING),
         Sampling(1.2, min_p=0.02, seed=3, repetition_penalty=1.5),
+        Sampling(1.5, seed=4, timestamps=rules, begin_suppress_tokens=(61,), forced_eos_token_id=2),
     ]
 
     def text(drafter):
-        out = [[], [], []]
+        out = [[], [], [], []]
         run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, Limits(20, (2,)))
         for block in run:
             out[block.row] += block.token_ids

@@ -16,7 +16,7 @@ from outrider.types import Context, Draft, Kind
 
 
 def check(num_speculative_tokens: int, most_ngram: int, least_ngram: int) -> dict[str, int]:
-    """The settings of a lookup by name, as Python's numbers; ConfigurationError for what is none."""
+    """The settings of a lookup by name, as Python's numbers, or a ConfigurationError."""
     count = arguments.whole(
         "num_speculative_tokens", num_speculative_tokens, recipes.PLAIN, least=1
     )

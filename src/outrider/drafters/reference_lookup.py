@@ -20,6 +20,10 @@ from outrider.rows import picked, placed
 from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
+#: A match no further than this from where the copying has come to counts as one token longer:
+#: corrected text goes on close by, and single tokens stand in many places.
+NEAR = 8
+
 
 class Place(NamedTuple):
     """Where each row has come to in its reference. A `RowStore`; written in place."""
@@ -45,10 +49,10 @@ class ReferenceLookup:
     """Copies from the request's reference, then from the row's own text.
 
     The longest suffix of the text, of `most_ngram` down to `least_ngram` tokens, that stands in the
-    reference or in the text says where to copy from; among equals the place nearest to where the
-    copying has come to. Where none does the copying goes on there: at the start of the reference,
-    or behind a token that the model wrote instead of the reference's. `width` above 1 drafts so
-    many copies side by side, each with another first token.
+    reference or in the text says where to copy from; among equals the place nearest ahead of where
+    the copying has come to. Where none does the copying goes on there: at the reference's start, or
+    behind a token that the model wrote instead of the reference's. `width` above 1 drafts so many
+    copies side by side, each with another first token.
 
     >>> ReferenceLookup(4).shapes[0].max_nodes
     5
@@ -100,16 +104,22 @@ class ReferenceLookup:
         return lookup.copied(corpus, start_Bw, context, count)
 
     def _rank(self, memory: Place, context: Context, corpus_BC: Tensor, size: int) -> Tensor:
-        """How good a place is to copy from, -1 for no place at all: of the first `size` places,
-        the reference's, the nearest ahead, and of the text's the last, among equal matches."""
+        """How good each place is to copy from, -1 for no place at all.
+
+        The first `size` places are the reference's: among equal matches the nearest ahead of where
+        the copying has come to goes before those behind it, and those before the text's own, of
+        which the last is the best.
+        """
         wide = corpus_BC.shape[1]
         at, next_B1 = numbers(wide, corpus_BC.device), memory.next_B[:, None]
+        inside = at < size
         run = lookup.runs(corpus_BC, context, self.most_ngram)
         run = torch.nn.functional.pad(run[:, :-1], (1, 0))  # of the tokens ahead of each place
+        close = inside & ((at - next_B1).abs() <= NEAR)
         ahead = torch.where(at >= next_B1, 2 * wide - at + next_B1, at)
-        near = torch.where(at < size, wide + ahead, at)
-        rank = torch.where(run >= self.least_ngram, run * 4 * wide + near, -1)
-        goes_on = (at == next_B1) & (at < size) & (corpus_BC >= 0)
+        order = torch.where(inside, wide + ahead, at)
+        rank = torch.where(run >= self.least_ngram, (run + close) * 4 * wide + order, -1)
+        goes_on = (at == next_B1) & inside & (corpus_BC >= 0)
         return torch.where(goes_on & (rank < 0), 0, rank)
 
     def commit(
@@ -135,4 +145,5 @@ RECIPE = recipes.Recipe(
     _made,
     takes=("num_speculative_tokens", "ngram", "width"),
     depth=ReferenceLookup.num_speculative_tokens,
+    copies=True,
 )

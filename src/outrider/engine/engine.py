@@ -27,15 +27,17 @@ from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.planner import Fixed, Planner
+from outrider.engine.planner import Planner, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
+from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
 from outrider.models.prefill import ROUND, inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
+    PLAIN,
     Block,
     BlockLists,
     Costs,
@@ -58,9 +60,10 @@ class Engine:
     """A target, a drafter, a rule and a planner; no state is kept between runs.
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
-    masses or coupled drafts, otherwise the best rule for drawn children. `planner=None` drafts in
-    the drafter's usual shape; `costs` are for the planner. With `graphs` steps are captured and
-    replayed as CUDA graphs (docs/gpu.md): the same text with less work for the host.
+    masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
+    name of one; None drafts in the drafter's usual shape; `costs` are for the planner. With
+    `graphs` steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less
+    work for the host.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Engine:
         target: LanguageModel,
         drafter: Drafter,
         rule: str | Verifier | None = None,
-        planner: Planner[Any] | None = None,
+        planner: str | Planner[Any] | None = None,
         costs: Costs | None = None,
         graphs: bool = False,
     ) -> None:
@@ -86,7 +89,8 @@ class Engine:
                 "branches; use a chain (leave branching out)"
             )
         self.target, self.drafter = target, drafter
-        self.planner: Planner[Any] = Fixed() if planner is None else planner
+        self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
+        self.planner = named(planner)
         self.costs = costs
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
@@ -185,7 +189,7 @@ class Run(Iterator[HostBlock]):
         self._ledger = Ledger()
         self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
         self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
+        self._plan = engine.planner.open(engine.shapes, engine.costs)
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -341,7 +345,7 @@ class Run(Iterator[HostBlock]):
             try:
                 made = self._made(batch, shape)
                 break
-            except shaping.ProcessorError as error:
+            except ProcessorError as error:
                 self._blame(error)
         else:
             return
@@ -384,7 +388,7 @@ class Run(Iterator[HostBlock]):
             self._graphed = Graphed(
                 engine.capture,
                 lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
-                engine.drafter.shapes,
+                engine.shapes,
             )
         made = self._graphed(batch, shape)
         clock.lap("graph")
@@ -401,7 +405,7 @@ class Run(Iterator[HostBlock]):
 
     def _shape(self) -> Shape:
         shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
-        shapes = self.engine.drafter.shapes
+        shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
@@ -409,7 +413,7 @@ class Run(Iterator[HostBlock]):
             )
         return shape
 
-    def _blame(self, error: shaping.ProcessorError) -> None:
+    def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
         number, cause = self._seating.rows[error.row], error.__cause__
         assert isinstance(cause, Exception)

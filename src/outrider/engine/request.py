@@ -67,6 +67,14 @@ class Request:
         return min(wanted, context), why
 
 
+def source_ids(inputs: Inputs | None) -> list[int]:
+    """The ids of what a row reads, without padding; none if they are not known."""
+    if inputs is None or inputs.ids_BS is None:
+        return []
+    ids: list[int] = inputs.ids_BS[0][inputs.mask_BS[0]].tolist()
+    return ids
+
+
 def token_ids(prompt: Any, number: int = 0) -> list[int]:
     """A prompt of token ids as a list of Python's integers: a list, a tuple, an array, a tensor.
 
@@ -162,6 +170,11 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
         raise ConfigurationError(
             f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
             f"request {number}; take its own: inputs.take([row])"
+        )
+    if request.sampling.encoder_no_repeat_ngram_size and not source_ids(request.inputs):
+        raise ConfigurationError(
+            f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
+            f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
     if request.inputs is not None:
         target.examine(request.inputs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
+from outrider.laws.timestamps import Timestamps
 from outrider.rows import Processor, SamplingRows
 from outrider.types import Laws
 
@@ -37,7 +38,13 @@ class Sampling:
                           taken off per occurrence, and once, of tokens in the output (0: off;
                           OpenAI's convention)
     no_repeat_ngram_size  no n-gram occurs twice in prompt and output (0: off)
+    encoder_no_repeat_ngram_size
+                          no n-gram of the source comes again (0: off); needs a source of token ids
     min_new_tokens        no stop token before this many tokens
+    begin_suppress_tokens must not come first; what must never come is a logit_bias of -inf
+    timestamps            Whisper's rules for them, as `Timestamps`
+    forced_bos_token_id   the first token, whatever is banned; the text begins behind it
+    forced_eos_token_id   the last token if the row comes to its budget or the end of the context
     processors            further functions of (input_ids, scores), as transformers' LogitsProcessor
     padding               ids that processors see ahead of the prompt (left-padded batches)
 
@@ -61,6 +68,11 @@ class Sampling:
     presence_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     min_new_tokens: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    begin_suppress_tokens: tuple[int, ...] = ()
+    timestamps: Timestamps | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
     processors: tuple[Processor, ...] = ()
     padding: tuple[int, ...] = ()
 
@@ -73,7 +85,12 @@ class Sampling:
             or self.frequency_penalty
             or self.presence_penalty
             or self.no_repeat_ngram_size
+            or self.encoder_no_repeat_ngram_size
             or self.min_new_tokens
+            or self.begin_suppress_tokens
+            or self.timestamps is not None
+            or self.forced_bos_token_id is not None
+            or self.forced_eos_token_id is not None
             or self.processors
         )
 
@@ -84,7 +101,7 @@ class Sampling:
             if not fits(value):
                 arguments.refuse(name, what, given, do)
             object.__setattr__(self, name, value)
-        for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens"):
+        for name in ("top_k", *_SIZES):
             value = arguments.whole(name, getattr(self, name), "use 0 to switch it off", least=0)
             object.__setattr__(self, name, value)
         if self.seed is not None:
@@ -93,6 +110,22 @@ class Sampling:
             object.__setattr__(self, "seed", seed)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            if (token := getattr(self, name)) is not None:
+                do = "give a token id, or None for any token"
+                object.__setattr__(self, name, arguments.whole(name, token, do, least=0))
+        if not isinstance(self.timestamps, Timestamps | None):
+            do = "write timestamps=Timestamps(no_timestamps_id=50363, end_id=50257)"
+            arguments.refuse("timestamps", "Timestamps or None", self.timestamps, do)
+        banned = arguments.several(
+            "begin_suppress_tokens",
+            self.begin_suppress_tokens,
+            "a tuple of token ids",
+            "write begin_suppress_tokens=(220, 50257)",
+            arguments.is_whole,
+            ordered=False,
+        )
+        object.__setattr__(self, "begin_suppress_tokens", banned)
         what, do = "a tuple of functions of (input_ids, scores)", "write processors=(my_processor,)"
         if callable(self.processors):
             arguments.refuse("processors", what, self.processors, do)
@@ -104,6 +137,8 @@ class Sampling:
         object.__setattr__(self, "padding", padding)
 
 
+#: Whole numbers beside `top_k` that 0 switches off.
+_SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
 #: What each number must be, what to do about another one, and whether a value fits.
 _NUMBERS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
     "temperature": (

@@ -13,6 +13,7 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits
 from outrider.laws.sampling import Sampling
 from outrider.testing.runs import decode
+from outrider.types import Inputs
 
 USUAL = Sampling(1.0)
 LEAST = 8.0  #: texts that are expected less often are counted together
@@ -48,14 +49,24 @@ def p_value(
     length: int,
     seeds: int,
     sampling: Sampling = USUAL,
+    *,
+    reference: Sequence[int] = (),
+    inputs: Inputs | None = None,
 ) -> tuple[float, Run]:
     """Chance of texts as far from `law` as those of the seeds 0, 1, ..., and the run.
 
     `law` is `text_law` of the engine's target under `sampling`. A text that has no probability
-    makes it 0.
+    makes it 0. Every text has the same `reference` to copy from, and reads the same `inputs`.
     """
     rows = [replace(sampling, seed=seed) for seed in range(seeds)]
-    texts, run = decode(engine, [prompt] * seeds, rows, Limits(length))
+    texts, run = decode(
+        engine,
+        [prompt] * seeds,
+        rows,
+        Limits(length),
+        references=[reference] * seeds,
+        inputs=None if inputs is None else [inputs] * seeds,
+    )
     vocab = engine.target.vocab_size
     place = torch.tensor([vocab**at for at in reversed(range(length))])
     seen = torch.bincount((torch.tensor(texts) * place).sum(1), minlength=vocab**length).double()

@@ -1,0 +1,161 @@
+"""Bans and forced tokens at tree nodes against transformers' processors on each node's own text."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from nodes import joined, random_case
+from transformers import LogitsProcessorList
+from transformers.generation import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+)
+
+from outrider import Sampling
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigurationError
+from outrider.laws import shaping
+from tiny import DRAFTERS, pair
+
+VOCAB, STOPS = 11, (0, 4)
+SETTINGS = [
+    Sampling(begin_suppress_tokens=(0, 3, 9), min_new_tokens=2),
+    Sampling(forced_bos_token_id=0, begin_suppress_tokens=(5,)),
+    Sampling(forced_eos_token_id=4, min_new_tokens=9),
+    Sampling(encoder_no_repeat_ngram_size=2, no_repeat_ngram_size=3),
+    Sampling(),
+    Sampling(encoder_no_repeat_ngram_size=1, begin_suppress_tokens=(0,)),
+    Sampling(forced_bos_token_id=7, forced_eos_token_id=0, encoder_no_repeat_ngram_size=3),
+    Sampling(min_new_tokens=1, begin_suppress_tokens=(10, 2)),
+]
+
+
+def ends(case):
+    """Rows end within the tree, some of them at its root or beyond it."""
+    return [len(text) + 1 + row % 5 for row, text in enumerate(case.texts)]
+
+
+def sources(seed):
+    random = torch.Generator().manual_seed(seed)
+    sizes = [1, 2, 5, 12, 3, 6, 20, 4]
+    return [torch.randint(0, VOCAB, (size,), generator=random).tolist() for size in sizes]
+
+
+def reference(case, settings, read):
+    def process(row, ids, scores):
+        how, size, rules = settings[row], len(case.prompts[row]), []
+        if how.no_repeat_ngram_size:
+            rules.append(NoRepeatNGramLogitsProcessor(how.no_repeat_ngram_size))
+        if how.encoder_no_repeat_ngram_size:
+            of = torch.tensor([read[row]] * len(ids))
+            n = how.encoder_no_repeat_ngram_size
+            rules.append(EncoderNoRepeatNGramLogitsProcessor(n, of))
+        if how.min_new_tokens:
+            least = how.min_new_tokens
+            rules.append(MinNewTokensLengthLogitsProcessor(size, least, list(STOPS)))
+        forced = how.forced_bos_token_id is not None
+        if how.begin_suppress_tokens:
+            begin = size + forced
+            rules.append(SuppressTokensAtBeginLogitsProcessor(how.begin_suppress_tokens, begin))
+        scores = LogitsProcessorList(rules)(ids, scores)
+        if forced:  # transformers knows prompts of one token alone
+            scores = ForcedBOSTokenLogitsProcessor(how.forced_bos_token_id)(
+                ids[:, size - 1 :], scores
+            )
+        if how.forced_eos_token_id is not None:
+            end = ends(case)[row]
+            scores = ForcedEOSTokenLogitsProcessor(end, how.forced_eos_token_id)(ids, scores)
+        return scores
+
+    return case.reference(process)
+
+
+def test_every_node_as_transformers_has_it():
+    for seed in range(12):
+        case, read = random_case(VOCAB, seed, rows=8), sources(seed)
+        want = reference(case, SETTINGS, read)
+        more = {"ends": ends(case), "sources": read}
+        built = case.built(SETTINGS, STOPS, **more)
+        assert torch.equal(case.by(built), want)
+        assert torch.equal(case.level_by_level(built), want)
+
+
+@pytest.mark.parametrize(
+    ("row", "other"),
+    [
+        (0, {"begin_suppress_tokens": (0, 3)}),
+        (0, {"min_new_tokens": 1}),
+        (1, {"forced_bos_token_id": 1}),
+        (1, {"begin_suppress_tokens": ()}),
+        (2, {"forced_eos_token_id": None}),
+        (3, {"encoder_no_repeat_ngram_size": 3}),
+        (6, {"forced_eos_token_id": 1}),
+    ],
+)
+def test_each_rule_acts(row, other):
+    """With any of them changed nodes differ: the comparison above sees it."""
+    changed = list(SETTINGS)
+    changed[row] = replace(changed[row], **other)
+    differ = 0
+    for seed in range(5):
+        case, read = random_case(VOCAB, seed, rows=8), sources(seed)
+        shaped = case.shaped(changed, STOPS, ends(case), read)
+        differ += not torch.equal(shaped, reference(case, SETTINGS, read))
+    assert differ
+
+
+def test_rows_of_every_kind_come_and_go():
+    case, read = random_case(VOCAB, 4, rows=8), sources(4)
+    settings = [replace(how, min_new_tokens=0) for how in SETTINGS]
+    want = reference(case, settings, read)
+    rows = joined(case, settings, ends=ends(case), sources=read)
+    assert torch.equal(case.by(rows), want)
+    assert rows.soonest == min(ends(case)[2], ends(case)[6])
+
+
+def test_nothing_is_read_from_the_device():
+    case = random_case(VOCAB, 4, rows=8)
+    built = case.built(SETTINGS, STOPS, ends=ends(case), sources=sources(4))
+
+    def away(store):
+        moved = {k: v.to("meta") for k, v in store._asdict().items() if torch.is_tensor(v)}
+        return store._replace(**moved)
+
+    shaped = shaping.shape(
+        case.logits.to("meta"), away(built), away(case.context), case.nodes.to("meta"),
+        away(case.tree),
+    )  # fmt: skip
+    assert shaped.shape == case.logits.shape
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"begin_suppress_tokens": 5}, "begin_suppress_tokens must be a tuple of token ids; got 5"),
+        ({"begin_suppress_tokens": (1.5,)}, "begin_suppress_tokens must be a tuple of token ids"),
+        ({"forced_bos_token_id": -1}, "forced_bos_token_id must be a whole number of at least 0"),
+        ({"forced_eos_token_id": [2]}, "forced_eos_token_id must be a whole number"),
+        ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size must be a whole"),
+    ],
+)
+def test_values_of_another_kind_are_refused(wrong, says):
+    with pytest.raises(ConfigurationError, match=says):
+        Sampling(**wrong)
+
+
+@pytest.mark.parametrize("name", ["begin_suppress_tokens", "forced_bos_token_id"])
+def test_tokens_outside_the_vocabulary_are_refused(name):
+    how = Sampling(**{name: (97,) if name.startswith("begin") else 97})
+    with pytest.raises(ConfigurationError, match=f"{name} names token 97, outside the vocabulary"):
+        shaping.admit([how], [[1]], [()], 97, "cpu")
+
+
+def test_a_source_that_is_not_there_is_asked_for():
+    target, draft = pair()
+    engine = Engine(target, DRAFTERS["chain"](draft))
+    with pytest.raises(ConfigurationError, match="got request 0 without source ids; leave it out"):
+        engine.run([[1, 2]], Sampling(encoder_no_repeat_ngram_size=2))
