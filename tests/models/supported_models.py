@@ -75,11 +75,11 @@ on CUDA, runs through the model's own forward.
 
 ## What is checked when you load
 
-- **A decoder-only model type that is not in the table** is tried in the same way: trees of two ragged rows are
-  compared with the model's own forward, windows narrowed for the moment so that a short text
-  reaches past them. If trees differ, the **chain fallback** is tried (one row at a time, the
-  model's own mask); a target that scores chains only refuses drafters that branch. If that differs
-  too, the model is refused. The same check guards every family of the table.
+- **A decoder-only model type that is not in the table** is tried in the same way: trees of two
+  ragged rows are compared with the model's own forward, windows narrowed for the moment so that a
+  short text reaches past them. If trees differ, the **chain fallback** is tried (one row at a time,
+  the model's own mask); a target that scores chains only refuses drafters that branch. If that
+  differs too, the model is refused. The same check guards every family of both tables.
 - **Quantised weights** are honoured when scores do not depend on what else is in the call: layers
   that round weights only (4-bit, 8-bit without outlier columns) pass the check. LLM.int8 with
   outlier columns is refused by name, and anything that fails the check is refused with its
