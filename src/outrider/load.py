@@ -23,6 +23,7 @@ from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.speech import hearing
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
@@ -171,7 +172,14 @@ def load(
     engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
     eos_ids = first.eos_ids()
     opening = Opening.of(first.settings(), eos_ids, str(first)) if reads else None
-    return Speculator(engine, tokenizer, eos_ids, notes, opening)
+    hears = hearing.opened(
+        str(first),
+        first.given,
+        first.model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
 def _shipped_parts(
