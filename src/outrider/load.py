@@ -170,15 +170,23 @@ def load(
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
     engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
-    eos_ids = first.eos_ids()
-    opening = Opening.of(first.settings(), eos_ids, str(first)) if reads else None
-    hears = hearing.opened(
-        str(first),
-        first.given,
-        first.model(running.setting.dtype, place),
-        tokenizer,
-        [source.config for source in sources[1:]],
-    )
+    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+
+
+def _spoken(
+    engine: Engine,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    notes: Notes,
+    sources: Sources,
+    model: "PreTrainedModel",
+) -> Speculator:
+    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    first, eos_ids = sources[0], sources[0].eos_ids()
+    opening = None
+    if reads_more(first.config):
+        opening = Opening.of(first.settings(), eos_ids, str(first))
+    configs = [source.config for source in sources[1:]]
+    hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
