@@ -17,12 +17,12 @@ from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check
+from outrider.models import CausalModel, calibrate, check, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
-from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
 
@@ -64,6 +64,7 @@ class Notes:
     vocab_size: int
     tree_check: float
     calibration: Calibration | None
+    encoder: str | None = None  #: whose states a draft model attends to
 
 
 def load(
@@ -89,6 +90,7 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -121,6 +123,8 @@ def load(
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
+                    instead of running its own; "auto": if the two encoders are equal
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -147,11 +151,17 @@ def load(
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
     recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
     sources = _sources(target, drafters.models(draft))
+    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
+    if share_encoder is True and len(sources) == 1:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
     place = _place(sources, device)
     tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
-    running = _run(sources, wish, place, vocab, options.num_speculative_tokens or recipe.depth)
+    ahead = options.num_speculative_tokens or recipe.depth
+    running = _run(sources, wish, place, vocab, ahead, share_encoder)
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
@@ -246,7 +256,14 @@ class _Running(NamedTuple):
     tree_check: float  #: how far the target's scores of trees are from those of their paths
 
 
-def _run(sources: Sources, wish: Wish, place: torch.device, vocab: int, ahead: int) -> _Running:
+def _run(
+    sources: Sources,
+    wish: Wish,
+    place: torch.device,
+    vocab: int,
+    ahead: int,
+    share: ShareEncoder,
+) -> _Running:
     """Target and draft models under the setting that is wished for or fastest.
 
     Raises UnsupportedModel if one does not score trees as their paths.
@@ -254,14 +271,20 @@ def _run(sources: Sources, wish: Wish, place: torch.device, vocab: int, ahead: i
 
     target, *drafts = sources
 
+    def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
+        if isinstance(source, ShallowSource):
+            return source.driven(setting, place, vocab)
+        shares = source is not target and source.shares(target, share, setting.dtype, place)
+        return source.driven(setting, place, vocab, shares)
+
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        models = [source.driven(setting, place, vocab) for source in (target, *drafts[:1])]
+        models = [driven(source, setting) for source in (target, *drafts[:1])]
         return models[0], models[1] if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(source.driven(setting, place, vocab) for source in sources)
+    models = tuple(driven(source, setting) for source in sources)
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
@@ -296,6 +319,10 @@ def _check_shape(
             )
 
 
+#: What a draft model attends to, by what it reads.
+_WHOSE = {"states": "the target's", "source": "its own"}
+
+
 def _notes(
     sources: Sources,
     running: _Running,
@@ -314,4 +341,6 @@ def _notes(
         vocab,
         running.tree_check,
         running.calibration,
+        ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
+        or None,
     )

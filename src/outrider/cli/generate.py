@@ -173,7 +173,8 @@ def _finish(result: Generation, about: dict[str, object] | None, printed: bool) 
 def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     notes = speculator.notes
     err.print(
-        f"target {notes.target}\ndraft {notes.draft}\n"
+        f"target {notes.target}\ndraft {notes.draft}"
+        f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
         f"\ndevice {notes.device}, {notes.dtype}, "

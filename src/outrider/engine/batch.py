@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.request import Request
+from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
 from outrider.models.prefill import inference, ingest
 from outrider.rows import picked, placed
@@ -157,7 +157,7 @@ class Prefill:
             target.vocab_size,
             device,
             ends=[request.end(target.context)[0] for request in requests],
-            sources=[request.source for request in requests],
+            sources=[source_ids(request.inputs) for request in requests],
         )
         rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)

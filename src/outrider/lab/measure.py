@@ -161,6 +161,10 @@ class Timed:
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
 
+    def examine(self, inputs: Inputs) -> None:
+        """As the model does."""
+        self.model.examine(inputs)
+
     def encode(self, inputs: Inputs) -> Inputs:
         """As the model does."""
         return self.model.encode(inputs)

@@ -25,7 +25,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import CausalModel, adapt, shallow
+from outrider.models import CausalModel, adapt, reads_more, shallow
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.sources import Source
@@ -113,8 +113,10 @@ class ShallowSource:
         ids = None if self._ids_K is None else self._ids_K.to(device)
         if ids is not None:
             shallow.trim(model, ids)
-        draft = adapt(model, packed=setting.packed, vocab_size=vocab)
-        draft.ids_K, draft.shares = ids, draft.reads != "text"
+        draft = adapt(
+            model, packed=setting.packed, vocab_size=vocab, shares=reads_more(model.config)
+        )
+        draft.ids_K = ids
         return draft
 
     def __str__(self) -> str:

@@ -187,6 +187,31 @@ def alpha(
     _show(tables, titles, out)
 
 
+def beams(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma."""
+    from outrider.lab.papers import beams as experiment
+
+    with bar("beams") as progress:
+        tables = experiment.run(
+            options.loaded(target, draft, out, False, dtype, threads),
+            read_rows(prompts)[: 3 if quick else 16],
+            out,
+            progress,
+            new_tokens=32 if quick else 48,
+            widths=(2, 5) if quick else experiment.WIDTHS,
+        )
+    titles = {"beams": "beam search: w beams, u of the draft model's, gamma steps scored ahead"}
+    _show(tables, titles, out)
+
+
 def register(app: typer.Typer) -> None:
     """Add the experiments to `outrider bench`."""
     app.command("toy")(toy)
@@ -194,3 +219,4 @@ def register(app: typer.Typer) -> None:
     app.command("budget")(budget)
     app.command("k-sweep")(k_sweep)
     app.command("alpha")(alpha)
+    app.command("beams")(beams)
