@@ -13,6 +13,7 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
 from outrider.engine.search import Beams
 from outrider.errors import (
+    AudioError,
     BackendUnavailable,
     CapacityError,
     ConfigurationError,
@@ -32,6 +33,7 @@ from outrider.text.speculator import Completion, Generation, Speculator, Stop, T
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AudioError",
     "BackendUnavailable",
     "Beams",
     "CapacityError",

@@ -23,6 +23,7 @@ from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.speech import hearing
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
 
@@ -167,7 +168,14 @@ def load(
     notes = _notes(sources, running, place, vocab, table)
     costs = _costs(running, planned)
     engine = Engine(running.models[0], made, judge, planned, costs)
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
+    hears = hearing.opened(
+        str(sources[0]),
+        sources[0].given,
+        sources[0].model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes, hears)
 
 
 def _shipped_parts(

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
@@ -64,12 +64,13 @@ class ShallowSource:
     """
 
     role = "draft"
+    ids_K: Tensor | None  #: the tokens that it proposes, if not all
 
     def __init__(self, target: Source, given: Layers | str | Path) -> None:
         self.target, self.given = target, given
         self._weights: dict[str, Tensor] = {}
         self._layers = given.layers if isinstance(given, Layers) else self._read(Path(given))
-        self._ids_K = self._weights.pop("ids", None)
+        self.ids_K = self._weights.pop("ids", None)
         self._check(target.config)
         self.config: PretrainedConfig = copy.deepcopy(target.config)
         shallow.shorten(self.config, self._layers)
@@ -92,16 +93,19 @@ class ShallowSource:
                 f"the target has {have} decoder layers, counted from 0; got draft layers "
                 f"{self._layers} for {self.target}; take layers below {have}"
             )
-        ids = self._ids_K
+        ids = self.ids_K
         if ids is not None and not (len(ids) and 0 <= int(ids.min()) <= int(ids.max()) < vocab):
             raise VocabularyMismatch(
                 f"the draft {self} proposes tokens that its target does not know; got {self.target}"
                 f" with {vocab} tokens; use it with the target that it was made for"
             )
 
-    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
-        """The draft behind its runner. Raises ConfigurationError for weights that do not fit."""
-        model = shallow.cut(self.target.model(setting.dtype, device), self._layers)
+    def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The draft as a model of transformers, with the target's whole output layer.
+
+        Raises ConfigurationError for weights that do not fit.
+        """
+        model = shallow.cut(self.target.model(dtype, device), self._layers)
         if self._weights:
             try:
                 shallow.fill(model, self._weights)
@@ -110,7 +114,12 @@ class ShallowSource:
                     f"the draft {self} does not fit its target; got {self.target}, and {error}; "
                     "use it with the target that it was made for"
                 ) from error
-        ids = None if self._ids_K is None else self._ids_K.to(device)
+        return model
+
+    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
+        """The draft behind its runner. Raises ConfigurationError for weights that do not fit."""
+        model = self.model(setting.dtype, device)
+        ids = None if self.ids_K is None else self.ids_K.to(device)
         if ids is not None:
             shallow.trim(model, ids)
         draft = adapt(
