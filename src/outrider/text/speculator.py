@@ -2,11 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, Unpack, overload
-
-import torch
-from numpy.typing import NDArray
+from typing import Any, TypedDict, Unpack, overload
 
 from outrider import arguments, verifiers
 from outrider.drafters import ReferenceLookup, Root
@@ -15,6 +11,7 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, spread
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
+from outrider.speech.audio import Audio
 from outrider.speech.hearing import Hearing
 from outrider.speech.result import Transcript
 from outrider.speech.settings import Options as SpeechOptions
@@ -25,8 +22,6 @@ from outrider.text.tokens import Detokenizer, encode, separate, special_stops
 from outrider.types import Drafter, Verifier
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-#: A file, samples, or samples with their rate: {"array": ..., "sampling_rate": ...}.
-Audio: TypeAlias = str | Path | NDArray[Any] | torch.Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
