@@ -39,6 +39,8 @@ HOMES = {
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},
     "matplotlib": {"lab", "theory", "cli"},
+    "rouge_score": {"lab"},
+    "sacrebleu": {"lab"},
     "scipy": {"lab", "speech", "theory", "certify"},
     "soundfile": {"speech"},
     "fastapi": {"server"},

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, TypeVar, get_type_hints
 
 import typer
@@ -28,7 +29,8 @@ Draft = Annotated[
 DrafterName = Annotated[
     str | None,
     typer.Option(
-        help="What drafts. Default: draft_model; prompt_lookup for a target without one. "
+        help="What drafts. Default: draft_model; without one prompt_lookup, or reference_lookup "
+        "for an encoder-decoder. "
         f"Known: {', '.join(sorted(DRAFTERS))}."
     ),
 ]
@@ -39,13 +41,17 @@ Gamma = Annotated[
         "-k",
         max=1024,
         help="Drafted tokens in a row: length of a chain, depth of a tree. Default: as "
-        "--branching has it, 5 for dynamic_tree, 8 for prompt_lookup, else 4.",
+        "--branching has it, 5 for dynamic_tree, 8 for lookups, else 4.",
     ),
 ]
 Branching = Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")]
 Width = Annotated[
     int | None,
-    typer.Option(max=1024, help="Paths of beam and paths; nodes per level of dynamic_tree."),
+    typer.Option(
+        max=1024,
+        help="Paths of beam and paths; nodes per level of dynamic_tree; copies of "
+        "reference_lookup.",
+    ),
 ]
 TotalTokens = Annotated[
     int | None,
@@ -57,7 +63,7 @@ Acceptance = Annotated[
 ]
 Ngram = Annotated[
     str | None,
-    typer.Option(help="Shortest and longest n-gram of prompt_lookup, e.g. 2,4. Default: 1,4."),
+    typer.Option(help="Shortest and longest n-gram of lookups, e.g. 2,4. Default: 1,4."),
 ]
 Table = Annotated[
     str | None,
@@ -106,6 +112,22 @@ Dtype = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
+]
+SourceText = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="TEXT|FILE|-",
+        help="What an encoder-decoder reads: a file, - for standard input, or the text. The "
+        "prompt is then what its answer begins with, and may be left out.",
+    ),
+]
+ReferenceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        help="A file to copy from, by the drafter reference_lookup. Default: the source.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 

@@ -127,7 +127,7 @@ class ShallowSource:
         return model
 
     def driven(
-        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = True
     ) -> CausalModel:
         """The draft behind its runner. Raises ConfigurationError for weights that do not fit."""
         model = self.model(setting.dtype, device)

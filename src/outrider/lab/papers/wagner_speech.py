@@ -63,16 +63,17 @@ def speech_pair(
             f"{big.config.vocab_size} tokens; take a multilingual draft for a multilingual target"
         )
     code = hearing.vocabulary.language("en" if language is None else language, target)
-    prompts = [made for one in recordings if (made := _prompt(hearing, one, code)) is not None]
-    if not prompts:
+    both = [(one, made) for one in recordings if (made := _prompt(hearing, one, code)) is not None]
+    if not both:
         raise AudioError(
             f"no recording fits into a window of {hearing.seconds(hearing.frames):g} s; got "
             f"{len(recordings)} longer ones; cut them at pauses"
         )
-    left_out = len(recordings) - len(prompts)
+    left_out = len(recordings) - len(both)
     return Pair(
         f"{target} with {draft}" + (f" ({left_out} recordings too long)" if left_out else ""),
-        big, small, prompts, hearing.text, word_errors(code), hearing.context // 2, BOUND,
+        big, small, [made for _, made in both], hearing.text, word_errors(code),
+        hearing.context // 2, BOUND, tuple(one for one, _ in both),
     )  # fmt: skip
 
 
