@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, spread
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
+from outrider.speech.audio import Audio
 from outrider.speech.hearing import Hearing
 from outrider.speech.result import Transcript
 from outrider.speech.settings import Options as SpeechOptions
@@ -32,9 +32,6 @@ from outrider.types import Drafter, Inputs, Verifier
 Prompt: TypeAlias = (
     str | Sequence[int] | Sequence[Mapping[str, Any]] | NDArray[np.floating[Any]] | Tensor | Inputs
 )
-
-#: A file, samples, or samples with their rate: {"array": ..., "sampling_rate": ...}.
-Audio: TypeAlias = str | Path | NDArray[Any] | Tensor | Mapping[str, Any]
 
 
 class Options(TypedDict, total=False):
