@@ -175,7 +175,7 @@ class Guesses:
             padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
         )
         inputs, found = read(self.target, texts), []
-        copied = references([()] * len(texts), inputs, device)
+        copied = references([()] * len(texts), inputs, self.vocab_size, device)
         for step in range(int(padded.new_B.max())):
             length = (padded.prompt_B + step).clamp(max=padded.tokens_BL.shape[1])
             bound = int(length.max())

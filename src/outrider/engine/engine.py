@@ -157,6 +157,8 @@ class Run(Iterator[HostBlock]):
 
     seats     how many rows run side by side; the others wait, first come first served
     capacity  slots of a row: prompt, budget and draft tree. None: the model's context
+    logprobs  tell the log-probability of every token, of the law that it was emitted from; without
+              `tempered` at temperature 1, whatever the request's own
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -170,10 +172,11 @@ class Run(Iterator[HostBlock]):
         *,
         trace: bool = False,
         logprobs: bool = False,
+        tempered: bool = True,
         observe: Observer | None = None,
     ) -> None:
         self.engine, self._trace = engine, trace
-        self._logprobs, self._observe = logprobs, observe
+        self._logprobs, self._tempered, self._observe = logprobs, tempered, observe
         self._size = engine.drafter.shapes[0].max_nodes
         if capacity is None:
             if engine.target.context >= 1 << 30:
@@ -287,6 +290,15 @@ class Run(Iterator[HostBlock]):
         entries = enumerate(self._ledger.entries)
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
+    def watched(self, number: int) -> Tensor | None:
+        """The model's logits [V] behind the watched place of a request's prompt.
+
+        They are told once, and are there from the first block on; None if it watches no place.
+        """
+        entry = self._ledger.entries[number]
+        logits, entry.watched_V = entry.watched_V, None
+        return logits
+
     @property
     def stats(self) -> Stats:
         """Totals up to the last step."""
@@ -351,7 +363,9 @@ class Run(Iterator[HostBlock]):
             return
         draft, scores, verdict, batch, block = made
         rows = list(self._seating.rows)
-        logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
+        logs = None
+        if self._logprobs:
+            logs = step.log_probabilities(scores, verdict, block, self._tempered)
         self._seating.batch = batch
         try:
             if self._observe is not None:

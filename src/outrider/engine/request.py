@@ -50,6 +50,7 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     inputs: Inputs | None = None  #: what it reads besides its text, one row
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
+    watched: int | None = None  #: a place of the prompt: `Run.watched` tells the logits behind it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
@@ -58,6 +59,12 @@ class Request:
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+        if self.watched is not None:
+            do = "give the place of one of the prompt's tokens, or None"
+            place = arguments.whole("watched", self.watched, do, least=0)
+            if place >= len(self.prompt):
+                what = f"a place in the prompt of {len(self.prompt)} tokens"
+                arguments.refuse("watched", what, self.watched, do)
 
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""

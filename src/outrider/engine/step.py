@@ -134,11 +134,13 @@ def unread(context: Context, draft: Draft) -> int:
 
 
 @inference
-def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
+def log_probabilities(
+    scores: Scores, verdict: Verdict, block: Block, tempered: bool = True
+) -> Tensor:
     """Log-probability of every token of a block under the law it was emitted from, [B, T].
 
     That is the processed law: penalties, temperature and filters are in. Greedy rows, whose law is
-    one-hot, report the law at temperature 1 instead.
+    one-hot, report the law at temperature 1 instead, and so do all rows unless `tempered`.
     """
     root = torch.zeros_like(verdict.count_B)[:, None]
     nodes = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
@@ -146,7 +148,7 @@ def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
     vocab = laws.logits_BRV.shape[-1]
     logits = laws.logits_BRV.gather(1, nodes[..., None].expand(-1, -1, vocab)).float()
     inverse = laws.inverse_temperature_B[:, None, None]
-    inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    inverse = torch.where(torch.isinf(inverse), 1.0, inverse if tempered else 1.0)
     if laws.floor_BR is not None:
         floor = laws.floor_BR.gather(1, nodes)[..., None]
         logits = logits.masked_fill(logits < floor, -torch.inf)

@@ -42,13 +42,15 @@ SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 class Speculative:
     """A callable for `custom_generate`; keyword arguments fix settings for all its calls.
 
-    `stats` holds the last call's statistics.
+    `stats` holds the last call's statistics, `total` those of all calls: Whisper's `generate` calls
+    once for every window of a recording and for every temperature that it falls back to.
     """
 
     def __init__(self, **settings: object) -> None:
         load_arguments(settings)  # refuses unknown and contradictory names at once
         self.settings = settings
         self.stats: Stats | None = None
+        self.total = Stats()
         self.__signature__ = _signature()
 
     def __call__(
@@ -93,6 +95,7 @@ class Speculative:
             )
             refuse_beams(generation_config)
             result, self.stats = decoded(model, found, call)
+        self.total.follow(self.stats)
         return result
 
 

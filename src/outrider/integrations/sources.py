@@ -57,18 +57,31 @@ def read_sources(
     draft = None
     if encoder is not None and given.draft_inputs is not None:
         draft = _inputs(encoder, given.draft_inputs, "draft_inputs", rows)
-    elif encoder is not None and source is None:
-        raise ConfigurationError(
-            "the draft model has an encoder of its own, but what it shall read is not known: "
-            "generate was given encoder_outputs or inputs_embeds alone; pass draft_inputs=..., or "
-            "a draft model that shares the encoder"
-        )
+    elif encoder is not None:
+        _check_draft(model, encoder, source)
     if source is None:
         source = Inputs(None, None, encoded.mask_BT)
     if encoder is None:
         source = source._replace(features=None)  # nobody reads them again
     together = source._replace(encoded=encoded, draft=draft)
     return [together.take([row]) for row in range(rows)]
+
+
+def _check_draft(model: PreTrainedModel, encoder: PreTrainedModel, source: Inputs | None) -> None:
+    """Refuse a draft model that has nothing to read, or that reads something else."""
+    do = "pass draft_inputs=..., or a draft model that shares the encoder, or reference=..."
+    if source is None:
+        raise ConfigurationError(
+            "the draft model has an encoder of its own, but what it shall read is not known: "
+            f"generate was given encoder_outputs or inputs_embeds alone; {do}"
+        )
+    read = [(one.main_input_name, _mels(one)) for one in (model, encoder)]
+    if read[0] != read[1]:
+        kinds = [name if mels is None else f"{name} of {mels} mels" for name, mels in read]
+        raise ConfigurationError(
+            f"the draft model reads {kinds[1]}, the target {kinds[0]}, which is what generate was "
+            f"given; {do}"
+        )
 
 
 def _encoded(model: PreTrainedModel, model_kwargs: Mapping[str, object]) -> Encoded:
@@ -124,7 +137,12 @@ def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) 
     if len(fields) != 1 or not isinstance(tensor, Tensor):
         do = "pass what the model's own processor or tokenizer returns"
         arguments.refuse(name, "a tensor, or a mapping of one and an attention_mask", given, do)
-    if isinstance(kind_of(model), Window):  # frames stand in columns there, and silence counts
+    kind = kind_of(model)
+    if isinstance(kind, Window):  # frames stand in columns there, and silence counts
+        if tensor.shape[1:] != (kind.mels, kind.frames):
+            what = f"one window for each prompt: {kind.mels} mels, {kind.frames} frames"
+            do = f"pass what {type(model).__name__}'s processor makes of the same sound"
+            arguments.refuse(name, what, f"shape {list(tensor.shape)}", do)
         tensor, mask = tensor.transpose(1, 2), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
@@ -133,6 +151,12 @@ def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) 
     if tensor.is_floating_point():
         return Inputs(None, tensor, mask)
     return Inputs(tensor, None, mask)
+
+
+def _mels(model: PreTrainedModel) -> int | None:
+    """Channels of the frames that a model hears, if it hears windows of frames."""
+    kind = kind_of(model)
+    return kind.mels if isinstance(kind, Window) else None
 
 
 def _spread(name: str, table: Tensor, rows: int) -> Tensor:
