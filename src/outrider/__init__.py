@@ -13,6 +13,7 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
 from outrider.engine.search import Beams
 from outrider.errors import (
+    AudioError,
     BackendUnavailable,
     CapacityError,
     ConfigurationError,
@@ -34,6 +35,7 @@ from outrider.text.stop import Stop
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AudioError",
     "BackendUnavailable",
     "Beams",
     "CapacityError",

@@ -118,7 +118,7 @@ FAMILIES = {
     "Marian": lambda: own("marian", **BART),
     "Pegasus": lambda: own("pegasus", **BART),
     "PEGASUS-X": lambda: own("pegasus_x", **BART, num_global_tokens=4, block_size=8),
-    "BigBird-Pegasus": lambda: own("bigbird_pegasus", **BART, attention_type="original_full"),
+    "BigBird-Pegasus": lambda: own("bigbird_pegasus", **BART, block_size=2, num_random_blocks=1),
     "PLBart": lambda: own("plbart", **BART),
     "MVP": lambda: own("mvp", **BART),
     "M2M-100, NLLB": lambda: own("m2m_100", **BART),
@@ -162,6 +162,18 @@ FAMILIES = {
     ),
     "BERT to GPT-2": lambda: composite(
         {"model_type": "bert", **BERT, "hidden_size": 24}, {"model_type": "gpt2", **GPT2}
+    ),
+    "BERT to BART": lambda: composite(
+        {"model_type": "bert", **BERT}, {"model_type": "bart", **BART}
+    ),
+    "BERT to BERT (generation)": lambda: composite(
+        {"model_type": "bert-generation", **BERT}, {"model_type": "bert-generation", **BERT}
+    ),
+    "RoBERTa to RoBERTa": lambda: composite(
+        {"model_type": "roberta", **BERT}, {"model_type": "roberta", **BERT}
+    ),
+    "XLM-R to XLM-R": lambda: composite(
+        {"model_type": "xlm-roberta", **BERT}, {"model_type": "xlm-roberta", **BERT}
     ),
     "TrOCR (ViT to TrOCR)": lambda: vision({"model_type": "trocr", **TROCR}),
     "Donut (image to mBART)": lambda: vision(

@@ -6,7 +6,10 @@ from seats import Rows, played
 from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
 from outrider.models import CausalModel
-from outrider.models.seq2seq import SUPPORTED, runner_of
+from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
+from outrider.models.seq2seq import SUPPORTED, composed, runner_of
+from outrider.models.seq2seq.kinds import there
+from outrider.types import Inputs
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
 NAMES = [f"{name}-{attention}" for name, attention in CASES]
@@ -52,3 +55,35 @@ def test_decoders_alone_attend_to_states_of_another_model(kind):
     rows = Rows(blind(draft), 1)
     rows.join(0, states.take([0]), [0, *range(9, 20)])
     assert rows.step() > 1e-2
+
+
+def test_every_decoder_of_a_composite_is_tried():
+    configs = [config() for config in FAMILIES.values()]
+    kinds = {config.decoder.model_type for config in configs if composed(config)}
+    assert kinds == DECODERS_OF_COMPOSITES
+
+
+@pytest.mark.parametrize("name", ["BigBird-Pegasus", "Moonshine", "Speech2Text", "BART"])
+@torch.inference_mode()
+def test_a_source_is_read_as_if_it_were_alone(name):
+    """Also by encoders for which padding counts, or short sources change what follows."""
+    target = driven(name)
+    sources = target.probe(3)
+    if name == "BigBird-Pegasus":  # beyond 14 tokens its attention is sparse
+        mask = there([17, 7, 30])
+        sources = Inputs((torch.arange(90).view(3, 30) % 90 + 5) * mask, None, mask)
+    sources = sources._replace(encoded=None)
+    together = target.encode(sources).encoded
+    for row in range(3):
+        alone = target.encode(sources.take([row])).encoded
+        length = int(together.mask_BT[row].sum())
+        assert length == int(alone.mask_BT.sum())
+        gap = together.states_BTE[row, :length] - alone.states_BTE[0, :length]
+        assert float(gap.abs().max()) < 1e-5
+    if name == "BigBird-Pegasus":
+        encoder = target.runner.model.get_encoder()
+        assert encoder.attention_type == "block_sparse"
+        ids = sources.ids_BS[2:]
+        encoder.set_attention_type("original_full")
+        full = encoder(input_ids=ids).last_hidden_state
+        assert float((full - together.states_BTE[2:]).abs().max()) > 1e-3

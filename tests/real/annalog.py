@@ -1,62 +1,77 @@
-"""ANNalog (MIT), a pretrained encoder-decoder from molecules to similar ones, as a MarianMTModel.
+"""ANNalog, a pretrained translator of molecules, as a Marian model of transformers.
 
-Its wheel holds a checkpoint of a plain post-norm transformer with learned positions, which Marian's
-position tables hold as well, and a pickled vocabulary, of which only the strings are read.
+The wheel `annalog` 1.0.6 (MIT) holds an encoder-decoder of 4 million parameters that reads a
+molecule as SMILES and writes similar ones. Marian has its layers: normed after each sum, embeddings
+times the root of their width; its table of positions, learned here, takes the place of sinusoids.
 """
 
 import io
 import pickletools
 import re
 import zipfile
+from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-START, END, PAD = 2, 3, 1
+PAD, START, END = 1, 2, 3
 PIECES = re.compile(r"\[[^\]]*\]|%\d{2}|Br|Cl|.")
-SIDES = {"encoder": {"self_attention": "self_attn"}}
-SIDES["decoder"] = SIDES["encoder"] | {"encoder_attention": "encoder_attn"}
-NORMS = {"self_attn": "self_attn_layer_norm", "encoder_attn": "enc_attn_layer_norm"}
-PARTS = {"fc_q": "q_proj", "fc_k": "k_proj", "fc_v": "v_proj", "fc_o": "out_proj"}
+_FOLDER = "annalog/ckpt_and_vocab"
+#: what a part of a layer is called there -> in Marian
+_ATTENTION = {"fc_q": "q_proj", "fc_k": "k_proj", "fc_v": "v_proj", "fc_o": "out_proj"}
+_NORMS = {
+    "self_attn_layer_norm": "self_attn_layer_norm",
+    "enc_attn_layer_norm": "encoder_attn_layer_norm",
+    "ff_layer_norm": "final_layer_norm",
+}
 
 
-def opened(folder):
-    """The model, and the id of each piece of a molecule's text."""
-    wheel = zipfile.ZipFile(next(folder.glob("annalog-*.whl")))
-    names = []
-    for _code, value, _ in pickletools.genops(
-        wheel.read("annalog/ckpt_and_vocab/stereo_experiment_vocab_ttf.pkl")
-    ):
-        if value == "stoi":
-            break
-        if isinstance(value, str):
-            names.append(value)
-    ids = {name: i for i, name in enumerate(names[names.index("itos") + 1 :])}
-    raw = io.BytesIO(wheel.read("annalog/ckpt_and_vocab/Lev_extended.pt"))
-    weights = torch.load(raw, map_location="cpu", weights_only=True)
-    return made(weights.get("model_state_dict", weights.get("state_dict", weights))), ids
+def wheel(models_directory):
+    """The wheel among the reader's models, or None."""
+    return next(iter(sorted(Path(models_directory).glob("annalog/annalog-*.whl"))), None)
 
 
-def made(weights):
-    """Marian with these weights."""
-    known, wide = weights["encoder.tok_embedding.weight"].shape
-    layers = {
-        side: 1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.l"))
-        for side in SIDES
+def vocabulary(path):
+    """The tokens in order: the strings of a pickle, of which nothing is executed."""
+    with zipfile.ZipFile(path) as archive:
+        pickled = archive.read(f"{_FOLDER}/stereo_experiment_vocab_ttf.pkl")
+    strings = [value for _, value, _ in pickletools.genops(pickled) if isinstance(value, str)]
+    ends = strings.index("stoi") if "stoi" in strings else len(strings)
+    return strings[strings.index("itos") + 1 : ends]
+
+
+def source(tokens, smiles):
+    """Token ids of a molecule."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    return [START, *(ids[piece] for piece in PIECES.findall(smiles)), END]
+
+
+def model(path):
+    """The weights in a MarianMTModel. It cannot be saved: Marian makes its positions anew."""
+    with zipfile.ZipFile(path) as archive:
+        stored = io.BytesIO(archive.read(f"{_FOLDER}/Lev_extended.pt"))
+    weights = torch.load(stored, map_location="cpu", weights_only=True)
+    weights = weights.get("model_state_dict", weights)
+    renamed = {}
+    for name, tensor in weights.items():
+        if (known := _renamed(name)) is not None:
+            renamed[known] = tensor
+    renamed["final_logits_bias"] = weights["decoder.fc_out.bias"][None]
+    size, width = weights["encoder.tok_embedding.weight"].shape
+    wide = len(weights["encoder.layers.0.positionwise_feedforward.fc_1.bias"])
+    most = len(weights["encoder.pos_embedding.weight"])
+    both = {"attention_heads": 8, "ffn_dim": wide}
+    sides = {
+        f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()
     }
-    inner = len(weights["encoder.layers.0.positionwise_feedforward.fc_1.weight"])
-    places = len(weights["encoder.pos_embedding.weight"])
+    for side in ("encoder", "decoder"):
+        numbers = [int(n.split(".")[2]) for n in weights if n.startswith(f"{side}.layers.")]
+        sides[f"{side}_layers"] = max(numbers) + 1
     config = MarianConfig(
-        vocab_size=known,
+        vocab_size=size,
         decoder_vocab_size=len(weights["decoder.tok_embedding.weight"]),
-        d_model=wide,
-        encoder_layers=layers["encoder"],
-        decoder_layers=layers["decoder"],
-        encoder_attention_heads=8,
-        decoder_attention_heads=8,
-        encoder_ffn_dim=inner,
-        decoder_ffn_dim=inner,
-        max_position_embeddings=places,
+        d_model=width,
+        max_position_embeddings=most,
         activation_function="relu",
         scale_embedding=True,
         tie_word_embeddings=False,
@@ -66,29 +81,32 @@ def made(weights):
         eos_token_id=END,
         decoder_start_token_id=START,
         forced_eos_token_id=None,
+        **sides,
     )
-    model = MarianMTModel(config).eval()
-    state = {
-        "lm_head.weight": weights["decoder.fc_out.weight"],
-        "final_logits_bias": weights["decoder.fc_out.bias"][None],
-    }
-    for side, attentions in SIDES.items():
-        state[f"model.{side}.embed_tokens.weight"] = weights[f"{side}.tok_embedding.weight"]
-        state[f"model.{side}.embed_positions.weight"] = weights[f"{side}.pos_embedding.weight"]
-        for layer in range(layers[side]):
-            ours, theirs = f"model.{side}.layers.{layer}", f"{side}.layers.{layer}"
-            moved = {f"{theirs}.ff_layer_norm": f"{ours}.final_layer_norm"}
-            for old, new in attentions.items():
-                moved |= {f"{theirs}.{old}.{a}": f"{ours}.{new}.{b}" for a, b in PARTS.items()}
-                moved[f"{theirs}.{NORMS[new]}"] = f"{ours}.{new}_layer_norm"
-            for n in (1, 2):
-                moved[f"{theirs}.positionwise_feedforward.fc_{n}"] = f"{ours}.fc{n}"
-            for old, new in moved.items():
-                for kind in ("weight", "bias"):
-                    state[f"{new}.{kind}"] = weights[f"{old}.{kind}"]
-    missing, strange = model.load_state_dict(state, strict=False)
-    assert (missing, strange) == ([], []), (missing, strange)
-    model.generation_config = GenerationConfig(
-        pad_token_id=PAD, bos_token_id=START, eos_token_id=END, decoder_start_token_id=START
+    made = MarianMTModel(config).eval()
+    missing, unknown = made.load_state_dict(renamed, strict=False)
+    assert not unknown, unknown
+    assert all("shared" in name for name in missing), missing
+    made.generation_config = GenerationConfig(
+        max_length=most, pad_token_id=PAD, eos_token_id=END, decoder_start_token_id=START
     )
-    return model
+    return made
+
+
+def _renamed(name):
+    """The name of a weight in Marian, or None for what it makes of other parts."""
+    side, *rest = name.split(".")
+    tops = {"tok_embedding": "embed_tokens", "pos_embedding": "embed_positions"}
+    if rest[0] in tops:
+        return f"model.{side}.{tops[rest[0]]}.{rest[1]}"
+    if rest[0] == "fc_out":
+        return "lm_head.weight" if rest[1] == "weight" else None
+    if rest[0] != "layers":
+        return None
+    start, part, last = f"model.{side}.layers.{rest[1]}", rest[2], rest[-1]
+    if part in _NORMS:
+        return f"{start}.{_NORMS[part]}.{last}"
+    if part == "positionwise_feedforward":
+        return f"{start}.{rest[3].replace('_', '')}.{last}"
+    own = {"self_attention": "self_attn", "encoder_attention": "encoder_attn"}[part]
+    return f"{start}.{own}.{_ATTENTION[rest[3]]}.{last}" if rest[3] in _ATTENTION else None

@@ -173,8 +173,8 @@ class Setup:
                 branching=parse_branching(self.branching),
                 width=self.width,
                 total_tokens=self.total_tokens,
-                acceptance=_numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
-                ngram=_numbers("--ngram", self.ngram, int, "1,4"),
+                acceptance=numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
+                ngram=numbers("--ngram", self.ngram, int, "1,4"),
                 table=self.table,
                 coupled=self.coupled,
                 drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
@@ -211,13 +211,13 @@ def with_setup(command: Callable[..., None]) -> Callable[..., None]:
 
 def parse_branching(given: str | None) -> tuple[int, ...] | None:
     """ "3,2,1" to (3, 2, 1)."""
-    counts = _numbers("--branching", given, int, "3,2,1")
+    counts = numbers("--branching", given, int, "3,2,1")
     if counts is not None and min(counts) < 1:
         arguments.refuse("--branching", "positive numbers separated by commas", given, "try 3,2,1")
     return counts
 
 
-def _numbers(
+def numbers(
     option: str, given: str | None, kind: Callable[[str], Number], example: str
 ) -> tuple[Number, ...] | None:
     """ "0.6,0.15" to (0.6, 0.15)."""

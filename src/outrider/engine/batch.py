@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.request import Request
+from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
-from outrider.models.prefill import inference, ingest
+from outrider.models.nodes import causal
+from outrider.models.prefill import inference, ingest, width
 from outrider.rows import picked, placed
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
@@ -90,6 +91,7 @@ class Batch(NamedTuple):
             mine.sampling.put(seats, theirs.sampling),
             inputs,
             _references(mine, seats, theirs),
+            unread=max(mine.unread, theirs.unread),
         )
         return Batch(
             context,
@@ -156,7 +158,7 @@ class Prefill:
             target.vocab_size,
             device,
             ends=[request.end(target.context)[0] for request in requests],
-            sources=[request.source for request in requests],
+            sources=[source_ids(request.inputs) for request in requests],
         )
         rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -169,6 +171,8 @@ class Prefill:
         )
         self.cache = target.open(len(prompts), capacity, inputs)
         self._hidden: list[Tensor] = []
+        #: logits behind each row's watched place, or last token, once all is read; if any watches
+        self.watched_BV: Tensor | None = None
 
     @inference
     def step(self, tokens: int | None = None) -> Batch | None:
@@ -191,6 +195,8 @@ class Prefill:
         self._read = stop
         if stop < self._need:
             return None
+        if any(request.watched is not None for request in self.requests):
+            self.watched_BV = self._watch()
         hidden = torch.cat(self._hidden, 1) if self._hidden else None
         memory = self.drafter.open(context._replace(hidden_BLE=hidden), self.capacity)
         device = context.length_B.device
@@ -208,6 +214,24 @@ class Prefill:
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
+
+    def _watch(self) -> Tensor:
+        """Read each row from its watched place on once more; what the model says there, [B, V].
+
+        The entries are written again as they are: behind a row's end nobody looks.
+        """
+        tokens_BL = self.context.tokens_BL
+        sizes = [len(request.prompt) for request in self.requests]
+        places = [
+            size - 1 if request.watched is None else request.watched
+            for size, request in zip(sizes, self.requests, strict=True)
+        ]
+        rest = max(size - place for size, place in zip(sizes, places, strict=True))
+        wide = width(max(places) + rest, 0, self.cache.capacity)
+        at_BQ = torch.tensor([[*range(place, place + rest)] for place in places])
+        at_BQ = at_BQ.clamp(max=wide - 1).to(tokens_BL.device)
+        nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
+        return self.target.forward(self.cache, nodes).logits_BQV[:, 0]
 
 
 def begin(

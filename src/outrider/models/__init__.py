@@ -8,7 +8,7 @@ same way; the check at load decides, and the chain fallback is the last resort.
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import llama, refusals, seq2seq
+from outrider.models import llama, refusals, seq2seq, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -87,9 +87,11 @@ def adapt(
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-    if reads_more(
-        model.config
-    ):  # what is not refused has positions for trees: no chains to fall to
+    if on_cpu and whisper.fits(model):
+        lean = CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
+        lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
+        return lean
+    if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
     if chain_only:
         return CausalModel(ChainRunner(model), vocab_size)

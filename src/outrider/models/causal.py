@@ -85,6 +85,7 @@ class CausalModel:
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
@@ -189,6 +190,9 @@ class CausalModel:
             states = None if states is None else states[:, wanted]
         if self._widen:
             logits = logits.float()
+        if self.ids_K is not None:
+            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+            logits = wide.index_copy_(-1, self.ids_K, logits)
         short = self.vocab_size - logits.shape[-1]
         if short > 0:  # a draft model with a narrower output: it never proposes the other ids
             logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)

@@ -186,6 +186,9 @@ def _raw(model: CausalModel, inputs: Inputs) -> Inputs:
 
 def _gap(scores: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest logit expected."""
-    gap = (scores.float() - expected.float()).abs().max()
-    gap = gap / expected.float().abs().max().clamp(min=1e-6)
+    never = torch.isneginf(expected)  # tokens that a draft's output layer does not know
+    if not torch.equal(never, torch.isneginf(scores)):
+        return torch.inf
+    scores, expected = (x.float().masked_fill(never, 0.0) for x in (scores, expected))
+    gap = (scores - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
     return float(gap if torch.isfinite(gap) else torch.inf)

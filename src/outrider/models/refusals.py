@@ -108,6 +108,9 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
         advice = "use another family of docs/supported-models.md, such as T5, BART or Whisper"
         if kind not in seq2seq.SUPPORTED:
             refuse(REASONS.get(kind, "nobody has tried this kind of encoder-decoder"), advice)
+        inner = decoder_of(config)
+        if seq2seq.composed(config) and inner.model_type not in seq2seq.DECODERS:
+            refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
     if kind in REASONS:
         refuse(REASONS[kind])
     if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
@@ -122,10 +125,12 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
 
 
 def check_pair(target: PretrainedConfig, drafts: Sequence[PretrainedConfig]) -> None:
-    """Refuse decoders that attend to states which nobody makes, before weights are read.
+    """Refuse models, and decoders that attend to states which nobody makes, by configuration alone.
 
     Raises UnsupportedModel.
     """
+    for config in (target, *drafts):
+        check_config(config)
     if reads_states(target):
         raise UnsupportedModel(
             f"a {target.model_type!r} decoder alone cannot be a target: its layers attend to an "

@@ -77,7 +77,6 @@ class Source:
         An architecture that is not listed and does not score trees falls back to chains. A draft
         that `shares` attends to the states of the target's encoder.
         """
-        refusals.check_config(self.config)
         loaded = self.model(setting.dtype, device)
 
         def made(chain_only: bool) -> CausalModel:
@@ -152,6 +151,11 @@ class Source:
             made = AutoTokenizer.from_pretrained(str(self.given))
         except (OSError, ValueError):
             return None
+        except ImportError as error:
+            raise ConfigurationError(
+                f"the tokenizer of {self} needs a package that is not installed "
+                f"({first_line(error)}); install it, or pass tokenizer=..."
+            ) from error
         folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
         if folder.is_dir() and not any((folder / name).is_file() for name in names):
             return None  # some families make an empty one of nothing

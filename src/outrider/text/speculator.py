@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypedDict, Unpack
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider import arguments, verifiers
-from outrider.drafters import Root
+from outrider.drafters import ReferenceLookup, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, spread
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
+from outrider.speech.hearing import Hearing
+from outrider.speech.result import Transcript
+from outrider.speech.settings import Options as SpeechOptions
+from outrider.speech.settings import Settings
+from outrider.speech.transcriber import Transcription, transcription
 from outrider.text.asked import Reader, Text, refuse_useless
 from outrider.text.opening import Opening, ruled
 from outrider.text.results import Generation
@@ -26,6 +32,9 @@ from outrider.types import Drafter, Inputs, Verifier
 Prompt: TypeAlias = (
     str | Sequence[int] | Sequence[Mapping[str, Any]] | NDArray[np.floating[Any]] | Tensor | Inputs
 )
+
+#: A file, samples, or samples with their rate: {"array": ..., "sampling_rate": ...}.
+Audio: TypeAlias = str | Path | NDArray[Any] | Tensor | Mapping[str, Any]
 
 
 class Options(TypedDict, total=False):
@@ -56,11 +65,13 @@ class Speculator:
         eos_ids: Sequence[int] = (),
         notes: Any = None,
         opening: Opening | None = None,
+        hearing: Hearing | None = None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.eos_ids = tuple(eos_ids)
         self.notes = notes  #: how it was loaded: dtype, threads, packing, cost curve
         self.opening = opening  #: how answers begin, for encoder-decoders
+        self.hearing = hearing  #: what transcription needs besides, for speech-to-text models
 
     @property
     def rules(self) -> Sampling:
@@ -77,7 +88,8 @@ class Speculator:
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
         engine = Engine(self.engine.target, drafter, rule, costs=self.engine.costs)
-        return Speculator(engine, self.tokenizer, self.eos_ids, self.notes, self.opening)
+        more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing)
+        return Speculator(engine, *more)
 
     def plain(self, coupled: bool = False) -> "Speculator":
         """Ordinary decoding with the same target; `coupled` uses the noise of coupled mode."""
@@ -145,6 +157,55 @@ class Speculator:
             logprobs=logprobs,
         )
         return Stream(run, self.tokenizer, stops, asked.prompts, [end.stop_ids for end in limits])
+
+    @overload
+    def transcribe(self, audio: Audio, **options: Unpack[SpeechOptions]) -> Transcript: ...
+
+    @overload
+    def transcribe(
+        self, audio: list[Audio] | tuple[Audio, ...], **options: Unpack[SpeechOptions]
+    ) -> list[Transcript]: ...
+
+    def transcribe(
+        self, audio: Any, **options: Unpack[SpeechOptions]
+    ) -> Transcript | list[Transcript]:
+        """Speech to text, by a Whisper model: one recording, or several as one ragged batch.
+
+        A recording is a path (WAV; other formats by soundfile), samples in [-1, 1], or a mapping of
+        `array` and `sampling_rate`. The options are those of `outrider.speech.settings.Settings`.
+
+        Raises AudioError for what cannot be read, ConfigurationError for options that the model
+        cannot honour. Where one of several fails on its way, the first error comes when the others
+        are done; `transcribe_stream` keeps their transcripts.
+
+        >>> speculator.transcribe("talk.wav", language="en").text  # doctest: +SKIP
+        'Please enter your password.'
+        """
+        running = self.transcribe_stream(audio, **options).drain()
+        for error in running.errors.values():
+            raise error
+        done = [transcript for transcript in running.transcripts if transcript is not None]
+        return done if running.several else done[0]
+
+    def transcribe_stream(self, audio: Any, **options: Unpack[SpeechOptions]) -> Transcription:
+        """The segments of `transcribe` as they are heard; `transcripts` has what is done.
+
+        >>> for segment in speculator.transcribe_stream("talk.wav"):  # doctest: +SKIP
+        ...     print(segment.start, segment.text)
+        """
+        if self.hearing is None:
+            name = "this model" if self.notes is None else self.notes.target
+            raise ConfigurationError(
+                f"{name} does not turn speech into text; got a recording; load a Whisper model: "
+                'outrider.load("openai/whisper-base")'
+            )
+        if self.tokenizer is None:
+            raise ConfigurationError("transcripts need a tokenizer; pass tokenizer=... to load")
+        settings = Settings(**options)
+        engine = self.engine
+        if settings.reference is not None and engine.drafter.name != ReferenceLookup.name:
+            engine = self.using(ReferenceLookup()).engine
+        return transcription(engine, self.hearing, audio, settings)
 
     def _ruled(
         self, settings: Sequence[Sampling], prompts: Sequence[Sequence[int]], rules: Sampling | None

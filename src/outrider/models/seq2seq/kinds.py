@@ -143,9 +143,7 @@ class Recording:
 
     def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
         """Rows of one length."""
-        lengths: list[int] = inputs.mask_BS.sum(1).tolist()
-        rows = range(len(lengths))
-        return [[row for row in rows if lengths[row] == n] for n in dict.fromkeys(lengths)]
+        return by_length(inputs)
 
     def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         """What is there, which is all of one length."""
@@ -202,6 +200,13 @@ def kind_of(model: PreTrainedModel) -> Kind:
     if read(config, "num_mel_bins", int):
         return Window(config)
     return Recording(name, 1, config.input_feat_per_channel * config.input_channels)
+
+
+def by_length(inputs: Inputs) -> list[list[int]]:
+    """Groups of rows that need no padding together."""
+    lengths: list[int] = inputs.mask_BS.sum(1).tolist()
+    rows = range(len(lengths))
+    return [[row for row in rows if lengths[row] == n] for n in dict.fromkeys(lengths)]
 
 
 def there(lengths: Sequence[int]) -> Tensor:

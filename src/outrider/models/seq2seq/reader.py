@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
 from outrider.models.guard import evaluating
-from outrider.models.seq2seq.kinds import kind_of, there
+from outrider.models.seq2seq.kinds import Kind, kind_of, there
 from outrider.types import Encoded, Inputs, RowStore
 
 _SEED = 21  #: of made-up states
@@ -24,7 +24,7 @@ class EncoderReader:
     ) -> None:
         """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
         self.model, self._keeper, self._wide = model, keeper, wide
-        self.kind = kind_of(model)
+        self.kind: Kind = kind_of(model)
         self._parts = list(model.modules())
 
     def examine(self, inputs: Inputs) -> None:
@@ -40,8 +40,7 @@ class EncoderReader:
         read, order, whole = _moved(inputs, self.model), list[int](), None
         for group in self.kind.groups(inputs):
             alike = read.take(group)
-            with evaluating(self.model, self._parts):
-                states = self.model.get_encoder()(**self.asked(alike)).last_hidden_state
+            states = self.states(alike)
             mask = states.new_ones(states.shape[:2], dtype=torch.bool)
             if inputs.ids_BS is not None:
                 mask = alike.mask_BS[:, : states.shape[1]]
@@ -51,6 +50,12 @@ class EncoderReader:
             order += group
         assert whole is not None, "no rows to encode"
         return whole.take([order.index(row) for row in range(len(order))])
+
+    def states(self, inputs: Inputs) -> Tensor:
+        """The encoder's states [B, T, E] of rows read together."""
+        with evaluating(self.model, self._parts):
+            states: Tensor = self.model.get_encoder()(**self.asked(inputs)).last_hidden_state
+        return states
 
     def asked(self, inputs: Inputs) -> dict[str, Tensor]:
         """What transformers' encoder, and its whole model, is asked for rows read together."""

@@ -31,6 +31,7 @@ class Seq2SeqRunner(TransformersRunner):
     # not `n_positions`: T5 checkpoints name it, but its bias reaches any distance
     reaches = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
     prefix = "decoder_"  #: of the arguments that are the text's, not the source's
+    encoder: type[EncoderReader] = EncoderReader  #: what reads the sources
 
     def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
         """`shares` leaves the model's encoder unused: states come from the target's."""
