@@ -156,17 +156,10 @@ def load(
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    elif isinstance(target, str) and target == CORRECTOR:
-        target = shipped(CORRECTOR)
-    first = Source(target, "target")
+    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
     reads = reads_more(first.config)
     recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
-    sources = _sources(first, drafters.models(draft))
-    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
-    if share_encoder is True and len(sources) == 1:
-        raise ConfigurationError(
-            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
-        )
+    sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
@@ -178,9 +171,8 @@ def load(
     notes = _notes(sources, running, place, vocab, table)
     costs = _costs(running, planned)
     engine = Engine(running.models[0], made, judge, planned, costs)
-    eos_ids, opening = first.eos_ids(), None
-    if reads:
-        opening = Opening.of(first.settings(), eos_ids, str(first))
+    eos_ids = first.eos_ids()
+    opening = Opening.of(first.settings(), eos_ids, str(first)) if reads else None
     hears = hearing.opened(
         str(first),
         first.given,
@@ -212,14 +204,25 @@ def _layers(layers: Sequence[int], draft: object) -> Layers:
     return Layers(tuple(layers))
 
 
-def _sources(first: Source, drafts: "Sequence[Model | Layers]") -> Sources:
-    """The target ahead of its drafts, some of which may be made of it."""
-    return first, *(
+def _sources(
+    first: Source, drafts: "Sequence[Model | Layers]", share_encoder: ShareEncoder
+) -> Sources:
+    """The target ahead of its drafts, some of which may be made of it.
+
+    Raises UnsupportedModel and ConfigurationError for what no configuration of theirs allows.
+    """
+    if share_encoder is True and not drafts:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
+    beside = [
         ShallowSource(first, draft)
         if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
         else Source(draft, "draft")
         for draft in drafts
-    )
+    ]
+    refusals.check_pair(first.config, [source.config for source in beside])
+    return first, *beside
 
 
 def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:

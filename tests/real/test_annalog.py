@@ -33,14 +33,11 @@ END = Stop(98)
 
 @pytest.fixture(scope="module")
 def opened(models_directory):
-    folder = models_directory / "annalog"
-    if not folder.is_dir():
-        pytest.skip(f"needs the wheel annalog-1.0.6 in {folder}")
-    model, ids = annalog.opened(folder)
-    sources = [
-        [annalog.START, *(ids[piece] for piece in annalog.PIECES.findall(one)), annalog.END]
-        for one in MOLECULES
-    ]
+    path = annalog.wheel(models_directory)
+    if path is None:
+        pytest.skip("needs the wheel of annalog 1.0.6 in the folder annalog")
+    tokens = annalog.vocabulary(path)
+    model, sources = annalog.model(path), [annalog.source(tokens, one) for one in MOLECULES]
     speculator = outrider.load(model, dtype="float32", threads=1, packed=False)
     return model, speculator, sources
 
