@@ -12,7 +12,7 @@ import torch
 from gpu_stages.card import Card
 from gpu_stages.plan import Item
 from gpu_stages.verification import launches_of
-from outrider.lab.papers import wagner
+from outrider.lab.papers import wagner, wagner_pairs
 
 VOCABULARIES = (32_000, 50_257, 51_864, 151_936)
 
@@ -31,10 +31,10 @@ def items(card: Card) -> list[Item]:
 def protocol(card: Card, dtype: str) -> dict[str, Any]:
     """`outrider bench wagner` on the shipped pair in this dtype, and on a large vocabulary."""
     if card.rehearse:
-        pair = wagner.tiny_pair(40)
+        pair = wagner_pairs.tiny_pair(40)
         told = wagner.run(pair, gammas=(2,), prompts=1, tokens=4, large_vocab=None)
     else:
-        pair = wagner.shipped_pair(8, card.device, dtype=dtype)
+        pair = wagner_pairs.shipped_pair(8, card.device, dtype=dtype)
         told = wagner.run(pair, quick=True, large_vocab=151_936)
     return told | {"dtype": dtype}
 

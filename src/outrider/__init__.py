@@ -11,7 +11,9 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
+from outrider.engine.search import Beams
 from outrider.errors import (
+    AudioError,
     BackendUnavailable,
     CapacityError,
     ConfigurationError,
@@ -26,12 +28,16 @@ from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
 from outrider.load import load
 from outrider.stats import RequestStats, Stats
-from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
+from outrider.text.results import Completion, Generation, TextBlock
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AudioError",
     "BackendUnavailable",
+    "Beams",
     "CapacityError",
     "Completion",
     "ConfigurationError",

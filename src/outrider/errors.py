@@ -6,6 +6,7 @@ OutriderError
 │   ├── UnsupportedModel        an architecture that cannot be driven exactly, with the reason
 │   └── VocabularyMismatch      target and draft do not share one tokenizer
 ├── PromptError                 a prompt that cannot be decoded, is empty or does not fit
+├── AudioError                  a recording that is missing, empty or cannot be read
 ├── CapacityError               the cache is too small for prompt, budget and tree
 ├── NumericalError              a model returned NaN, or a law with no mass
 └── BackendUnavailable          an ops backend that was asked for cannot run here
@@ -46,6 +47,10 @@ class VocabularyMismatch(ConfigurationError):
 
 class PromptError(OutriderError, ValueError):
     """A prompt is empty, longer than the context, or not valid UTF-8."""
+
+
+class AudioError(OutriderError, ValueError):
+    """A recording is missing, empty, of another rate than was said, or cannot be read."""
 
 
 class CapacityError(OutriderError, ValueError):

@@ -5,24 +5,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import safe_open
 
-from outrider import drafters, verifiers
+from outrider import arguments, drafters, verifiers
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
+from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, LlamaRunner, check
+from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
-from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.models.shallow_source import Layers, ShallowSource, is_folder
+from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.speech import hearing
+from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
-from outrider.types import Drafter, Verifier
+from outrider.types import Costs, Curve, Drafter, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,13 +34,20 @@ if TYPE_CHECKING:
     Model: TypeAlias = str | Path | PreTrainedModel
 
 
+#: The target ahead of its draft models.
+Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
+
+#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
+CORRECTOR = "corrector"
+
+
 def shipped(part: str) -> Path:
-    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
 def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+    """How many parameters a shipped model ("target", say) has, read from its weights' header.
 
     >>> parameters("target")
     20328704
@@ -58,6 +69,7 @@ class Notes:
     vocab_size: int
     tree_check: float
     calibration: Calibration | None
+    encoder: str | None = None  #: whose states a draft model attends to
 
 
 def load(
@@ -74,6 +86,8 @@ def load(
     table: str | Path | Table | None = None,
     coupled: bool = False,
     drafter_options: Mapping[str, object] | None = None,
+    draft_layers: Sequence[int] | None = None,
+    planner: str | Planner[Any] | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
@@ -81,33 +95,43 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
-                    list of draft models, which share its paths evenly (SpecInfer)
+                    list of draft models, which share its paths evenly (SpecInfer); a draft may
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
+                    target "corrector" is the shipped encoder-decoder for damaged Python
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup"
+                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
+                    encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for "prompt_lookup", else 4
+                    5 for "dynamic_tree", 8 for lookups, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
-    width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
-                    the children of each (EAGLE-2's top_k)
+    width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
+                    nodes expanded per level and the children of each (EAGLE-2's top_k)
     total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
                     that `acceptance` asks for
     acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
-    ngram           shortest and longest n-gram of prompt lookup; None: (1, 4)
+    ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
     table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
+    draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
+    planner         what to draft in each step: "fixed", the usual shape, or "adaptive", what is
+                    fastest by acceptance so far and by measured costs, nothing included; it never
+                    changes a greedy or coupled text
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
+                    instead of running its own; "auto": if the two encoders are equal
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -126,22 +150,45 @@ def load(
     )
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
+    planned = named(planner)
+    if draft_layers is not None:
+        draft = _layers(draft_layers, draft)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
-    sources = (Source(target, "target"), *(Source(d, "draft") for d in drafters.models(draft)))
+    elif isinstance(target, str) and target == CORRECTOR:
+        target = shipped(CORRECTOR)
+    first = Source(target, "target")
+    reads = reads_more(first.config)
+    recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
+    sources = _sources(first, drafters.models(draft))
+    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
+    if share_encoder is True and len(sources) == 1:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
     place = _place(sources, device)
-    tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
-    running = _run(sources, wish, place, vocab, options.num_speculative_tokens or recipe.depth)
+    ahead = options.num_speculative_tokens or recipe.depth
+    running = _run(sources, wish, place, vocab, ahead, share_encoder)
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    known = running.calibration
-    engine = Engine(running.models[0], made, judge, costs=None if known is None else known.costs)
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes)
+    costs = _costs(running, planned)
+    engine = Engine(running.models[0], made, judge, planned, costs)
+    eos_ids, opening = first.eos_ids(), None
+    if reads:
+        opening = Opening.of(first.settings(), eos_ids, str(first))
+    hears = hearing.opened(
+        str(first),
+        first.given,
+        first.model(running.setting.dtype, place),
+        tokenizer,
+        [source.config for source in sources[1:]],
+    )
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
 def _shipped_parts(
@@ -155,7 +202,44 @@ def _shipped_parts(
     return shipped("target"), draft, table
 
 
-def _place(sources: Sequence[Source], device: str | torch.device | None) -> torch.device:
+def _layers(layers: Sequence[int], draft: object) -> Layers:
+    """Layers of the target as the draft."""
+    if draft is not None:
+        raise ConfigurationError(
+            f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
+            "leave one of them out"
+        )
+    return Layers(tuple(layers))
+
+
+def _sources(first: Source, drafts: "Sequence[Model | Layers]") -> Sources:
+    """The target ahead of its drafts, some of which may be made of it."""
+    return first, *(
+        ShallowSource(first, draft)
+        if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
+        else Source(draft, "draft")
+        for draft in drafts
+    )
+
+
+def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
+    """What calls cost, as far as a calibration or this planner needs to know."""
+    if running.calibration is not None:
+        return running.calibration.costs
+    if isinstance(planner, Fixed):
+        return None
+    target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
+    return Costs(target, drafts[0] if drafts else None)
+
+
+def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+    """The one beside the target; the shipped corrector has that of the shipped target."""
+    if str(target) == str(shipped(CORRECTOR)):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
+
+
+def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     """The device that all models share."""
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(sources[0].loaded_device() or usual if device is None else device)
@@ -169,7 +253,7 @@ def _place(sources: Sequence[Source], device: str | torch.device | None) -> torc
     return place
 
 
-def _vocabulary(sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase | None") -> int:
+def _vocabulary(sources: Sources, tokenizer: "PreTrainedTokenizerBase | None") -> int:
     """How many tokens the models share."""
     sizes = [vocabulary_of(source.config) for source in sources]
     vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})
@@ -200,24 +284,35 @@ class _Running(NamedTuple):
 
 
 def _run(
-    sources: Sequence[Source], wish: Wish, place: torch.device, vocab: int, ahead: int
+    sources: Sources,
+    wish: Wish,
+    place: torch.device,
+    vocab: int,
+    ahead: int,
+    share: ShareEncoder,
 ) -> _Running:
     """Target and draft models under the setting that is wished for or fastest.
 
     Raises UnsupportedModel if one does not score trees as their paths.
     """
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        target, *drafts = (source.driven(setting, place, vocab) for source in sources[:2])
-        return target, drafts[0] if drafts else None
+    target, *drafts = sources
 
-    setting, calibration = settle(wish, sources, build, place, ahead)
+    def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
+        shares = source is not target and source.shares(target, share, setting.dtype, place)
+        return source.driven(setting, place, vocab, shares)
+
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
+        models = [driven(source, setting) for source in (target, *drafts[:1])]
+        return models[0], models[1] if drafts else None
+
+    setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(source.driven(setting, place, vocab) for source in sources)
+    models = tuple(driven(source, setting) for source in sources)
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
-            f"packed=True needs the lean runner, which runs Llama models; {sources[0]} runs "
+            f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
     for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
@@ -230,12 +325,12 @@ def _run(
 
 
 def _packed(model: CausalModel) -> bool:
-    return isinstance(model.runner, LlamaRunner) and model.runner.packed
+    return model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
-    sources: Sequence[Source],
+    sources: Sources,
     models: Sequence[CausalModel],
     options: DraftOptions,
 ) -> None:
@@ -249,8 +344,12 @@ def _check_shape(
             )
 
 
+#: What a draft model attends to, by what it reads.
+_WHOSE = {"states": "the target's", "source": "its own"}
+
+
 def _notes(
-    sources: Sequence[Source],
+    sources: Sources,
     running: _Running,
     place: torch.device,
     vocab: int,
@@ -267,4 +366,6 @@ def _notes(
         vocab,
         running.tree_check,
         running.calibration,
+        ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
+        or None,
     )

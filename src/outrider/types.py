@@ -378,6 +378,9 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`: the encoder runs, unless its states are there already."""
 
@@ -464,6 +467,9 @@ class Context(NamedTuple):
     #: tokens to copy from, -1 padded: what the request gives, or else the source's own
     reference_BS: Tensor | None = None
     hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
+    #: host constant: plain steps since the last proposal, at most one token of any row each, which
+    #: a draft model has not read
+    unread: int = 0
 
     @property
     def seed_B(self) -> Tensor:
@@ -481,6 +487,11 @@ class Shape(NamedTuple):
     most_B: Tensor | None = None  #: rows that want less: no draw below this depth
 
 
+#: Nothing is drafted. Legal for every drafter, declared or not: `propose` is not called then,
+#: `commit` is, with a draft of node 0 alone.
+PLAIN = Shape(0, 1, 0, is_chain=True)
+
+
 class Drafter(Protocol):
     """Proposes trees. Its memory is its own; the engine never looks inside."""
 
@@ -494,7 +505,10 @@ class Drafter(Protocol):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Every shape it can be asked for; the first is the largest and the usual one."""
+        """Every shape it can be asked for; the first is the largest and the usual one.
+
+        `PLAIN` goes without saying: the engine then proposes nothing by itself.
+        """
 
     @property
     def hidden(self) -> bool:
@@ -512,4 +526,7 @@ class Drafter(Protocol):
     def commit(
         self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """Learn what was kept. `context` is the one the draft was proposed in."""
+        """Learn what was kept. `context` is the one the draft was proposed in.
+
+        After a plain step the draft is node 0 alone, and has no laws.
+        """

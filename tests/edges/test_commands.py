@@ -67,6 +67,10 @@ def places(tmp_path):
         ("bench wagner --target {1}/target --draft {0} --prompts {0}/short", "the draft model"),
         ("bench wagner --target {0}/bare --draft {0}/bare --prompts {0}/short", "weights"),
         ("bench wagner --prompts {0}/none", "cannot read prompts"),
+        ("bench wagner --recordings {0}", "--target and --draft of a Whisper pair"),
+        ("bench wagner --language fr", "goes with --recordings"),
+        ("bench wagner --target t --draft d --recordings {0}/none", "no folder of recordings"),
+        ("bench wagner --target t --draft d --recordings {0}", "no recording with a transcript"),
         ("bench toy --out {0}/text", "another --out"),
         pytest.param(
             "bench k-sweep --no-pictures --out /proc",

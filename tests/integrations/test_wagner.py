@@ -4,13 +4,14 @@ import torch
 
 from outrider.lab.papers import wagner
 from outrider.lab.papers.score import rouge1
+from outrider.lab.papers.wagner_pairs import tiny_pair
 from outrider.lab.papers.wagner_tables import render
 
 
 def test_all_tables_of_a_tiny_pair(monkeypatch):
     monkeypatch.setattr(wagner, "QUICK_GAMMAS", (1, 3))
     monkeypatch.setattr(wagner, "TABLE_8", (3,))
-    pair = wagner.tiny_pair(40)
+    pair = tiny_pair(40)
     document = wagner.run(pair, quick=True, prompts=1, tokens=5, large_vocab=60)
     methods = [row["method"] for row in document["main"]]
     assert methods == ["transformers", "paper exact", "paper sigmoid", "outrider"]

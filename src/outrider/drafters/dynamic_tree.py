@@ -139,7 +139,8 @@ class DynamicTree:
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
         path = verdict.path_BD
-        assert draft.places_BN is not None
+        if draft.places_BN is None:  # a plain step
+            return
         slot = draft.places_BN.gather(1, path.clamp(min=0))
         self.model.keep(memory, context.length_B - 1, torch.where(path >= 0, slot, -1))
 

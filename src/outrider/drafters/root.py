@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.memory import Nothing
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import PLAIN, Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Root:
     name: ClassVar[str] = "root"
     hidden: ClassVar[bool] = False
     kinds: ClassVar[frozenset[Kind]] = frozenset()
-    shapes: ClassVar[tuple[Shape, ...]] = (Shape(0, 1, 0, is_chain=True),)
+    shapes: ClassVar[tuple[Shape, ...]] = (PLAIN,)
 
     def open(self, context: Context, capacity: int) -> Nothing:
         """Nothing to remember."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.engine.request import Request
+from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
-from outrider.models.prefill import inference, ingest
+from outrider.models.nodes import causal
+from outrider.models.prefill import inference, ingest, width
 from outrider.rows import picked, placed
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
@@ -90,6 +91,7 @@ class Batch(NamedTuple):
             mine.sampling.put(seats, theirs.sampling),
             inputs,
             _references(mine, seats, theirs),
+            unread=max(mine.unread, theirs.unread),
         )
         return Batch(
             context,
@@ -156,17 +158,21 @@ class Prefill:
             target.vocab_size,
             device,
             ends=[request.end(target.context)[0] for request in requests],
-            sources=[request.source for request in requests],
+            sources=[source_ids(request.inputs) for request in requests],
         )
         rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
-        reference_BS = references([request.reference for request in requests], inputs, device)
+        reference_BS = references(
+            [request.reference for request in requests], inputs, target.vocab_size, device
+        )
         self.context = Context(
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
         self.cache = target.open(len(prompts), capacity, inputs)
         self._hidden: list[Tensor] = []
+        #: logits behind each row's watched place, or last token, once all is read; if any watches
+        self.watched_BV: Tensor | None = None
 
     @inference
     def step(self, tokens: int | None = None) -> Batch | None:
@@ -189,6 +195,8 @@ class Prefill:
         self._read = stop
         if stop < self._need:
             return None
+        if any(request.watched is not None for request in self.requests):
+            self.watched_BV = self._watch()
         hidden = torch.cat(self._hidden, 1) if self._hidden else None
         memory = self.drafter.open(context._replace(hidden_BLE=hidden), self.capacity)
         device = context.length_B.device
@@ -206,6 +214,24 @@ class Prefill:
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
+
+    def _watch(self) -> Tensor:
+        """Read each row from its watched place on once more; what the model says there, [B, V].
+
+        The entries are written again as they are: behind a row's end nobody looks.
+        """
+        tokens_BL = self.context.tokens_BL
+        sizes = [len(request.prompt) for request in self.requests]
+        places = [
+            size - 1 if request.watched is None else request.watched
+            for size, request in zip(sizes, self.requests, strict=True)
+        ]
+        rest = max(size - place for size, place in zip(sizes, places, strict=True))
+        wide = width(max(places) + rest, 0, self.cache.capacity)
+        at_BQ = torch.tensor([[*range(place, place + rest)] for place in places])
+        at_BQ = at_BQ.clamp(max=wide - 1).to(tokens_BL.device)
+        nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
+        return self.target.forward(self.cache, nodes).logits_BQV[:, 0]
 
 
 def begin(
@@ -251,25 +277,36 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 def encoded(target: LanguageModel, each: Sequence[Inputs]) -> Inputs | None:
     """The inputs of several rows as one, padded to the longest and read by the target's encoder.
 
-    Rows whose states are there already are not read again.
+    Rows whose states are there already are not read again, and those that read the same object are
+    read once.
     """
     if not each:
         return None
-    if len({inputs.encoded is None for inputs in each}) > 1:
-        each = [target.encode(inputs) for inputs in each]
-    merged = each[0]
-    for row, inputs in enumerate(each[1:], start=1):
+    first = {id(inputs): inputs for inputs in each}
+    places = {number: place for place, number in enumerate(first)}
+    unique = list(first.values())
+    if len({inputs.encoded is None for inputs in unique}) > 1:
+        unique = [target.encode(inputs) for inputs in unique]
+    merged = unique[0]
+    for row, inputs in enumerate(unique[1:], start=1):
         merged = merged.put([row], inputs)
-    return target.encode(merged)
+    merged = target.encode(merged)
+    if len(unique) == len(each):
+        return merged
+    return merged.take([places[id(inputs)] for inputs in each])
 
 
 def references(
-    given: Sequence[Sequence[int]], inputs: Inputs | None, device: torch.device
+    given: Sequence[Sequence[int]], inputs: Inputs | None, vocab: int, device: torch.device
 ) -> Tensor | None:
-    """Tokens to copy from [B, S], -1 padded: a row's own reference, or else its source's ids."""
+    """Tokens to copy from [B, S], -1 padded: a row's own reference, or else its source's ids.
+
+    Sources may be read in a larger vocabulary than `vocab`: what is beyond cannot be copied.
+    """
     source_BS = None
     if inputs is not None and inputs.ids_BS is not None:
-        source_BS = inputs.ids_BS.masked_fill(~inputs.mask_BS, -1)
+        known = inputs.mask_BS & (inputs.ids_BS < vocab)
+        source_BS = inputs.ids_BS.masked_fill(~known, -1)
     if not any(given):
         return source_BS
     longest = max(map(len, given))

@@ -27,7 +27,7 @@ from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.planner import Fixed, Planner
+from outrider.engine.planner import Planner, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
@@ -37,6 +37,7 @@ from outrider.laws.sampling import Sampling, fresh_seed
 from outrider.models.prefill import ROUND, inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
+    PLAIN,
     Block,
     BlockLists,
     Costs,
@@ -59,9 +60,10 @@ class Engine:
     """A target, a drafter, a rule and a planner; no state is kept between runs.
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
-    masses or coupled drafts, otherwise the best rule for drawn children. `planner=None` drafts in
-    the drafter's usual shape; `costs` are for the planner. With `graphs` steps are captured and
-    replayed as CUDA graphs (docs/gpu.md): the same text with less work for the host.
+    masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
+    name of one; None drafts in the drafter's usual shape; `costs` are for the planner. With
+    `graphs` steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less
+    work for the host.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Engine:
         target: LanguageModel,
         drafter: Drafter,
         rule: str | Verifier | None = None,
-        planner: Planner[Any] | None = None,
+        planner: str | Planner[Any] | None = None,
         costs: Costs | None = None,
         graphs: bool = False,
     ) -> None:
@@ -87,7 +89,8 @@ class Engine:
                 "branches; use a chain (leave branching out)"
             )
         self.target, self.drafter = target, drafter
-        self.planner: Planner[Any] = Fixed() if planner is None else planner
+        self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
+        self.planner = named(planner)
         self.costs = costs
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
@@ -154,6 +157,8 @@ class Run(Iterator[HostBlock]):
 
     seats     how many rows run side by side; the others wait, first come first served
     capacity  slots of a row: prompt, budget and draft tree. None: the model's context
+    logprobs  tell the log-probability of every token, of the law that it was emitted from; without
+              `tempered` at temperature 1, whatever the request's own
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -167,10 +172,11 @@ class Run(Iterator[HostBlock]):
         *,
         trace: bool = False,
         logprobs: bool = False,
+        tempered: bool = True,
         observe: Observer | None = None,
     ) -> None:
         self.engine, self._trace = engine, trace
-        self._logprobs, self._observe = logprobs, observe
+        self._logprobs, self._tempered, self._observe = logprobs, tempered, observe
         self._size = engine.drafter.shapes[0].max_nodes
         if capacity is None:
             if engine.target.context >= 1 << 30:
@@ -186,7 +192,7 @@ class Run(Iterator[HostBlock]):
         self._ledger = Ledger()
         self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
         self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.drafter.shapes, engine.costs)
+        self._plan = engine.planner.open(engine.shapes, engine.costs)
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -284,6 +290,15 @@ class Run(Iterator[HostBlock]):
         entries = enumerate(self._ledger.entries)
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
+    def watched(self, number: int) -> Tensor | None:
+        """The model's logits [V] behind the watched place of a request's prompt.
+
+        They are told once, and are there from the first block on; None if it watches no place.
+        """
+        entry = self._ledger.entries[number]
+        logits, entry.watched_V = entry.watched_V, None
+        return logits
+
     @property
     def stats(self) -> Stats:
         """Totals up to the last step."""
@@ -348,7 +363,9 @@ class Run(Iterator[HostBlock]):
             return
         draft, scores, verdict, batch, block = made
         rows = list(self._seating.rows)
-        logs = step.log_probabilities(scores, verdict, block) if self._logprobs else None
+        logs = None
+        if self._logprobs:
+            logs = step.log_probabilities(scores, verdict, block, self._tempered)
         self._seating.batch = batch
         try:
             if self._observe is not None:
@@ -385,7 +402,7 @@ class Run(Iterator[HostBlock]):
             self._graphed = Graphed(
                 engine.capture,
                 lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
-                engine.drafter.shapes,
+                engine.shapes,
             )
         made = self._graphed(batch, shape)
         clock.lap("graph")
@@ -402,7 +419,7 @@ class Run(Iterator[HostBlock]):
 
     def _shape(self) -> Shape:
         shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
-        shapes = self.engine.drafter.shapes
+        shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "

@@ -159,6 +159,8 @@ class Graphed:
     def __call__(self, batch: Batch, shape: Shape) -> Made:
         """One step. Its tensors hold until the next one."""
         self._settle(batch)
+        if batch.context.unread and shape.max_depth:  # how much a draft model reads differs
+            return self._verbs(self._widened(batch, shape), shape)
         key = (shape.key, shape.most_B is None)
         if key not in self._warm:
             self._warm.add(key)
@@ -172,7 +174,11 @@ class Graphed:
         graph.replay()
         context = batch.context
         grown = context.bound + graph.made.block.tokens_BT.shape[1]
-        return graph.made._replace(batch=self._fixed(batch, min(grown, context.tokens_BL.shape[1])))
+        after = self._fixed(batch, min(grown, context.tokens_BL.shape[1]))
+        unread = step.unread(context, graph.made.draft)
+        return graph.made._replace(
+            batch=after._replace(context=after.context._replace(unread=unread))
+        )
 
     def _settle(self, batch: Batch) -> None:
         """Drop what was captured over other rows or another width."""

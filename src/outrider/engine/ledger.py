@@ -10,8 +10,10 @@ FAILED      an error of its own: `Entry.error`
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from torch import Tensor
 
 from outrider import arguments
 from outrider.engine.blocks import HostBlock, Pending
@@ -58,11 +60,17 @@ class Entry:
     cut: bool = False  #: ended from outside
     poisoned: bool = False  #: NaN or +inf came out of its row: its cache may hold some
     started: float = 0.0  #: when it got its row
+    watched_V: Tensor | None = None  #: logits behind the watched place of its prompt
 
     @property
     def over(self) -> bool:
         """Whether nothing more will come."""
         return self.reason is not None
+
+    def watch(self, watched_BV: Tensor | None, row: int) -> None:
+        """Its prompt has been read in this row of a group."""
+        if watched_BV is not None and self.request.watched is not None:
+            self.watched_V = watched_BV[row].clone()
 
     def move(self, phase: Phase, reason: str | None = None) -> None:
         """Go on to another phase, one that may follow."""
@@ -140,6 +148,7 @@ class Ledger:
             if entry.started:
                 entry.stats.seconds = time.perf_counter() - entry.started
         entry.move(phase, reason)
+        entry.request = replace(entry.request, inputs=None)  # what it has read is large
 
     def tell(
         self, block: BlockLists, numbers: list[int], pending: Pending | None = None

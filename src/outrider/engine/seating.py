@@ -82,6 +82,8 @@ class Seating:
             if alive and newcomers is None:
                 break
             if newcomers is not None:
+                for at in alive:
+                    entries[at].watch(prefill.watched_BV, at)
                 if len(alive) < len(numbers):
                     newcomers = newcomers.take(alive)
                 self._sit([numbers[at] for at in alive], newcomers)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops, verifiers
+from outrider.drafters.root import bare
 from outrider.engine.batch import Batch, begin
 from outrider.laws.sampling import warp
 from outrider.laws.shaping import shape
@@ -20,8 +21,10 @@ from outrider.models.nodes import of_tree
 from outrider.models.prefill import inference, width
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
+    PLAIN,
     RUNNING,
     Block,
+    Context,
     Draft,
     Drafter,
     Draws,
@@ -40,9 +43,12 @@ __all__ = ["begin", "commit", "log_probabilities", "propose", "score", "verify"]
 def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft:
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
-    None takes the usual one. Rows that want less (`shape.most_B`) lose what lies deeper.
+    None takes the usual one; `PLAIN` leaves the drafter alone. Rows that want less
+    (`shape.most_B`) lose what lies deeper.
     """
     wanted = drafter.shapes[0] if shape is None else shape
+    if wanted.key == PLAIN.key and wanted.max_depth == 0:
+        return bare(batch.context)
     draft = drafter.propose(batch.memory, batch.context, wanted)
     if wanted.most_B is None:
         return draft
@@ -116,17 +122,25 @@ def commit(
     context = context._replace(
         length_B=length + block.emitted_B,
         bound=min(context.bound + size, context.tokens_BL.shape[1]),
+        unread=unread(context, draft),
     )
     ended = block.lists is None or any(block.lists.reason)
     return batch._replace(context=context, reason_B=block.reason_B, ended=ended), block
 
 
+def unread(context: Context, draft: Draft) -> int:
+    """How many tokens of a row a draft model has not read after a step with this draft."""
+    return 0 if draft.tree.max_depth else context.unread + 1
+
+
 @inference
-def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
+def log_probabilities(
+    scores: Scores, verdict: Verdict, block: Block, tempered: bool = True
+) -> Tensor:
     """Log-probability of every token of a block under the law it was emitted from, [B, T].
 
     That is the processed law: penalties, temperature and filters are in. Greedy rows, whose law is
-    one-hot, report the law at temperature 1 instead.
+    one-hot, report the law at temperature 1 instead, and so do all rows unless `tempered`.
     """
     root = torch.zeros_like(verdict.count_B)[:, None]
     nodes = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
@@ -134,7 +148,7 @@ def log_probabilities(scores: Scores, verdict: Verdict, block: Block) -> Tensor:
     vocab = laws.logits_BRV.shape[-1]
     logits = laws.logits_BRV.gather(1, nodes[..., None].expand(-1, -1, vocab)).float()
     inverse = laws.inverse_temperature_B[:, None, None]
-    inverse = torch.where(torch.isinf(inverse), 1.0, inverse)
+    inverse = torch.where(torch.isinf(inverse), 1.0, inverse if tempered else 1.0)
     if laws.floor_BR is not None:
         floor = laws.floor_BR.gather(1, nodes)[..., None]
         logits = logits.masked_fill(logits < floor, -torch.inf)

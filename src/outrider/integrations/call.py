@@ -10,11 +10,11 @@ from transformers import generation as hf
 
 from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Engine, Run
-from outrider.engine.request import Limits
+from outrider.engine.request import Limits, source_ids
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores
-from outrider.integrations.native import Setting, ids_of
+from outrider.integrations.native import Prompts, ids_of
 from outrider.integrations.processors import of_row, settings
 from outrider.laws.sampling import Sampling
 from outrider.models.config import read
@@ -28,13 +28,6 @@ class Rows(NamedTuple):
     pads: list[int]  #: pad tokens ahead of each prompt
     inputs: Sequence[Inputs] | None = None  #: what each row reads besides its text
     references: Sequence[Sequence[int]] | None = None  #: tokens that each may copy from
-
-    @property
-    def whole(self) -> bool:
-        """Whether every row's source is token ids without padding."""
-        return bool(self.inputs) and all(
-            one.ids_BS is not None and bool(one.mask_BS.all()) for one in self.inputs or ()
-        )
 
 
 class Made(NamedTuple):
@@ -66,15 +59,16 @@ class Call:
             )
         prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
         self.criteria = Criteria(criteria, config, self.count)
-        eos, longest = self.criteria.eos, self.criteria.longest
-        setting = Setting(
+        eos = self.criteria.eos
+        about = Prompts(
             self.width,
+            any(rows.pads),
             eos,
-            padded=any(rows.pads),
-            longest=longest if longest <= self.context else 0,
-            source=rows.whole,
+            engine.target.vocab_size,
+            min(self.criteria.longest, self.context),
+            [source_ids(inputs) for inputs in rows.inputs or ()],
         )
-        how = settings(processors, bool(config.do_sample), setting)
+        how = settings(processors, bool(config.do_sample), about)
         each = [
             Sampling(
                 **of_row(how, row, self.count), padding=tuple(rows.input_ids[row, :pad].tolist())
@@ -92,7 +86,7 @@ class Call:
         self.run: Run = engine.run(
             prompts,
             each,
-            Limits(max(longest - self.width, 1), tuple(eos)),
+            Limits(max(self.criteria.longest - self.width, 1), tuple(eos)),
             inputs=rows.inputs,
             references=rows.references,
             observe=self.kept.observe if self.kept.wanted else None,

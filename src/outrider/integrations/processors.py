@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import generation as hf
 
-from outrider.integrations.native import MASKED, Fields, Setting, native
+from outrider.integrations.native import MASKED, Fields, Prompts, native
 
 
-def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, setting: Setting) -> Fields:
+def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, prompts: Prompts) -> Fields:
     """Fields of `Sampling` that do what a list of transformers' processors does, in its order.
 
-    Temperature and filters at its end become our own, and so do the penalties, bans and rules that
-    it begins with. Anything else is replayed at every node as it is.
+    Temperature and filters at its end become our own, and so do penalties, bans and rules at its
+    beginning. What is between them is replayed at every node as it is.
     """
     rest = list(processors)
     fields: Fields = {"temperature": 1.0 if do_sample else 0.0}
@@ -26,9 +26,11 @@ def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, setting:
             fields["top_k"] = rest.pop().top_k
         if rest and type(rest[-1]) is hf.TemperatureLogitsWarper:
             fields["temperature"] = rest.pop().temperature
-    named, others = native(rest, setting)
-    fields = {**fields, **named}
-    return {**fields, "processors": others} if others else fields
+    named, rest = native(rest, prompts)
+    fields |= named
+    if rest:
+        fields["processors"] = tuple(rest)
+    return fields
 
 
 def of_row(fields: Fields, row: int, rows: int) -> Fields:

@@ -15,8 +15,8 @@ from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.integrations.references import Ids, lists
 from outrider.integrations.windows import Windows
-from outrider.models.config import encoder_of, read
-from outrider.models.seq2seq import probe
+from outrider.models.config import read
+from outrider.models.seq2seq.kinds import Window, kind_of
 from outrider.types import Encoded, Inputs
 
 #: A tensor, or what a processor or tokenizer of transformers returns.
@@ -77,7 +77,7 @@ def _check_draft(model: PreTrainedModel, encoder: PreTrainedModel, source: Input
             "the draft model has an encoder of its own, but what it shall read is not known: "
             f"generate was given encoder_outputs or inputs_embeds alone; {do}"
         )
-    read = [(one.main_input_name, probe.mels(encoder_of(one.config))) for one in (model, encoder)]
+    read = [(one.main_input_name, _mels(one)) for one in (model, encoder)]
     if read[0] != read[1]:
         kinds = [name if mels is None else f"{name} of {mels} mels" for name, mels in read]
         raise ConfigurationError(
@@ -97,7 +97,7 @@ def _encoded(model: PreTrainedModel, model_kwargs: Mapping[str, object]) -> Enco
     own = read(output, "attention_mask", Tensor)  # the encoder knows best
     if own is not None and own.shape == size:
         return Encoded(states, own.bool())
-    if not isinstance(mask, Tensor) or probe.mels(encoder_of(model.config)):
+    if not isinstance(mask, Tensor) or isinstance(kind_of(model), Window):
         return Encoded(states, torch.ones(size, dtype=torch.bool, device=states.device))
     if mask.shape != size:
         mask = model._get_feature_vector_attention_mask(size[1], mask)
@@ -145,8 +145,9 @@ def _inputs(
     if len(fields) != 1 or not isinstance(tensor, Tensor):
         do = "pass what the model's own processor or tokenizer returns"
         arguments.refuse(name, "a tensor, or a mapping of one and an attention_mask", given, do)
-    if probe.mels(encoder_of(model.config)):  # frames stand in columns there, and silence counts
-        tensor, mask = _window(model, tensor, name, windows), None
+    kind = kind_of(model)
+    if isinstance(kind, Window):  # frames stand in columns there, and silence counts
+        tensor, mask = _window(kind, tensor, name, windows), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
         mask = torch.ones(rows, 1 if tensor.dim() == 4 else tensor.shape[1])
@@ -156,23 +157,25 @@ def _inputs(
     return Inputs(tensor, None, mask)
 
 
-def _window(
-    model: PreTrainedModel, frames_BMF: Tensor, name: str, windows: Windows | None
-) -> Tensor:
+def _window(kind: Window, frames_BMF: Tensor, name: str, windows: Windows | None) -> Tensor:
     """The window [B, F, M] of each row, cut out of whole recordings [B, M, F]."""
-    config = encoder_of(model.config)
-    mels, long = probe.mels(config), probe.frames(config)
-    if frames_BMF.dim() != 3 or frames_BMF.shape[1] != mels:
-        what = f"frames [B, {mels}, F] of the same sound"
-        do = f"pass what {type(model).__name__}'s processor makes of it"
+    if frames_BMF.dim() != 3 or frames_BMF.shape[1] != kind.mels:
+        what = f"frames [B, {kind.mels}, F] of the same sound"
+        do = "pass what the draft model's own processor makes of it"
         arguments.refuse(name, what, f"shape {list(frames_BMF.shape)}", do)
     if windows is None:
-        cut = list(frames_BMF[..., :long])
+        cut = list(frames_BMF[..., : kind.frames])
     else:
         starts = zip(windows.own(list(frames_BMF)), windows.starts, strict=True)
-        cut = [frames[:, start : start + long] for frames, start in starts]
-    padded = [torch.nn.functional.pad(one, (0, long - one.shape[1])) for one in cut]
+        cut = [frames[:, start : start + kind.frames] for frames, start in starts]
+    padded = [torch.nn.functional.pad(one, (0, kind.frames - one.shape[1])) for one in cut]
     return torch.stack(padded).transpose(1, 2)
+
+
+def _mels(model: PreTrainedModel) -> int | None:
+    """Channels of the frames that a model hears, if it hears windows of frames."""
+    kind = kind_of(model)
+    return kind.mels if isinstance(kind, Window) else None
 
 
 def _spread(name: str, table: Tensor, rows: int) -> Tensor:

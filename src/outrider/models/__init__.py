@@ -8,7 +8,7 @@ same way; the check at load decides, and the chain fallback is the last resort.
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import llama, refusals, seq2seq
+from outrider.models import llama, refusals, seq2seq, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -77,15 +77,23 @@ def adapt(
     packed: bool = False,
     vocab_size: int | None = None,
     chain_only: bool = False,
+    shares: bool = False,
 ) -> CausalModel:
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
-    `chain_only` takes the fallback that uses the model's own mask. Raises UnsupportedModel, with
-    the reason, for models that cannot be driven exactly.
+    `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
+    encoder-decoder's own encoder unused: a draft model then attends to the target's states. Raises
+    UnsupportedModel, with the reason, for models that cannot be driven exactly.
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-    if chain_only and not reads_more(model.config):  # those have positions for trees, or are out
+    if on_cpu and whisper.fits(model):
+        lean = CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
+        lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
+        return lean
+    if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
+        return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
+    if chain_only:
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
         return CausalModel(LlamaRunner(model, packed), vocab_size)

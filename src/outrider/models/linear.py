@@ -5,7 +5,7 @@ memory's speed; packing once removes both. The operators are private to torch, s
 checked and a plain product is the named alternative.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -45,3 +45,20 @@ def product(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
         return out
 
     return multiply
+
+
+def fused(
+    parts: Sequence[torch.nn.Linear], packed: bool, scales: Sequence[float] | None = None
+) -> Product:
+    """Several layers over the same x as one product, their outputs side by side.
+
+    `scales` multiply each part's output; powers of two change no bit of it.
+    """
+    scales = scales or (1.0,) * len(parts)
+    each = list(zip(parts, scales, strict=True))
+    weight = torch.cat([p.weight.detach() * scale for p, scale in each])
+    if all(p.bias is None for p in parts):
+        return product(weight, None, packed)
+    biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
+    bias = torch.cat([b.detach() * scale for b, scale in zip(biases, scales, strict=True)])
+    return product(weight, bias, packed)

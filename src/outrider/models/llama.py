@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import read
-from outrider.models.linear import Product, product
+from outrider.models.linear import fused
 from outrider.types import Inputs, Nodes, Output
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -52,16 +52,10 @@ class _Layer:
         a, m = layer.self_attn, layer.mlp
         self.before = mirrored(layer.input_layernorm.weight)
         self.between = mirrored(layer.post_attention_layernorm.weight)
-        self.qkv = _fused([a.q_proj, a.k_proj, a.v_proj], packed)
-        self.out = _fused([a.o_proj], packed)
-        self.gate_up = _fused([m.gate_proj, m.up_proj], packed)
-        self.down = _fused([m.down_proj], packed)
-
-
-def _fused(parts: list[torch.nn.Linear], packed: bool) -> Product:
-    weight = torch.cat([p.weight.detach() for p in parts])
-    bias = None if parts[0].bias is None else torch.cat([p.bias.detach() for p in parts])
-    return product(weight, bias, packed)
+        self.qkv = fused([a.q_proj, a.k_proj, a.v_proj], packed)
+        self.out = fused([a.o_proj], packed)
+        self.gate_up = fused([m.gate_proj, m.up_proj], packed)
+        self.down = fused([m.down_proj], packed)
 
 
 def mirrored(weight: Tensor) -> Tensor:
@@ -98,7 +92,7 @@ class LlamaRunner:
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer, packed) for layer in model.model.layers]
         self._norm = mirrored(model.model.norm.weight)
-        self._head = _fused([model.lm_head], packed)
+        self._head = fused([model.lm_head], packed)
         # the function itself where it is one: a module call costs as much as the operator
         self._act = F.silu if config.hidden_act in ("silu", "swish") else ACT2FN[config.hidden_act]
         with torch.no_grad():

@@ -11,6 +11,7 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import CausalModel, calibrate
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.linear import can_pack
+from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
 
 #: Target and draft model under a setting.
@@ -40,17 +41,22 @@ class Wish:
 
 
 def settle(
-    wish: Wish, sources: Sequence[Source], build: Build, place: torch.device, ahead: int
+    wish: Wish,
+    target: Source,
+    drafts: Sequence[Source | ShallowSource],
+    build: Build,
+    place: torch.device,
+    ahead: int,
 ) -> tuple[Setting, Calibration | None]:
     """The setting wished for; of several, the one that decodes `ahead` tokens a step fastest.
 
-    `sources` are the target and its draft models.
+    `build` makes the target and the first of its draft models.
     """
     dtype = str(wish.dtype)
     if dtype == "auto":
-        dtype = sources[0].loaded_dtype() or "auto"
+        dtype = target.loaded_dtype() or "auto"
     if place.type != "cpu":
-        return _elsewhere(wish, dtype, sources[0], place), None
+        return _elsewhere(wish, dtype, target, place), None
     dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
     able = all(can_pack(DTYPES[name]) for name in dtypes)
     if wish.packed is True and not able:
@@ -64,7 +70,7 @@ def settle(
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0]), None
-    identity = calibrate.key(*(source.config for source in sources[:2]))
+    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]))
     for choices in (dtypes, threads, packings):
         identity += f"-{'-'.join(map(str, choices))}"
     identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result

@@ -6,13 +6,24 @@ from typing import Any
 
 import torch
 
+from outrider.drafters.root import bare
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine, Observer, Run
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
 from outrider.tree import shallower
-from outrider.types import Context, Draft, Drafter, Inputs, LanguageModel, Scores, Shape, Verdict
+from outrider.types import (
+    PLAIN,
+    Context,
+    Draft,
+    Drafter,
+    Inputs,
+    LanguageModel,
+    Scores,
+    Shape,
+    Verdict,
+)
 
 
 class Restless:
@@ -32,9 +43,11 @@ class Restless:
         return self.drafter.open(context, capacity)
 
     def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
-        """Its draft in a shape of ours, whatever was asked for."""
-        shape = self.random.choice(self.shapes)
+        """Its draft in a shape of ours or none, whatever was asked for."""
+        shape = self.random.choice((*self.shapes, PLAIN))
         self.seen.add(shape.key)
+        if shape == PLAIN:
+            return bare(context)
         draft = self.drafter.propose(memory, context, shape)
         rows = range(context.length_B.shape[0])
         return shallower(

@@ -14,6 +14,7 @@ from outrider.drafters.growing.loop import (
     Source,
     expand,
     grow,
+    inputs_for,
     keep_path,
     open_cache,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "declare",
     "expand",
     "grow",
+    "inputs_for",
     "keep_path",
     "open_cache",
     "pending",

@@ -17,7 +17,7 @@ from outrider.drafters.growing.shapes import Layout, Level
 from outrider.laws.sampling import warp
 from outrider.laws.shaping import shape
 from outrider.models.nodes import causal
-from outrider.models.prefill import ingest, width
+from outrider.models.prefill import CHUNK, ingest, width
 from outrider.noise import Purpose
 from outrider.tree import numbers
 from outrider.types import Cache, Context, Draft, Inputs, Kind, LanguageModel, Laws, Verdict
@@ -79,16 +79,21 @@ class Model(NamedTuple):
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
         """One call. The first feeds the committed tail.
 
-        These are the last two tokens: after a full acceptance the accepted leaf was never run, and
-        feeding it needs neither a branch nor a host read.
+        These are the last two tokens, and what plain steps have emitted since: after a full
+        acceptance the accepted leaf was never run, and feeding it needs neither a branch nor a host
+        read.
         """
         context = tree.context
         wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
-        tail = (tree.first_B[:, None] + (numbers(2, tree.first_B.device) - 1)).clamp(min=0)
-        ends = causal(context.tokens_BL.gather(1, tail), tail, wide)
-        return self.model.forward(self.cache, ends, last=1).logits_BQV[:, -1:]
+        count, device = 2 + context.unread, tree.first_B.device
+        tail = (tree.first_B[:, None] + (numbers(count, device) - count + 1)).clamp(min=0)
+        for first in range(0, count, CHUNK):
+            some = tail[:, first : first + CHUNK]
+            ends = causal(context.tokens_BL.gather(1, some), some, wide)
+            logits = self.model.forward(self.cache, ends, last=1).logits_BQV[:, -1:]
+        return logits
 
 
 def grow(sources: Sequence[Source], context: Context, layout: Layout, policy: Policy) -> Draft:
@@ -125,12 +130,12 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all but the last committed token ingested."""
     rows = context.tokens_BL.shape[0]
-    cache: Cache = model.open(rows, capacity, _inputs(model, context.inputs))
+    cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
     ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
-def _inputs(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
+def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
     """What a draft model reads of the rows' inputs; they hold the target's encoder states."""
     if inputs is None or model.reads == "text":
         return None

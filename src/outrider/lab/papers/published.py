@@ -136,3 +136,25 @@ CHEN_FIGURE = (
     "figure 1: XSum, nucleus: fastest at K = 3; deviation and time of a loop grow with K, "
     "accepted / (K + 1) falls"
 )
+
+#: Wagner et al. 2024, tables 1, 5 and 6: score -> target and data, that score for transformers,
+#: exact and sigmoid; how much less time, in percent, exact and sigmoid take in the function (table
+#: 1), a step (6), by the clock (5). A100; the sigmoid's bounds are 1e3 for speech, else 1e4.
+WAGNER: dict[str, list[tuple[str, tuple[float, ...], tuple[float, ...]]]] = {
+    "WER": [
+        ("small.en, LibriSpeech clean", (0.08, 0.08, 0.09), (11.7, 71.9, 11.7, 27.0, 5.8, 49.5)),
+        ("small.en, LibriSpeech other", (0.14, 0.14, 0.15), (10.7, 74.6, 11.1, 22.7, 7.1, 54.5)),
+        ("small.en, TED-LIUM", (0.22, 0.22, 0.24), (12.5, 78.9, 11.9, 25.1, 8.7, 58.7)),
+        ("small.en, CommonVoice 16", (0.22, 0.22, 0.27), (10.4, 66.8, 10.4, 19.8, 8.1, 51.8)),
+        ("large-v2, LibriSpeech clean", (0.07, 0.07, 0.15), (10.8, 83.9, 10.8, 18.4, 7.4, 65.3)),
+        ("large-v2, LibriSpeech other", (0.12, 0.12, 0.19), (11.4, 84.0, 11.2, 19.1, 7.0, 66.2)),
+        ("large-v2, TED-LIUM", (0.20, 0.20, 0.23), (11.4, 83.3, 11.2, 17.2, 6.6, 66.3)),
+        ("large-v2, CommonVoice 16", (0.25, 0.25, 0.31), (8.7, 78.5, 10.4, 17.2, 5.4, 61.3)),
+    ],
+    "ROUGE-1": [
+        ("Llama 2-7B, CNN/DM", (0.30, 0.30, 0.26), (5.7, 78.0, 5.7, 67.8, 4.2, 18.2)),
+        ("Llama 2-13B, CNN/DM", (0.31, 0.31, 0.29), (10.1, 37.2, 10.1, 18.3, 2.6, 23.5)),
+        ("Qwen 7B, CNN/DM", (0.31, 0.31, 0.26), (6.8, 92.4, 6.8, 72.2, 1.6, 39.8)),
+        ("Gemma 7B, CNN/DM", (0.23, 0.23, 0.17), (10.6, 68.4, 10.6, 33.1, 3.0, 24.2)),
+    ],
+}

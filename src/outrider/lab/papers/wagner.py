@@ -18,21 +18,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin
 from transformers.generation import utils as _utils
 
 from outrider.certify.report import Row
-from outrider.errors import ConfigurationError
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
 from outrider.lab import measure
-from outrider.lab.papers.score import rouge1
-from outrider.lab.prompts import read_rows
-from outrider.load import shipped
-from outrider.models.sources import Source, first_line, read_tokenizer
+from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
 from outrider.ops.baselines import Paper
 
 GAMMAS = tuple(range(1, 21))
@@ -103,18 +99,6 @@ class Arm:
         return columns
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two models that share a tokenizer, and prompts with references ("" if there are none)."""
-
-    name: str
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    prompts: list[Tensor]
-    references: list[str]
-    decode: Callable[[list[int]], str]
-
-
 def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
     """Name -> (function, exact). transformers' own comes first: the baseline."""
     sigmoid = Paper(True, -bound, bound)
@@ -169,24 +153,25 @@ def compare(
     names = list(arms)
     calls = {name: Calls() for name in names}
     wall, length = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    scores: dict[str, list[float]] = {name: [] for name in names}
+    texts: dict[str, list[str]] = {name: [] for name in names}
     for name in names:  # warm-up
         with measured(arms[name][0], Calls()):
             generate(pair, 0, 6, gamma, seed)
-    clock = time.perf_counter if pair.prompts[0].is_cuda else time.thread_time
-    for _, number, name in measure.turns(names, min(prompts, len(pair.prompts))):
+    clock = time.perf_counter if pair.device.type == "cuda" else time.thread_time
+    count = min(prompts, len(pair.prompts))
+    references = [prompt.reference for prompt in pair.prompts[:count]]
+    for _, number, name in measure.turns(names, count):
         verify, exact = arms[name]
         start = clock()
         with measured(verify, calls[name], predict=None if exact else predict):
             text = generate(pair, number, tokens, gamma, seed + number)
         wall[name] += clock() - start
         length[name] += len(text)
-        if pair.references[number]:
-            scores[name].append(rouge1(pair.decode(text), pair.references[number]))
+        texts[name].append(pair.decode(text))
     return [
         Arm(
             name, arms[name][1], gamma, calls[name], wall[name], length[name],
-            statistics.fmean(scores[name]) if scores[name] else float("nan"),
+            pair.score(texts[name], references),
         )
         for name in names
     ]  # fmt: skip
@@ -202,18 +187,17 @@ def generate(
     settings.assistant_confidence_threshold = 0.0
     torch.manual_seed(seed)
     prompt = pair.prompts[number]
-    text = pair.target.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
+    text = GenerationMixin.generate(  # models have their own, with windows and fallbacks
+        pair.target,
+        **prompt.arguments,
         assistant_model=pair.draft,
         do_sample=True,
         temperature=temperature,
         top_k=0,
         top_p=1.0,
         max_new_tokens=tokens,
-        pad_token_id=0,
     )
-    found: list[int] = text[0, prompt.shape[1] :].tolist()
+    found: list[int] = text[0, prompt.length :].tolist()
     return found
 
 
@@ -251,76 +235,6 @@ def _allocated_on_host(call: Callable[[], object]) -> float:
     return float(torch_bytes + peak) / 1e6
 
 
-def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
-    """A pair with random weights and a large vocabulary: agreement is constructed, not trained."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-        initializer_range=0.3, bos_token_id=0, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    target = LlamaForCausalLM(config).eval().to(device)
-    draft = LlamaForCausalLM(config).eval().to(device)
-    draft.load_state_dict(target.state_dict())
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight.add_(0.02 * torch.randn_like(weight))
-    prompts = [torch.arange(5 * i + 1, 5 * i + 6, device=device)[None] for i in range(4)]
-    return Pair(
-        f"random weights, V={vocab}, constructed agreement", target, draft, prompts, [""] * 4,
-        lambda ids: "",
-    )  # fmt: skip
-
-
-def load_pair(
-    target: str,
-    draft: str,
-    prompts: Sequence[dict[str, str]],
-    device: str,
-    dtype: str = "float32",
-) -> Pair:
-    """Two models of transformers with one tokenizer; prompts have `prompt` and `reference`."""
-    sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
-    tokenizer = read_tokenizer(target)
-    big, small = (_weights(source, device, dtype) for source in sources)
-    for model in (big, small):
-        model.generation_config.pad_token_id = 0
-    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    ids = [
-        torch.tensor([start + tokenizer.encode(one["prompt"].rstrip(), add_special_tokens=False)])
-        for one in prompts
-    ]
-    return Pair(
-        f"{target} with {draft}", big, small, [one.to(device) for one in ids],
-        [one.get("reference", "") for one in prompts],
-        lambda found: str(tokenizer.decode(found, skip_special_tokens=True)),
-    )  # fmt: skip
-
-
-def _weights(source: Source, device: str, dtype: str) -> PreTrainedModel:
-    try:
-        return source.model(dtype, torch.device(device)).eval()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"cannot load the {source.role} model's weights; got {str(source)!r} "
-            f"({first_line(error)}); check the path or download the model first"
-        ) from error
-
-
-def shipped_pair(
-    count: int,
-    device: str = "cpu",
-    prompts: Sequence[dict[str, str]] | None = None,
-    dtype: str = "float32",
-) -> Pair:
-    """The packaged Python-code pair on its held-out prompts, or on others."""
-    rows = read_rows()[:count] if prompts is None else prompts
-    pair = load_pair(str(shipped("target")), str(shipped("draft")), rows, device, dtype)
-    return replace(pair, name="shipped pair")
-
-
 def run(
     pair: Pair | None = None,
     *,
@@ -328,23 +242,27 @@ def run(
     gammas: Sequence[int] | None = None,
     prompts: int | None = None,
     tokens: int = 100,
-    bound: float = 1e4,
+    bound: float | None = None,
     large_vocab: int | None = 151_936,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Row:
     """All tables for one pair. `quick` ends within ten minutes on two CPU cores.
 
-    `gammas` are those of the sweep with a constant gamma; None takes the paper's.
+    `gammas` are those of the sweep with a constant gamma, `bound` is the sigmoid's -alpha and beta;
+    None takes the paper's.
     """
     count = prompts or (8 if quick else 48)
-    tokens = min(tokens, 64) if quick else tokens
     pair = pair or shipped_pair(count)
+    # a score of texts that are cut short says nothing
+    tokens = pair.longest or (min(tokens, 64) if quick else tokens)
+    bound = pair.bound if bound is None else bound
     arms = methods(bound)
     sigmoid = Paper(True, -bound, bound)
     document: Row = {
         "pair": pair.name, "tokens": tokens, "prompts": min(count, len(pair.prompts)),
-        "bound": bound, "device": str(pair.prompts[0].device), "torch": torch.__version__,
+        "bound": bound, "score": pair.score.name,
+        "device": str(pair.device), "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }  # fmt: skip
 
@@ -371,7 +289,7 @@ def run(
     )
 
     progress("memory per call (figures 4-5)")
-    vocab, device = int(pair.target.config.vocab_size), str(pair.prompts[0].device)
+    vocab, device = int(pair.target.config.vocab_size), str(pair.device)
     document["memory"] = [
         {"method": name, "gamma": gamma, "mb": allocated(verify, gamma, vocab, device)}
         for gamma in (5, 20)
@@ -379,7 +297,7 @@ def run(
     ]
     if large_vocab:
         progress(f"random weights, V={large_vocab}")
-        large = tiny_pair(large_vocab, str(pair.prompts[0].device))
+        large = tiny_pair(large_vocab, str(pair.device))
         document["large"] = {"pair": large.name} | {
             "rows": _rows(
                 compare(large, arms, tokens=24 if quick else 64, gamma=5, seed=seed, prompts=4)

@@ -1,0 +1,308 @@
+"""`outrider transcribe`: recordings to text, captions or JSON, several as one ragged batch."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from outrider.cli import options
+from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, working
+from outrider.errors import ConfigurationError, OutriderError, UnknownName
+from outrider.lab.progress import bar
+from outrider.load import load
+from outrider.speech import audio
+from outrider.speech.formats import FORMATS, written
+from outrider.speech.result import Transcript
+from outrider.speech.settings import TIMES, Settings
+from outrider.text.speculator import Speculator
+
+EXIT_SOME = 1  #: some recordings failed, the others are done
+FETCH = "hf download openai/whisper-base"
+
+
+def transcribe(
+    files: Annotated[list[str], typer.Argument(help="Recordings: WAV; others by soundfile.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft model: path or hub name. Default: none.")
+    ] = None,
+    draft_layers: Annotated[
+        str | None,
+        typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5."),
+    ] = None,
+    drafter: options.DrafterName = None,
+    num_speculative_tokens: options.Gamma = None,
+    language: Annotated[
+        str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="transcribe, or translate into English.")
+    ] = "transcribe",
+    timestamps: Annotated[
+        str, typer.Option(help=f"Times of {', '.join(TIMES[1:])}s, or none.")
+    ] = "segment",
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format", "-f", help=f"{', '.join(FORMATS)}; may be repeated. Default: txt."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the files. Default: standard output."),
+    ] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Captions or text to copy from (srt, vtt, txt, json); one for each file, in "
+            "their order."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Above 1: cut at pauses and decode so many windows at once. Default: windows "
+            "follow each other, files side by side.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="0 is greedy; may be repeated: the next one is tried where a text will not do. "
+            "Default: 0 to 1 by 0.2.",
+        ),
+    ] = None,
+    best_of: Annotated[
+        int | None, typer.Option(min=1, help="Texts drawn at a temperature above 0.")
+    ] = None,
+    initial_prompt: Annotated[
+        str | None, typer.Option(help="Told to the model first: names, spelling.")
+    ] = None,
+    condition_on_previous_text: Annotated[
+        bool | None,
+        typer.Option(
+            "--condition-on-previous-text/--no-condition-on-previous-text",
+            help="Tell windows what was said before. Default: where they follow each other.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of temperatures above 0.")] = 0,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Also decode plainly, and print both times, encoder and decoder."
+        ),
+    ] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    threads: options.Threads = None,
+) -> None:
+    """Transcribe recordings with a Whisper model."""
+    kinds = list(dict.fromkeys(format or ["txt"]))
+    asked: dict[str, Any] = {
+        "language": language,
+        "task": task,
+        "timestamps": timestamps,
+        "batch_size": batch_size,
+        "initial_prompt": initial_prompt,
+        "condition_on_previous_text": condition_on_previous_text,
+        "best_of": best_of,
+        "seed": seed,
+    }
+    if temperature:
+        asked["temperature"] = tuple(temperature)
+    Settings(**asked)  # before a model is loaded
+    _check(files, kinds, output, reference)
+    failed: dict[str, OutriderError] = {}
+    heard = _readable(files, failed)
+    if model is None:
+        raise ConfigurationError(
+            "transcribe needs a Whisper model; got no --model; fetch one with "
+            f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
+        )
+    if heard:
+        name = drafter or _usual(draft or draft_layers, reference)
+        with working(LOADING):
+            speculator = load(
+                model,
+                draft,
+                draft_layers=options.numbers("--draft-layers", draft_layers, int, "0,5"),
+                drafter=name,
+                num_speculative_tokens=num_speculative_tokens,
+                dtype=dtype,
+                device=device,
+                threads="auto" if threads is None else threads,
+            )
+        if reference:
+            asked["reference"] = [reference[files.index(name)] for name in heard]
+        done = _run(speculator, heard, asked, failed, kinds, output)
+        if compare:
+            _compare(speculator, done, asked)
+    for name, error in failed.items():
+        err.print(f"failed: {name}: {error}", style="bold red", markup=False)
+    if failed:
+        err.print(f"{len(failed)} of {len(files)} recordings failed", markup=False)
+        raise typer.Exit(EXIT_SOME)
+
+
+def _check(
+    files: Sequence[str], kinds: Sequence[str], output: Path | None, reference: list[str] | None
+) -> None:
+    """Refuse what cannot be written or told apart, before anything is loaded."""
+    for kind in kinds:
+        if kind not in FORMATS:
+            raise UnknownName("format", kind, FORMATS)
+    if output is None and (len(kinds) > 1 or (len(files) > 1 and kinds != ["txt"])):
+        raise ConfigurationError(
+            f"{len(files)} recording(s) as {', '.join(kinds)} need a folder to be written to; got "
+            "no --output; say where"
+        )
+    if output is not None and output.exists() and not output.is_dir():
+        raise ConfigurationError(f"--output must be a folder; got the file {output}; name another")
+    if reference and len(reference) != len(files):
+        raise ConfigurationError(
+            f"--reference is one for each file; got {len(reference)} for {len(files)} files; "
+            "give as many, in their order"
+        )
+    stems = [Path(name).stem for name in files]
+    twice = next((stem for stem in stems if stems.count(stem) > 1), None)
+    if output is not None and twice is not None:
+        raise ConfigurationError(
+            f"two recordings would be written as {twice!r} in {output}; got {list(files)}; "
+            "transcribe them one after another"
+        )
+
+
+def _readable(files: Sequence[str], failed: dict[str, OutriderError]) -> list[str]:
+    """The files that look like recordings; the others are noted."""
+    fine = []
+    for name in files:
+        try:
+            audio.look(name, 0, None, 16000)
+        except OutriderError as error:
+            failed[name] = error
+        else:
+            fine.append(name)
+    return fine
+
+
+def _usual(draft: str | None, reference: Sequence[str] | None) -> str | None:
+    """What drafts if nobody says: speech repeats nothing, so without a draft or a reference it is
+    decoded plainly."""
+    if reference:
+        return "reference_lookup"
+    return None if draft is not None else "root"
+
+
+def _run(
+    speculator: Speculator,
+    heard: list[str],
+    asked: dict[str, Any],
+    failed: dict[str, OutriderError],
+    kinds: Sequence[str],
+    output: Path | None,
+) -> dict[str, Transcript]:
+    """Transcribe, show how far it has come, and write each recording's files when it is done."""
+    running = speculator.transcribe_stream(heard, **asked)
+    streams = output is None and kinds == ["txt"] and len(heard) == 1
+    total = sum(recording.seconds for recording in running.recordings)
+    done: dict[str, Transcript] = {}
+
+    def settle() -> None:
+        for number, transcript in enumerate(running.transcripts):
+            name = heard[number]
+            if number in running.errors:
+                failed.setdefault(name, running.errors[number])
+            elif transcript is not None and name not in done:
+                done[name] = transcript
+                if not streams:
+                    _write(transcript, name, kinds, output, len(heard) > 1)
+
+    try:
+        with bar("listening") as show:
+            show("listening", 0, round(total))
+            for segment in running:
+                if streams:
+                    sys.stdout.write(f"{segment.text.strip()}\n")
+                    sys.stdout.flush()
+                settle()
+                now = sum(running.heard(number) for number in range(len(heard)))
+                show("listening", round(now), round(total))
+    except KeyboardInterrupt:
+        err.print(f"interrupted; {len(done)} of {len(heard)} recordings are done", style="yellow")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    settle()
+    return done
+
+
+def _write(
+    transcript: Transcript, name: str, kinds: Sequence[str], output: Path | None, several: bool
+) -> None:
+    """One recording's files, or its text on standard output."""
+    for kind in kinds:
+        text = written(transcript, kind)
+        if output is None:
+            sys.stdout.write(f"# {name}\n{text}" if several else text)
+            sys.stdout.flush()
+            continue
+        path = output / f"{Path(name).stem}.{kind}"
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", newline="\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write {path} ({error.strerror}); got --output {output}; name a folder "
+                "that can be written to"
+            ) from error
+        err.print(f"wrote {path}", markup=False)
+
+
+def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[str, Any]) -> None:
+    """The same recordings decoded plainly, and both times: the encoder's does not change."""
+    if speculator.engine.drafter.name == "root":
+        raise ConfigurationError(
+            "--compare has nothing to compare: nothing drafts; give --draft, --reference or "
+            "--drafter"
+        )
+    plain = {key: value for key, value in asked.items() if key != "reference"}
+    table = Table()
+    for column in ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step"):
+        table.add_column(column, justify="left" if column in ("recording", "arm") else "right")
+    sums = {"plain": [0.0, 0.0], "speculative": [0.0, 0.0]}
+    same = 0
+    for name, fast in done.items():
+        slow = speculator.plain().transcribe(name, **plain)
+        same += slow.text == fast.text
+        for arm, transcript in (("plain", slow), ("speculative", fast)):
+            stats = transcript.stats
+            sums[arm][0] += stats.decoder_ms
+            sums[arm][1] += stats.milliseconds
+            table.add_row(
+                name,
+                arm,
+                f"{stats.encoder_ms / 1e3:.2f}",
+                f"{stats.decoder_ms / 1e3:.2f}",
+                f"{stats.milliseconds / 1e3:.2f}",
+                str(stats.decoded.new_tokens),
+                f"{stats.decoded.block_efficiency:.2f}",
+            )
+    err.print(table)
+    decoder, whole = (a / b for a, b in zip(sums["plain"], sums["speculative"], strict=True))
+    err.print(
+        f"decoder {decoder:.2f}x, in all {whole:.2f}x; the same text in {same} of {len(done)}"
+        f"{'' if _greedy(asked) else ' (temperatures above 0 draw texts anew)'}",
+        markup=False,
+    )
+
+
+def _greedy(asked: dict[str, Any]) -> bool:
+    """Whether no temperature draws."""
+    return not any(Settings(**asked).temperatures)

@@ -1,0 +1,98 @@
+"""Requests to finished beams: what a search needs is made from the engine's own nouns."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.drafters import DraftModel, Root
+from outrider.drafters.growing import inputs_for
+from outrider.engine.batch import encoded, references
+from outrider.engine.request import Request, check
+from outrider.engine.search.beams import Beams
+from outrider.engine.search.oracle import NARROW, Oracle
+from outrider.engine.search.pace import Pace
+from outrider.engine.search.proposers import Drafted, Nothing, Offered, Proposer
+from outrider.engine.search.run import Counts, Hypothesis, Search
+from outrider.engine.search.shaped import shaper
+from outrider.engine.search.step import Rules
+from outrider.errors import ConfigurationError
+from outrider.laws import shaping
+from outrider.laws.sampling import fresh_seed
+from outrider.models.prefill import ROUND
+from outrider.types import Drafter, LanguageModel
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Finished beams of each request, the best first, and what they took."""
+
+    hypotheses: list[list[Hypothesis]]
+    counts: Counts
+    seconds: float
+
+
+def search(
+    target: LanguageModel,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    beams: Beams,
+    settle: bool = True,
+    pace: Pace | None = None,
+    draft_beams: int | None = None,
+) -> Searched:
+    """Beam search of several requests side by side; `drafter` says what is scored ahead.
+
+    The beams are those of an ordinary search, whatever the drafter. Requests with a temperature
+    above 0 draw their beams (beam sampling). `settle` and `pace` are those of `Search`;
+    a draft model searches with `draft_beams` (None: as many as the target).
+
+    Raises PromptError, CapacityError or ConfigurationError before any work is done.
+    """
+    if not isinstance(drafter, DraftModel) and "model" in vars(drafter):
+        raise ConfigurationError(
+            f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
+            "use the drafter 'draft_model', one without a model, or 'root'"
+        )
+    started = time.perf_counter()
+    reads = target.reads != "text"
+    for number, request in enumerate(requests):
+        check(request, number, target, reads)
+    device = torch.device(target.device)
+    prompts = [request.prompt for request in requests]
+    stops = [request.limits.stop_ids for request in requests]
+    settings = shaping.admit(
+        [request.sampling for request in requests], prompts, stops, target.vocab_size, device
+    )
+    inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
+    shapers = [
+        shaper(s, p, ids, target.vocab_size, device, None if inputs is None else inputs.take([row]))
+        for row, (s, p, ids) in enumerate(zip(settings, prompts, stops, strict=True))
+    ]
+    rules = []
+    for request, how in zip(requests, settings, strict=True):
+        limit, _ = request.end(target.context)
+        drawn = None
+        if how.temperature > 0:
+            seed = fresh_seed() if how.seed is None else how.seed
+            drawn = torch.Generator(device).manual_seed(seed % 2**63)
+        ids = frozenset(request.limits.stop_ids)
+        rules.append(Rules(beams, len(request.prompt), limit, ids, drawn=drawn))
+    ahead = max(shape.max_nodes for shape in drafter.shapes) * beams.num_beams
+    capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
+    capacity = -(-(capacity + ahead + 2 * NARROW) // ROUND) * ROUND
+    oracle = Oracle(target, prompts, capacity, inputs, shapers)
+    copied = references(
+        [request.reference for request in requests], inputs, target.vocab_size, device
+    )
+    proposer: Proposer = Nothing()
+    if isinstance(drafter, DraftModel):
+        own = inputs_for(drafter.model, inputs)
+        small = Oracle(drafter.model, prompts, capacity, own, shapers, oracle.roots())
+        proposer = Drafted(small, rules, drafter.shapes[0].max_depth, draft_beams)
+    elif not isinstance(drafter, Root):
+        proposer = Offered(drafter, device, copied)
+    found = Search(oracle, rules, proposer, settle, pace)
+    hypotheses = [row[: beams.num_return_sequences] for row in found.run()]
+    return Searched(hypotheses, found.counts, time.perf_counter() - started)

@@ -1,0 +1,199 @@
+"""Log-probabilities of texts, each scored once: all beams of a row as one tree in one cache row.
+
+A text's slot is any free one; what it sees are the slots of the texts it begins with. Nothing is
+reordered or copied when beams change: slots of texts that no beam goes on from are free again.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.search.prefix import Prefix, chain
+from outrider.errors import CapacityError
+from outrider.models.prefill import inference, ingest, width
+from outrider.types import Cache, Inputs, LanguageModel, Nodes
+
+#: What penalties and bans make of the log-probabilities [W, V] that follow W texts of one length.
+Shaper = Callable[[Sequence[Prefix], Tensor], Tensor]
+UNKNOWN = -4.0e9  #: log-probabilities of what was not scored: below those of any beam
+NARROW = 4  #: models may widen narrower calls by nodes of their own, in slots behind the last
+
+
+class _Scored(NamedTuple):
+    """Where a text's last token lies, and what it sees."""
+
+    slot: int
+    seen: NDArray[np.bool_]  #: [capacity]: its own slot and those of the texts it begins with
+
+
+class _Row:
+    """One row's texts."""
+
+    def __init__(self, root: Prefix, capacity: int) -> None:
+        self.root = root
+        pending = root.length - 1
+        self.below = np.zeros(capacity, dtype=np.bool_)  #: what the prompt's last token sees
+        self.below[:pending] = True
+        self.free = list(range(pending, capacity))
+        heapify(self.free)
+        self.scored: dict[Prefix, _Scored] = {}
+        self.logits: dict[Prefix, Tensor] = {}
+        self.logs: dict[Prefix, Tensor] = {}
+
+    def place(self, text: Prefix) -> _Scored:
+        """A slot for a text whose parent has one."""
+        above = self.below if text is self.root else self.scored[_parent(text)].seen
+        slot = self.spare()
+        heappop(self.free)
+        seen = above.copy()
+        seen[slot] = True
+        placed = self.scored[text] = _Scored(slot, seen)
+        return placed
+
+    def spare(self) -> int:
+        """The first slot that is free."""
+        if not self.free:
+            raise CapacityError(
+                f"a beam search needs more than its {len(self.below)} slots; raise capacity, or "
+                "use fewer beams or less speculation"
+            )
+        return self.free[0]
+
+
+def _parent(text: Prefix) -> Prefix:
+    assert text.parent is not None
+    return text.parent
+
+
+class Oracle:
+    """Scores texts of several rows on one model, each once, in as few calls as its user asks for.
+
+    prompts   of the rows, as token ids
+    capacity  slots of a row: prompt, beams, and what is scored ahead
+    inputs    what the rows read besides their text, all rows as one
+    roots     the prompts as another oracle knows them, if both answer one search
+    shapers   what each row's penalties and bans make of log-probabilities; None: nothing
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        capacity: int,
+        inputs: Inputs | None = None,
+        shapers: Sequence[Shaper | None] | None = None,
+        roots: Sequence[Prefix] | None = None,
+    ) -> None:
+        self.model, self.capacity = model, capacity
+        self._shapers = shapers or [None] * len(prompts)
+        self.rows = [_Row(root, capacity) for root in roots or map(chain, prompts)]
+        self.calls = self.nodes = 0
+        self._device = torch.device(model.device)
+        self.cache: Cache = model.open(len(prompts), capacity, inputs)
+        self._read(prompts)
+
+    @inference
+    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """All of the prompts but their last tokens, which are the first texts to be scored."""
+        longest = max(map(len, prompts)) - 1
+        tokens_BL = torch.tensor([[*p[:-1], *[0] * (longest + 1 - len(p))] for p in prompts])
+        tokens_BL = tokens_BL.long().view(len(prompts), longest).to(self._device)
+        ingest(self.model, self.cache, tokens_BL, longest)
+
+    def roots(self) -> list[Prefix]:
+        """The prompts as texts."""
+        return [row.root for row in self.rows]
+
+    def knows(self, row: int, text: Prefix) -> bool:
+        """Whether this text has been scored."""
+        return text in self.rows[row].logits
+
+    def shaped(self, row: int) -> bool:
+        """Whether a row's log-probabilities are changed: they may exceed 0 then."""
+        return self._shapers[row] is not None
+
+    def placed(self, row: int, text: Prefix) -> bool:
+        """Whether this text has a slot: it has been scored, and what it begins with too."""
+        return text in self.rows[row].scored
+
+    def stacked(self, row: int, texts: Sequence[Prefix]) -> Tensor:
+        """Log-probabilities [W, V] of these texts; of one that is unknown, of no use to anybody."""
+        shaper = self._shapers[row]
+        if shaper is not None:
+            return shaper(texts, torch.stack([self.logs(row, text) for text in texts]))
+        lines = {text: self.logs(row, text) for text in set(texts) if self.knows(row, text)}
+        some = next(iter(lines.values()))
+        none = torch.full_like(some, UNKNOWN)
+        return torch.stack([lines.get(text, none) for text in texts])
+
+    def logs(self, row: int, text: Prefix) -> Tensor:
+        """Log-probabilities float32 [V] of what follows a text that has been scored."""
+        here = self.rows[row]
+        known = here.logs.get(text)
+        if known is None:
+            known = here.logs[text] = torch.log_softmax(here.logits[text].float(), -1)
+        return known
+
+    @inference
+    def ask(self, wanted: Sequence[Sequence[Prefix]]) -> None:
+        """Score texts of every row in one call; parents are known or stand before them."""
+        fresh = [
+            [text for text in dict.fromkeys(texts) if text not in row.scored]
+            for row, texts in zip(self.rows, wanted, strict=True)
+        ]
+        if not any(fresh):
+            return
+        nodes = self._nodes(fresh, max(NARROW, *map(len, fresh)))
+        logits_BQV = self.model.forward(self.cache, nodes).logits_BQV
+        for number, (row, texts) in enumerate(zip(self.rows, fresh, strict=True)):
+            for at, text in enumerate(texts):
+                row.logits[text] = logits_BQV[number, at]
+        self.calls += 1
+        self.nodes += sum(map(len, fresh))
+
+    def _nodes(self, fresh: list[list[Prefix]], most: int) -> Nodes:
+        """One call's nodes; short rows are filled up with nodes that see a spare slot alone."""
+        rows = len(self.rows)
+        tokens = np.zeros((rows, most), dtype=np.int64)
+        at, slots = np.zeros_like(tokens), np.zeros_like(tokens)
+        seen = np.zeros((rows, most, self.capacity), dtype=np.bool_)
+        for number, (row, texts) in enumerate(zip(self.rows, fresh, strict=True)):
+            for node, text in enumerate(texts):
+                placed = row.place(text)
+                tokens[number, node], at[number, node] = text.token, text.length - 1
+                slots[number, node], seen[number, node] = placed.slot, placed.seen
+            spare = row.spare()  # one slot for them all: nobody looks at what they write
+            slots[number, len(texts) :] = spare
+            seen[number, len(texts) :, spare] = True
+        last = int(
+            np.flatnonzero(seen.any((0, 1)))[-1]
+        )  # what is read may lie behind what is written
+        wide = width(last + 1, 0, self.capacity)
+        made = (torch.from_numpy(table) for table in (tokens, at, slots, seen[..., :wide]))
+        return Nodes(*(table.to(self._device) for table in made))
+
+    def prune(self, row: int, running: Sequence[Prefix]) -> None:
+        """Keep what running texts begin with, and what was scored below them; free the rest."""
+        here = self.rows[row]
+        alive = set(running)
+        stack = [child for text in alive for child in text.children.values()]
+        while stack:  # what was scored ahead
+            text = stack.pop()
+            if text in here.scored:
+                alive.add(text)
+                stack += text.children.values()
+        for table in (here.logits, here.logs):
+            for text in [text for text in table if text not in alive]:
+                del table[text]
+        for text in running:
+            above = text.parent
+            while text is not here.root and above is not None and above not in alive:
+                alive.add(above)
+                above = None if above is here.root else above.parent
+        for text in [text for text in here.scored if text not in alive]:
+            heappush(here.free, here.scored.pop(text).slot)

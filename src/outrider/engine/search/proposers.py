@@ -1,0 +1,161 @@
+"""What is scored ahead: a guess of the beams to come. It decides how many calls are made, and
+never what the search sees."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.prefix import Prefix
+from outrider.engine.search.step import DEAD, Rules, State, step
+from outrider.errors import ConfigurationError
+from outrider.laws import sampling
+from outrider.laws.sampling import Sampling
+from outrider.models.prefill import inference
+from outrider.rows import picked
+from outrider.types import Context, Drafter
+
+
+class Proposer(Protocol):
+    """Proposes texts below the running beams of rows that wait for a call."""
+
+    @property
+    def depth(self) -> int:
+        """How many tokens below a beam it goes at most."""
+
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """Texts to score ahead, parents first, by row; at most `depth` tokens below a beam."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
+
+    depth: int = 0
+
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """Nothing."""
+        return {}
+
+
+class Offered:
+    """What a drafter without a model offers below each running beam: copies, n-grams.
+
+    Every beam is a row of its own to the drafter, which keeps nothing from one call to the next.
+
+    references_BS  tokens to copy from [rows, S], -1 padded, if there are any
+    """
+
+    def __init__(
+        self, drafter: Drafter, device: torch.device | str, references_BS: Tensor | None = None
+    ) -> None:
+        self.drafter, self.device, self._references_BS = drafter, device, references_BS
+        self.depth = drafter.shapes[0].max_depth
+
+    @inference
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """The drafter's trees below all beams, of one `propose` of its own."""
+        proposed: dict[int, list[Prefix]] = {row: [] for row in states}
+        beams = [(row, text) for row in states for text in dict.fromkeys(states[row].running)]
+        fit = (shape for shape in self.drafter.shapes if shape.max_depth <= depth)
+        shape = next(fit, self.drafter.shapes[-1])
+        context = self._context(beams, shape.max_nodes)
+        memory = self.drafter.open(context, context.tokens_BL.shape[1])
+        draft = self.drafter.propose(memory, context, shape)
+        parents = draft.tree.parent_BN.tolist()
+        drawn, tokens = draft.draws_BNK.flatten(1).tolist(), draft.tokens_BN.tolist()
+        for at, (row, text) in enumerate(beams):
+            above = parents[at if len(parents) > 1 else 0]
+            there = set(drawn[at if len(drawn) > 1 else 0]) - {-1}
+            texts = {0: text}
+            for node in sorted(there):  # parents stand before their children
+                if above[node] in texts and texts[above[node]].length - text.length < depth:
+                    texts[node] = texts[above[node]].child(tokens[at][node])
+            proposed[row] += list(texts.values())[1:]
+        return proposed
+
+    def _context(self, beams: list[tuple[int, Prefix]], nodes: int) -> Context:
+        texts = [text.tokens() for _, text in beams]
+        longest = max(map(len, texts))
+        padded = [[*tokens, *[0] * (longest + nodes - len(tokens))] for tokens in texts]
+        references = self._references_BS
+        return Context(
+            torch.tensor(padded, device=self.device),
+            torch.tensor(list(map(len, texts)), device=self.device),
+            longest,
+            sampling.rows([Sampling(0, seed=0)] * len(beams), self.device),
+            None,
+            None if references is None else picked(references, [row for row, _ in beams]),
+        )
+
+
+class Drafted:
+    """The same search run ahead on a draft model, from the target's own state.
+
+    `length` steps with `width` beams: None, or at least as many as the target's (Leviathan's u).
+    """
+
+    def __init__(
+        self, oracle: Oracle, rules: Sequence[Rules], length: int, width: int | None = None
+    ) -> None:
+        self.oracle, self.depth = oracle, length
+        least = max(rule.beams.num_beams for rule in rules)
+        if width is not None and width < least:
+            raise ConfigurationError(
+                f"the draft model needs as many beams as the target; got {width} for {least}; "
+                "leave its width out"
+            )
+        self.rules = [
+            replace(  # the draws are the target's
+                rule, drawn=None, beams=replace(rule.beams, num_beams=width or rule.beams.num_beams)
+            )
+            for rule in rules
+        ]
+
+    @inference
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """The draft's beams of each of the next steps."""
+        live = {row: _widened(state, self.rules[row]) for row, state in states.items()}
+        proposed: dict[int, list[Prefix]] = {row: [] for row in states}
+        for row, state in live.items():
+            self.oracle.prune(row, state.running)
+        for _ in range(depth):
+            wanted: list[list[Prefix]] = [[] for _ in self.oracle.rows]
+            for row, state in live.items():
+                wanted[row] = self._unknown(row, state)
+            self.oracle.ask(wanted)
+            for row, state in list(live.items()):
+                logs = self.oracle.stacked(row, state.running)
+                ahead = live[row] = step(state, logs, self.rules[row])
+                if ahead.over:
+                    del live[row]
+                    continue
+                pairs = zip(ahead.running, ahead.scores_W.tolist(), strict=True)
+                proposed[row] += [text for text, score in pairs if score > DEAD / 2]
+        return proposed
+
+    def _unknown(self, row: int, state: State) -> list[Prefix]:
+        """What the draft has not read of the running texts, parents first."""
+        missing: list[Prefix] = []
+        for text in dict.fromkeys(state.running):
+            new = []
+            for node in text.upwards():
+                if self.oracle.placed(row, node):
+                    break
+                new.append(node)
+                if node is self.oracle.rows[row].root:
+                    break
+            missing += new[::-1]
+        return missing
+
+
+def _widened(state: State, rules: Rules) -> State:
+    """The state with more beams that are none."""
+    more = rules.beams.num_beams - len(state.running)
+    if not more:
+        return state
+    scores_W = torch.cat([state.scores_W, state.scores_W.new_full((more,), 2 * DEAD)])
+    return state._replace(running=state.running + state.running[-1:] * more, scores_W=scores_W)

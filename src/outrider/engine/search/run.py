@@ -1,0 +1,147 @@
+"""Beam searches of several rows side by side, each an ordinary search that asks an oracle.
+
+A row's search goes on for as many steps as its oracle can answer; then all rows that wait are
+scored in one call, together with what a proposer guesses will be asked next.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.pace import Pace
+from outrider.engine.search.patient import patient_step
+from outrider.engine.search.prefix import Prefix
+from outrider.engine.search.proposers import Nothing, Proposer
+from outrider.engine.search.step import DEAD, Rules, State, start, step
+from outrider.models.prefill import inference
+
+
+class Hypothesis(NamedTuple):
+    """One finished beam."""
+
+    token_ids: list[int]  #: without the prompt
+    score: float  #: log-probability / length ** length_penalty
+
+
+@dataclass
+class Counts:
+    """What a search took.
+
+    calls   of the model         nodes  texts it scored
+    steps   of all rows' searches; a row alone and without speculation makes a call for each
+    margin  the least gap between the last beam kept and the first one dropped: where it is smaller
+            than the model's rounding, another order of sums may keep another beam
+    """
+
+    calls: int = 0
+    nodes: int = 0
+    steps: int = 0
+    margin: list[float] = field(default_factory=list)
+
+
+class Search:
+    """Searches of all rows of an oracle.
+
+    rules       of each row
+    proposer    what is scored ahead
+    pace        how far ahead, call by call; None: as far as its own calls show that it pays
+    settle      whether a beam that cannot win may go unscored: the same beams by fewer calls
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        rules: Sequence[Rules],
+        proposer: Proposer | None = None,
+        settle: bool = False,
+        pace: Pace | None = None,
+    ) -> None:
+        self.oracle, self.rules, self.settle = oracle, rules, settle
+        self.proposer = proposer or Nothing()
+        self.pace = Pace(self.proposer.depth) if pace is None else pace
+        self.counts = Counts()
+        self.states = [
+            start(root, rule, oracle.model.device)
+            for root, rule in zip(oracle.roots(), rules, strict=True)
+        ]
+
+    @inference
+    def run(self) -> list[list[Hypothesis]]:
+        """All rows' finished beams, the best first."""
+        waiting = self._advance()
+        while waiting:
+            depth, started, steps = self.pace.depth(), time.perf_counter(), self.counts.steps
+            self._score(waiting, depth)
+            rows, waiting = len(waiting), self._advance()
+            answered = (self.counts.steps - steps) // rows
+            self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
+        self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
+        self.counts.margin = [state.margin for state in self.states]
+        return [
+            [Hypothesis(one.text.tokens()[rule.prompt :], one.score) for one in state.finished]
+            for rule, state in zip(self.rules, self.states, strict=True)
+        ]
+
+    def _advance(self) -> dict[int, list[Prefix]]:
+        """Step every row as far as its oracle answers; what the others lack, by row."""
+        waiting: dict[int, list[Prefix]] = {}
+        for row in range(len(self.states)):
+            while not self.states[row].over:
+                state = self.states[row]
+                missing = [
+                    text
+                    for text in dict.fromkeys(state.running)
+                    if not self.oracle.knows(row, text)
+                ]
+                if missing and not (self.settle and settled(state, row, self)):
+                    waiting[row] = missing
+                    break
+                logs = self.oracle.stacked(row, state.running)
+                self.states[row] = advanced(state, logs, self.rules[row])
+                self.counts.steps += 1
+        return waiting
+
+    def _score(self, waiting: dict[int, list[Prefix]], depth: int) -> None:
+        for row in waiting:
+            self.oracle.prune(row, self.states[row].running)
+        ahead: dict[int, list[Prefix]] = {}
+        if depth:
+            ahead = self.proposer.propose({row: self.states[row] for row in waiting}, depth)
+        wanted: list[list[Prefix]] = [[] for _ in self.states]
+        for row, texts in waiting.items():
+            wanted[row] = texts + ahead.get(row, [])
+        self.oracle.ask(wanted)
+
+
+def advanced(state: State, logs_WV: Tensor, rules: Rules) -> State:
+    """The next state by the search that the beams ask for."""
+    rule = step if rules.beams.patience is None else patient_step
+    return rule(state, logs_WV, rules)
+
+
+def settled(state: State, row: int, search: Search) -> bool:
+    """Whether the next step is known although some running beams have not been scored.
+
+    Log-probabilities are at most 0, so no continuation of a beam scores more than the beam. If
+    num_beams continuations of the others that run on score more than the best beam that was not
+    scored, its own cannot be among those kept, nor among the first num_beams that may finish.
+    """
+    rules, oracle = search.rules[row], search.oracle
+    if state.running[0].length + 1 >= rules.limit or oracle.shaped(row):
+        return False
+    if rules.ends is not None or rules.drawn is not None:
+        return False
+    scores = state.scores_W.tolist()
+    known = [at for at, text in enumerate(state.running) if oracle.knows(row, text)]
+    if not known:
+        return False
+    most = max(scores[at] for at in range(len(scores)) if at not in known)
+    totals: Tensor = torch.stack([oracle.logs(row, state.running[at]) for at in known])
+    totals = totals + state.scores_W[known][:, None]
+    totals[:, sorted(rules.stops)] = DEAD
+    return int((totals > most).sum()) >= rules.beams.num_beams

@@ -1,0 +1,70 @@
+"""Penalties, bans and processors of a request in a beam search: on log-probabilities, as
+transformers applies them there, where sampling applies them to logits."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.engine.search.oracle import Shaper
+from outrider.engine.search.prefix import Prefix
+from outrider.laws import sampling, shaping
+from outrider.laws.sampling import Sampling
+from outrider.rows import SamplingRows
+from outrider.tree import chain
+from outrider.types import Context, Inputs
+
+
+def shaper(
+    settings: Sampling,
+    prompt: Sequence[int],
+    stops: Sequence[int],
+    vocab: int,
+    device: torch.device | str,
+    inputs: Inputs | None = None,
+) -> Shaper | None:
+    """What a request asks to be done to log-probabilities; None if it asks for nothing.
+
+    `settings` are admitted (`shaping.admit`). A temperature above 0 means beams that are drawn:
+    temperature and filters act then, too.
+    """
+    built = shaping.build([settings], [prompt], [stops], vocab, device)
+    drawn = settings.temperature > 0
+    if built is None and not drawn:
+        return None
+    plain, root = sampling.rows([settings], device), chain(0, device)
+
+    def shape(texts: Sequence[Prefix], logs_WV: Tensor) -> Tensor:
+        rows = [0] * len(texts)
+        logs_W1V = logs_WV[:, None]
+        if built is not None:
+            tokens_BL = torch.tensor([text.tokens() for text in texts], device=logs_WV.device)
+            length = tokens_BL.shape[1]
+            context = Context(
+                tokens_BL,
+                torch.full((len(texts),), length, device=logs_WV.device),
+                length,
+                plain.take(rows),
+                None if inputs is None else inputs.take(rows),
+            )
+            many = built.take(rows)
+            logs_W1V = shaping.shape(logs_W1V, many, context, tokens_BL[:, -1:], root)
+        if drawn:
+            logs_W1V = _warped(logs_W1V, plain.take(rows), len(stops) + 1)
+        return logs_W1V[:, 0]
+
+    return shape
+
+
+def _warped(logs_W1V: Tensor, rows: SamplingRows, least: int) -> Tensor:
+    """At a temperature, without what filters leave out.
+
+    The `least` best tokens stay in: a beam goes on whatever stop tokens it may end with.
+    """
+    laws = sampling.warp(logs_W1V, rows)
+    warped = logs_W1V * laws.inverse_temperature_B[:, None, None]
+    if laws.floor_BR is None:
+        return warped
+    best_W1K = logs_W1V.topk(min(least, logs_W1V.shape[-1]), -1)[0]
+    floor_W11 = torch.minimum(laws.floor_BR[..., None], best_W1K[..., -1:])
+    return warped.masked_fill(logs_W1V < floor_W11, -torch.inf)

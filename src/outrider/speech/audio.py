@@ -1,0 +1,265 @@
+"""Recordings as float32 samples in [-1, 1] at the rate that the model hears, one channel.
+
+Arrays are taken as they are, WAV files are read by the standard library, everything else by
+`soundfile`, if it is installed (the extra `audio`). Nothing is imported before it is needed.
+"""
+
+import math
+import wave
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider import arguments
+from outrider.errors import AudioError
+
+Samples: TypeAlias = NDArray[np.float32]
+#: A path, samples, or `{"array": samples, "sampling_rate": 44100}` as datasets have it.
+Audio: TypeAlias = "str | Path | NDArray[Any] | torch.Tensor | Sequence[float] | Mapping[str, Any]"
+
+LOUDEST = 32.0  #: samples beyond it were never scaled to [-1, 1]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording that was asked for and looked at; `read` gives its samples."""
+
+    name: str  #: what it is called in messages
+    seconds: float
+    given: Any
+    sampling_rate: int  #: of what is given
+
+    def read(self, rate: int) -> Samples:
+        """Its samples at `rate`, [n], one channel.
+
+        Raises AudioError for a file that turns out to be broken, or samples that are no numbers.
+        """
+        if isinstance(self.given, Path):
+            samples = _file(self.given)
+        else:
+            samples = _array(self.name, self.given)
+        return resampled(samples, self.sampling_rate, rate, self.name)
+
+
+def look(given: Audio, number: int, sampling_rate: int | None, usual: int) -> Recording:
+    """What is asked for, looked at but not read: the header of a file, the shape of an array.
+
+    `number` names a recording that is no file. `sampling_rate` is what the caller says it is: of
+    samples, which have `usual` if nothing is said; a file whose header says another is refused.
+
+    Raises AudioError for what is missing, empty, or none of these.
+
+    >>> look(np.zeros(16000, np.float32), 0, None, 16000).seconds
+    1.0
+    """
+    if isinstance(given, Mapping):
+        given, sampling_rate = _of_mapping(given, number, sampling_rate)
+    if sampling_rate is not None:
+        do = "give samples per second, such as 16000, or leave it out"
+        sampling_rate = arguments.whole("sampling_rate", sampling_rate, do, least=1)
+    if isinstance(given, (str, Path)):
+        path = Path(given)
+        rate, frames = _header(path)
+        if sampling_rate not in (None, rate):
+            raise AudioError(
+                f"{path} has {rate} samples per second; got sampling_rate={sampling_rate}; leave "
+                "it out for files"
+            )
+        if not frames:
+            raise AudioError(f"{path} has no samples; got an empty recording; leave it out")
+        return Recording(str(path), frames / rate, path, rate)
+    name = f"recording {number}"
+    samples = _shaped(name, given)
+    rate = usual if sampling_rate is None else sampling_rate
+    if not len(samples):
+        raise AudioError(f"{name} has no samples; got an empty array; leave it out")
+    return Recording(name, len(samples) / rate, samples, rate)
+
+
+def resampled(samples: Samples, rate: int, wanted: int, name: str) -> Samples:
+    """The same sound at another rate, by a polyphase filter of scipy.
+
+    Raises AudioError if scipy is not installed.
+    """
+    if rate == wanted:
+        return samples
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise AudioError(
+            f"{name} has {rate} samples per second, the model hears {wanted}; scipy, which "
+            "converts them, is not installed; pip install 'outrider[audio]', or convert it first"
+        ) from error
+    common = math.gcd(rate, wanted)
+    return np.asarray(resample_poly(samples, wanted // common, rate // common), np.float32)
+
+
+def _of_mapping(
+    given: Mapping[str, Any], number: int, sampling_rate: int | None
+) -> tuple[Any, int | None]:
+    """The samples and rate of a mapping as datasets and pipelines have them."""
+    key = next((key for key in ("array", "raw", "path") if given.get(key) is not None), None)
+    if key is None:
+        raise AudioError(
+            f"recording {number} is a mapping without samples; got the keys {sorted(given)}; give "
+            '{"array": samples, "sampling_rate": rate}'
+        )
+    rate = given.get("sampling_rate", sampling_rate)
+    if sampling_rate not in (None, rate):
+        raise AudioError(
+            f"recording {number} says sampling_rate={rate} itself; got sampling_rate="
+            f"{sampling_rate}; leave one out"
+        )
+    return given[key], rate
+
+
+def _shaped(name: str, given: Any) -> NDArray[Any]:
+    """Samples as an array [n] of the caller's own numbers; [1, n] and [n, 1] are one channel."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu().float().numpy()
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, (np.ndarray, Sequence)):
+        raise AudioError(
+            f"{name} must be a path or samples; got {arguments.shown(given)}; give a file name, or "
+            "an array of floats in [-1, 1]"
+        )
+    try:
+        samples = np.asarray(given)
+    except ValueError as error:  # rows of unequal length
+        raise AudioError(
+            f"{name} must be one list of samples; got {arguments.shown(given)} ({error}); give an "
+            "array of floats in [-1, 1]"
+        ) from error
+    if samples.dtype.kind not in "fiu":
+        raise AudioError(
+            f"{name} must have numbers as samples; got an array of {samples.dtype}; give floats in "
+            "[-1, 1]"
+        )
+    if samples.ndim == 2 and 1 in samples.shape:
+        samples = samples.reshape(-1)
+    if samples.ndim != 1:
+        raise AudioError(
+            f"{name} must be one channel; got an array of shape {samples.shape}; average the "
+            "channels first: samples.mean(axis)"
+        )
+    return samples
+
+
+def _array(name: str, samples: NDArray[Any]) -> Samples:
+    """Samples as float32; whole numbers are scaled by what their type can hold."""
+    if samples.dtype.kind in "iu":
+        info = np.iinfo(samples.dtype)
+        middle = 0.0 if samples.dtype.kind == "i" else (int(info.max) + 1) / 2
+        scale = (int(info.max) - int(info.min) + 1) / 2
+        return ((samples.astype(np.float64) - middle) / scale).astype(np.float32)
+    plain = samples.astype(np.float32)
+    if not np.isfinite(plain).all():
+        raise AudioError(
+            f"{name} must have finite samples; got NaN or infinity; clean it first: "
+            "numpy.nan_to_num(samples)"
+        )
+    loudest = float(np.abs(plain).max())
+    if loudest > LOUDEST:
+        raise AudioError(
+            f"{name} must have floats in [-1, 1]; got a sample of {loudest:g}; divide by 32768 if "
+            "they come from 16 bits"
+        )
+    return plain
+
+
+def _header(path: Path) -> tuple[int, int]:
+    """Samples per second, and how many of each channel there are."""
+    if not path.is_file():
+        what = "a directory" if path.is_dir() else "no such file"
+        raise AudioError(f"cannot read {path}; got {what}; check the path")
+    if not path.stat().st_size:
+        raise AudioError(f"{path} has no samples; got an empty file; leave it out")
+    try:
+        with wave.open(str(path), "rb") as sound:
+            return sound.getframerate(), sound.getnframes()
+    except OSError as error:
+        raise AudioError(f"cannot read {path}; got {error.strerror}; check the path") from error
+    except (wave.Error, EOFError) as error:
+        found = _soundfile(path, error).info(str(path))
+        return int(found.samplerate), int(found.frames)
+
+
+def _file(path: Path) -> Samples:
+    """A file's samples, its channels averaged."""
+    try:
+        with wave.open(str(path), "rb") as sound:
+            raw, width = sound.readframes(sound.getnframes()), sound.getsampwidth()
+            channels = sound.getnchannels()
+    except OSError as error:
+        raise AudioError(f"cannot read {path}; got {error.strerror}; check the path") from error
+    except (wave.Error, EOFError) as error:
+        return _decoded(path, error)
+    raw = raw[: len(raw) - len(raw) % (width * channels)]  # a file that was cut off
+    if not raw:
+        raise AudioError(f"{path} has no samples; got a header alone; leave it out")
+    samples = _of_bytes(raw, width).reshape(-1, channels)
+    return samples[:, 0] if channels == 1 else np.asarray(samples.mean(1), np.float32)
+
+
+def _of_bytes(raw: bytes, width: int) -> Samples:
+    """PCM of 8 (unsigned), 16, 24 or 32 bits, little endian."""
+    if width == 1:
+        return np.asarray((np.frombuffer(raw, np.uint8) - 128.0) / 128, np.float32)
+    if width == 3:  # the three bytes above a low one of zeros
+        wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
+        return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
+    kind = {2: "<i2", 4: "<i4"}[width]
+    return (np.frombuffer(raw, kind) / 2.0 ** (8 * width - 1)).astype(np.float32)
+
+
+def _soundfile(path: Path, why: Exception) -> Any:
+    """The library for everything but plain WAV, once it has found that it knows this file."""
+    try:
+        import soundfile
+    except ImportError as error:
+        raise AudioError(
+            f"cannot read {path} as PCM WAV ({why}); other formats need soundfile, which is not "
+            "installed; pip install 'outrider[audio]', or convert it to WAV"
+        ) from error
+    try:
+        soundfile.info(str(path))
+    except soundfile.LibsndfileError as error:
+        raise AudioError(
+            f"cannot read {path}; got no format that soundfile knows ({error}); convert it to WAV "
+            "or FLAC"
+        ) from error
+    return soundfile
+
+
+def _decoded(path: Path, why: Exception) -> Samples:
+    """A file's samples by soundfile, its channels averaged."""
+    library = _soundfile(path, why)
+    try:
+        samples, _ = library.read(str(path), dtype="float32", always_2d=True)
+    except RuntimeError as error:  # its own error: a file that breaks off, a codec that it lacks
+        raise AudioError(f"cannot read {path}; got {error}; convert it to WAV or FLAC") from error
+    return np.asarray(samples.mean(1), np.float32)
+
+
+def several(given: object) -> bool:
+    """Whether a call gives a list of recordings; a list of numbers is one.
+
+    Raises AudioError for no recording at all.
+
+    >>> several("a.wav"), several(["a.wav", "b.wav"]), several([0.0, 0.1])
+    (False, True, False)
+    """
+    if isinstance(given, (str, Path, np.ndarray, torch.Tensor, Mapping)):
+        return False
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Sequence):
+        raise AudioError(
+            f"no recording; got {arguments.shown(given)}; give a path, samples, or a list of them"
+        )
+    if not given:
+        raise AudioError("no recording; got an empty list; give at least one")
+    return not arguments.is_number(arguments.plain(given[0]))

@@ -1,0 +1,183 @@
+"""Windows as requests of one run: side by side, again at another temperature, best of several.
+
+The encoder's states of a window are kept until its text will do: no fallback hears it again.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outrider.engine.engine import Engine, Run
+from outrider.engine.request import Limits, Request
+from outrider.laws.sampling import Sampling
+from outrider.laws.timestamps import Timestamps
+from outrider.speech import fallback
+from outrider.speech.hearing import Hearing
+from outrider.speech.settings import Settings
+from outrider.stats import RequestStats
+from outrider.types import Inputs
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was heard in a window, in the end."""
+
+    tokens: tuple[int, ...]  #: without the end
+    logprobs: tuple[float, ...]  #: of the tokens and, if it came, of the end, at temperature 1
+    text: str
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    silent: bool
+
+
+@dataclass(eq=False)
+class Job:
+    """A window to be decoded, and what has become of it."""
+
+    inputs: Inputs  #: encoded
+    prompt: list[int]
+    start: int  #: place of the start token in the prompt
+    seed: int
+    reference: list[int] = field(default_factory=list)
+    decoded: RequestStats = field(default_factory=RequestStats)
+    attempts: int = 0
+    milliseconds: float = 0.0  #: its share of the decoder's
+    level: int = 0  #: which of the temperatures is tried
+    no_speech_prob: float = 0.0
+    text: Text | None = None
+    error: Exception | None = None
+    _told: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    _left: set[int] = field(default_factory=set)
+
+
+class Rows:
+    """A run of the engine in which windows come and go."""
+
+    def __init__(self, engine: Engine, hearing: Hearing, settings: Settings) -> None:
+        self.hearing, self.settings = hearing, settings
+        words = hearing.vocabulary
+        copies = settings.best_of or 1
+        self.run = Run(engine, settings.rows * copies, logprobs=True, tempered=False)
+        budget = settings.max_new_tokens or hearing.context // 2
+        self._limits = Limits(budget, (words.end_id,))
+        self._bans = dict.fromkeys(settings.suppressed(words.suppress), -float("inf"))
+        self._stamps = None
+        if settings.timed:
+            self._stamps = Timestamps(words.no_timestamps_id, words.end_id, words.max_initial)
+        self.jobs: list[Job] = []
+        self._of: dict[int, Job] = {}
+
+    def add(self, job: Job) -> None:
+        """Decode a window beside the others. Raises its error if it cannot be decoded here."""
+        self._try(job)
+        self.jobs.append(job)
+
+    def drop(self, jobs: Sequence[Job]) -> None:
+        """Nobody wants these any more."""
+        for number, job in list(self._of.items()):
+            if job in jobs and self.run.reasons[number] is None:
+                self.run.end(number)
+        self._of = {number: job for number, job in self._of.items() if job not in jobs}
+        self.jobs = [job for job in self.jobs if job not in jobs]
+
+    def step(self) -> list[Job]:
+        """One step of all rows; the jobs that are over, with a text or an error."""
+        started = time.perf_counter()
+        busy, over = list(self.jobs), []
+        for block in self.run.step():
+            job = self._of.get(block.row)
+            if job is None:
+                continue
+            tokens, logs = job._told[block.row]
+            tokens += block.token_ids
+            logs += block.logprobs or []
+            if block.finish_reason is None:
+                continue
+            job._left.discard(block.row)
+            job.decoded.add(self.run.requests[block.row])
+            if block.finish_reason == "error":
+                job.error = self.run.errors[block.row]
+            if job.error is not None or (not job._left and self._settled(job)):
+                over.append(job)
+        share = 1e3 * (time.perf_counter() - started) / max(len(busy), 1)
+        for job in busy:
+            job.milliseconds += share
+        self.drop(over)
+        return over
+
+    def _try(self, job: Job) -> None:
+        """Ask for the window's text at the job's temperature."""
+        temperature = self.settings.temperatures[job.level]
+        copies = (self.settings.best_of or 1) if temperature else 1
+        requests = [
+            Request(
+                job.prompt,
+                self._sampling(temperature, job.seed + 4096 * job.level + copy),
+                self._limits,
+                job.inputs,
+                job.reference,
+                job.start if not job.level and not copy else None,
+            )
+            for copy in range(copies)
+        ]
+        numbers = self.run.submit_all(requests)
+        job.attempts += copies
+        job._told = {number: ([], []) for number in numbers}
+        job._left = set(numbers)
+        self._of |= dict.fromkeys(numbers, job)
+
+    def _sampling(self, temperature: float, seed: int) -> Sampling:
+        return Sampling(
+            temperature,
+            seed=seed % 2**64,
+            logit_bias=self._bans,
+            begin_suppress_tokens=self.hearing.vocabulary.begin_suppress,
+            timestamps=self._stamps,
+        )
+
+    def _settled(self, job: Job) -> bool:
+        """Whether the best of what was written will do, or there is no temperature left."""
+        end = self.hearing.vocabulary.end_id
+        first = min(job._told)
+        logits = self.run.watched(first)
+        if logits is not None:
+            chance = logits.float().softmax(-1)[self.hearing.vocabulary.no_speech_id]
+            job.no_speech_prob = float(chance)
+        for number in job._told:
+            self._of.pop(number, None)
+
+        def mean(told: tuple[list[int], list[float]]) -> float:
+            tokens, logs = told
+            return sum(logs) / (len(tokens) + (tokens[-1:] != [end]))
+
+        tokens, logs = max(job._told.values(), key=mean)
+        logprob = mean((tokens, logs))
+        spoken = tuple(tokens[:-1] if tokens[-1:] == [end] else tokens)
+        text = self.hearing.text(spoken)
+        limits, silence = self.settings.thresholds, job.no_speech_prob
+        ratio = fallback.compression_ratio(text) if text else 0.0
+        more = job.level + 1 < len(self.settings.temperatures)
+        if more and fallback.again(limits, ratio, logprob, silence):
+            job.level += 1
+            self._try(job)
+            return False
+        job.text = Text(
+            spoken,
+            tuple(logs),
+            text,
+            self.settings.temperatures[job.level],
+            logprob,
+            ratio,
+            silence,
+            fallback.silent(limits, silence, logprob),
+        )
+        return True
+
+
+def device_of(engine: Engine) -> torch.device:
+    """Where inputs of this engine's target lie."""
+    return torch.device(engine.target.device)

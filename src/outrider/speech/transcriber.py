@@ -1,0 +1,287 @@
+"""Recordings side by side: read, cut, encoded once, decoded together, told segment by segment."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigurationError, OutriderError
+from outrider.speech import audio, captions, hearing, prompt, words
+from outrider.speech.audio import Recording
+from outrider.speech.decoding import Job, Rows, device_of
+from outrider.speech.hearing import Hearing
+from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
+from outrider.speech.script import Script
+from outrider.speech.settings import Settings
+from outrider.speech.windows import Heard, Window, Windows, opened
+
+
+@dataclass(eq=False)
+class _Track:
+    """One recording being transcribed."""
+
+    number: int
+    recording: Recording
+    windows: Windows
+    language: str | None
+    script: Script | None
+    stats: TranscriptStats
+    segments: list[Segment] = field(default_factory=list)
+    jobs: dict[Job, Window] = field(default_factory=dict)
+
+
+class Transcription(Iterator[Segment]):
+    """The segments of one recording or several, as they are heard. Made by
+    `Speculator.transcribe_stream`.
+
+    Recordings are looked at before any work is done, and read when their turn comes. One that fails
+    on the way is named in `errors`, and the others go on.
+
+    >>> for segment in transcription:                           # doctest: +SKIP
+    ...     print(segment.recording, segment.start, segment.text)
+    >>> transcription.transcripts[0].text                       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        hearing: Hearing,
+        recordings: Sequence[Recording],
+        settings: Settings,
+        several: bool = True,
+    ) -> None:
+        self.recordings, self.settings = tuple(recordings), settings
+        self.several = several  #: whether a list of recordings was asked for
+        #: what has come of each recording, None while it is not done
+        self.transcripts: list[Transcript | None] = [None] * len(self.recordings)
+        self.errors: dict[int, OutriderError] = {}  #: by the recording's number
+        self._hearing, self._engine = hearing, engine
+        vocabulary = hearing.vocabulary
+        self._language = vocabulary.language(settings.language, hearing.name)
+        self._task = vocabulary.task(settings.task, hearing.name)
+        self._references = _references(settings.reference, len(self.recordings))
+
+        self._rows = Rows(engine, hearing, settings)
+        self._waiting = deque(range(len(self.recordings)))
+        self._tracks: list[_Track] = []
+        self._ready: deque[Segment] = deque()
+
+    @property
+    def done(self) -> bool:
+        """Whether every recording is over."""
+        return not self._waiting and not self._tracks
+
+    def heard(self, number: int) -> float:
+        """Seconds of a recording that are behind its last segment, for progress."""
+        if self.transcripts[number] is not None or number in self.errors:
+            return self.recordings[number].seconds
+        for track in self._tracks:
+            if track.number == number and track.segments:
+                return track.segments[-1].end
+        return 0.0
+
+    def drain(self) -> "Transcription":
+        """Transcribe to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def __iter__(self) -> "Transcription":
+        return self
+
+    def __next__(self) -> Segment:
+        while not self._ready:
+            if self.done:
+                raise StopIteration
+            self._turn()
+        return self._ready.popleft()
+
+    def _turn(self) -> None:
+        """Begin windows while there is room, one step of the decoder, tell what is over."""
+        self._begin()
+        for job in self._rows.step() if self._rows.jobs else ():
+            track = next(track for track in self._tracks if job in track.jobs)
+            if job.error is not None:
+                self._fail(track, job.error)
+            else:
+                self._tell(track, job)
+        for track in list(self._tracks):
+            if track.windows.done and not track.jobs:
+                self._finish(track)
+
+    def _begin(self) -> None:
+        """Encode windows and hand them to the decoder, until as many as asked for are under way."""
+        found: list[tuple[_Track, Window]] = []
+        room = self.settings.rows - len(self._rows.jobs)
+        for track in self._every():
+            while len(found) < room and (window := track.windows.take()) is not None:
+                found.append((track, window))
+            if len(found) >= room:
+                break
+        if not found:
+            return
+        device, target = device_of(self._engine), self._engine.target
+        each = [hearing.one_row(window.features_FS, device) for _, window in found]
+        for at, (_, window) in enumerate(found):
+            if window.draft_FS is not None:
+                each[at] = each[at]._replace(draft=hearing.one_row(window.draft_FS, device))
+        inputs, spent = hearing.encode(target, each)
+        for (track, window), read in zip(found, inputs, strict=True):
+            track.stats.windows += 1
+            track.stats.encoder_ms += spent / len(found)
+            if track.language is None and self._hearing.vocabulary.multilingual:
+                started = time.perf_counter()
+                track.language = hearing.language(target, self._hearing.vocabulary, read)
+                track.stats.decoder_ms += 1e3 * (time.perf_counter() - started)
+            job = self._job(track, window, read)
+            track.jobs[job] = window
+            try:
+                self._rows.add(job)
+            except OutriderError as error:
+                self._fail(track, error)
+
+    def _every(self) -> Iterator[_Track]:
+        """Recordings under way, then those that wait, opened as they are asked for."""
+        yield from list(self._tracks)
+        while self._waiting:
+            number = self._waiting.popleft()
+            try:
+                track = self._open(number)
+            except OutriderError as error:
+                self.errors[number] = error
+                continue
+            self._tracks.append(track)
+            yield track
+
+    def _open(self, number: int) -> _Track:
+        recording, rate = self.recordings[number], self._hearing.rate
+        started = time.perf_counter()
+        samples = recording.read(rate)
+        windows = opened(self._hearing, self.settings, samples, recording.name)
+        seconds = len(samples) / rate
+        stats = TranscriptStats(audio_seconds=seconds)
+        stats.features_ms = 1e3 * (time.perf_counter() - started)
+        lines = self._references[number]
+        script = None if lines is None else Script(lines, self._hearing.encode, seconds)
+        return _Track(number, recording, windows, self._language, script, stats)
+
+    def _job(self, track: _Track, window: Window, inputs: Any) -> Job:
+        ear = self._hearing
+        ids, start = prompt.prompt(
+            ear.vocabulary,
+            track.language,
+            self._task,
+            self.settings.timed,
+            window.previous,
+            ear.context // 2 - 1,
+        )
+        reference: list[int] = []
+        if track.script is not None:
+            begin = ear.seconds(window.first)
+            end = ear.seconds(window.first + window.count)
+            reference = track.script.tokens(begin, end, not window.whole)
+        seed = self.settings.seed + 65536 * window.number
+        return Job(inputs, ids, start, seed, reference)
+
+    def _tell(self, track: _Track, job: Job) -> None:
+        """A window's text is there."""
+        text, window = job.text, track.jobs.pop(job)
+        assert text is not None
+        stats = track.stats
+        stats.attempts += job.attempts
+        stats.decoder_ms += job.milliseconds
+        stats.silent += text.silent
+        stats.decoded.add(job.decoded)
+        for heard in track.windows.hear(window, text, job.inputs):
+            started = time.perf_counter()
+            fresh = self._segments(track, heard)
+            stats.words_ms += 1e3 * (time.perf_counter() - started)
+            track.segments += fresh
+            self._ready += fresh
+            if track.script is not None:
+                track.script.follow("".join(segment.text for segment in fresh))
+
+    def _segments(self, track: _Track, heard: Heard) -> list[Segment]:
+        """A window's pieces as segments, with words if they are asked for."""
+        window, text, ear = heard.window, heard.text, self._hearing
+        said = None
+        if self.settings.timestamps == "word":
+            head, _ = prompt.prompt(
+                ear.vocabulary,
+                track.language,
+                self._task,
+                self.settings.timed,
+                window.previous,
+                ear.context // 2 - 1,
+            )
+            said = words.of_window(ear, heard, head, track.language)
+        return [
+            Segment(
+                ear.text(text.tokens[piece.first : piece.last]),
+                ear.seconds(window.first + ear.stride * piece.start),
+                ear.seconds(window.first + ear.stride * piece.end),
+                text.tokens[piece.first : piece.last],
+                text.temperature,
+                text.avg_logprob,
+                text.compression_ratio,
+                text.no_speech_prob,
+                window.number,
+                track.number,
+                None if said is None else said[at],
+            )
+            for at, piece in enumerate(heard.pieces)
+        ]
+
+    def _finish(self, track: _Track) -> None:
+        self._tracks.remove(track)
+        segments = tuple(track.segments)
+        track.stats.decoded.seconds = track.stats.decoder_ms / 1e3
+        self.transcripts[track.number] = Transcript(
+            whole_text(segments),
+            track.language,
+            segments,
+            track.stats.audio_seconds,
+            track.stats,
+            self.settings.told(track.windows.kind),
+            track.recording.name,
+        )
+
+    def _fail(self, track: _Track, error: Exception) -> None:
+        """This recording is over; the others go on."""
+        if not isinstance(error, OutriderError):
+            raise error
+        error.add_note(f"while transcribing {track.recording.name}")
+        self.errors[track.number] = error
+        self._rows.drop(list(track.jobs))
+        self._tracks.remove(track)
+
+
+def _references(given: Any, count: int) -> list[list[captions.Line] | None]:
+    """The lines to copy from of each recording."""
+    if given is None:
+        return [None] * count
+    each = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(each) != count:
+        raise ConfigurationError(
+            f"reference must be one for each recording; got {len(each)} for {count}; give as many, "
+            "with None for one without"
+        )
+    return [None if one is None else captions.read(one) for one in each]
+
+
+def transcription(
+    engine: Engine, hearing: Hearing, given: Any, settings: Settings
+) -> Transcription:
+    """One recording or several, looked at and checked.
+
+    Raises AudioError for what is missing or empty, ConfigurationError for settings that the model
+    cannot honour, before any work is done.
+    """
+    several = audio.several(given)
+    recordings = [
+        audio.look(one, number, settings.sampling_rate, hearing.rate)
+        for number, one in enumerate(given if several else [given])
+    ]
+    return Transcription(engine, hearing, recordings, settings, several)

@@ -1,0 +1,104 @@
+"""Beams are those of transformers: widths, penalties, ways to stop, stop tokens, ragged rows."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from outrider.drafters import ReferenceLookup
+from outrider.engine.search.beams import Beams
+from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.pace import Pace
+from outrider.engine.search.proposers import Drafted, Offered
+from outrider.engine.search.run import Search
+from outrider.engine.search.step import Rules
+from outrider.models import CausalModel, LlamaRunner
+from tiny import VOCAB, llama, perturbed
+
+PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
+STOPS = (7, 2)
+BUDGET = 14
+
+
+class Malicious:
+    """Texts nobody will ask for, and some that they will."""
+
+    depth = 2
+
+    def __init__(self):
+        self.random = torch.Generator().manual_seed(5)
+
+    def propose(self, states, depth):
+        proposed = {}
+        for row, state in states.items():
+            texts = []
+            for text in dict.fromkeys(state.running):
+                node = text
+                for _ in range(2):
+                    token = torch.randint(0, VOCAB, (), generator=self.random)
+                    node = node.child(int(token))
+                    texts.append(node)
+            proposed[row] = texts
+        return proposed
+
+
+def references(prompts):
+    wide = max(map(len, prompts))
+    return torch.tensor([[*prompt, *[-1] * (wide - len(prompt))] for prompt in prompts])
+
+
+def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capacity=128):
+    """Finished beams of every row, and the counts."""
+    rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
+    oracle = Oracle(model, prompts, capacity)
+    if speculator == "draft":
+        draft = CausalModel(LlamaRunner(perturbed(llama(), 0.05), False))
+        speculator = Drafted(Oracle(draft, prompts, capacity, roots=oracle.roots()), rules, 3)
+    elif speculator == "reference":
+        speculator = Offered(ReferenceLookup(4, width=2), "cpu", references(prompts))
+    elif speculator == "malicious":
+        speculator = Malicious()
+    pace = Pace(speculator.depth if speculator else 0, adapts=False)
+    search = Search(oracle, rules, speculator, settle, pace)
+    return search.run(), search.counts
+
+
+def theirs(network, prompt, beams, stops=STOPS):
+    out = network.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=BUDGET,
+        num_beams=beams.num_beams,
+        num_return_sequences=beams.num_beams,
+        length_penalty=beams.length_penalty,
+        early_stopping=beams.early_stopping,
+        eos_token_id=list(stops) or None,
+        pad_token_id=0,
+        do_sample=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    texts = []
+    for line in out.sequences[:, len(prompt) :].tolist():
+        end = next((at + 1 for at, token in enumerate(line) if token in stops), len(line))
+        texts.append(line[:end])
+    scores = out.sequences_scores if beams.num_beams > 1 else None
+    return texts, scores
+
+
+SPECULATORS = (None, "reference", "draft", "malicious")
+CASES = list(product((2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never")))
+
+
+@pytest.mark.parametrize(("width", "penalty", "stopping"), CASES)
+def test_identical_to_transformers(width, penalty, stopping):
+    network = llama()
+    model = CausalModel(LlamaRunner(network, False))
+    beams = Beams(width, penalty, stopping, width)
+    expected = [theirs(network, prompt, beams) for prompt in PROMPTS]
+    for speculator, settle in product(SPECULATORS, (False, True)):
+        found, _ = ours(model, PROMPTS, beams, speculator, settle)
+        for row, (texts, scores) in enumerate(expected):
+            assert [one.token_ids for one in found[row]] == texts, (row, speculator, settle)
+            mine = torch.tensor([one.score for one in found[row]])
+            torch.testing.assert_close(mine, scores, rtol=1e-4, atol=1e-5)
