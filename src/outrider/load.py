@@ -17,13 +17,14 @@ from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check
+from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
-from outrider.models.sources import Source, read_tokenizer, usable
+from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.speech import hearing
+from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
 
@@ -36,14 +37,17 @@ if TYPE_CHECKING:
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 
+#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
+CORRECTOR = "corrector"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
 def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+    """How many parameters a shipped model ("target", say) has, read from its weights' header.
 
     >>> parameters("target")
     20328704
@@ -65,6 +69,7 @@ class Notes:
     vocab_size: int
     tree_check: float
     calibration: Calibration | None
+    encoder: str | None = None  #: whose states a draft model attends to
 
 
 def load(
@@ -90,24 +95,27 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md)
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
+                    target "corrector" is the shipped encoder-decoder for damaged Python
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup"
+                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
+                    encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for "prompt_lookup", else 4
+                    5 for "dynamic_tree", 8 for lookups, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
-    width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
-                    the children of each (EAGLE-2's top_k)
+    width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
+                    nodes expanded per level and the children of each (EAGLE-2's top_k)
     total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
                     that `acceptance` asks for
     acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
-    ngram           shortest and longest n-gram of prompt lookup; None: (1, 4)
+    ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
     table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
@@ -122,6 +130,8 @@ def load(
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
+                    instead of running its own; "auto": if the two encoders are equal
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -146,26 +156,39 @@ def load(
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
-    sources = _sources(target, drafters.models(draft))
+    elif isinstance(target, str) and target == CORRECTOR:
+        target = shipped(CORRECTOR)
+    first = Source(target, "target")
+    reads = reads_more(first.config)
+    recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
+    sources = _sources(first, drafters.models(draft))
+    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
+    if share_encoder is True and len(sources) == 1:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
     place = _place(sources, device)
-    tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
-    running = _run(sources, wish, place, vocab, options.num_speculative_tokens or recipe.depth)
+    ahead = options.num_speculative_tokens or recipe.depth
+    running = _run(sources, wish, place, vocab, ahead, share_encoder)
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
     costs = _costs(running, planned)
     engine = Engine(running.models[0], made, judge, planned, costs)
+    eos_ids, opening = first.eos_ids(), None
+    if reads:
+        opening = Opening.of(first.settings(), eos_ids, str(first))
     hears = hearing.opened(
-        str(sources[0]),
-        sources[0].given,
-        sources[0].model(running.setting.dtype, place),
+        str(first),
+        first.given,
+        first.model(running.setting.dtype, place),
         tokenizer,
         [source.config for source in sources[1:]],
     )
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes, hears)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
 def _shipped_parts(
@@ -189,9 +212,8 @@ def _layers(layers: Sequence[int], draft: object) -> Layers:
     return Layers(tuple(layers))
 
 
-def _sources(target: "Model", drafts: "Sequence[Model | Layers]") -> Sources:
+def _sources(first: Source, drafts: "Sequence[Model | Layers]") -> Sources:
     """The target ahead of its drafts, some of which may be made of it."""
-    first = Source(target, "target")
     return first, *(
         ShallowSource(first, draft)
         if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
@@ -208,6 +230,13 @@ def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
         return None
     target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
     return Costs(target, drafts[0] if drafts else None)
+
+
+def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+    """The one beside the target; the shipped corrector has that of the shipped target."""
+    if str(target) == str(shipped(CORRECTOR)):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
 
 
 def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
@@ -254,7 +283,14 @@ class _Running(NamedTuple):
     tree_check: float  #: how far the target's scores of trees are from those of their paths
 
 
-def _run(sources: Sources, wish: Wish, place: torch.device, vocab: int, ahead: int) -> _Running:
+def _run(
+    sources: Sources,
+    wish: Wish,
+    place: torch.device,
+    vocab: int,
+    ahead: int,
+    share: ShareEncoder,
+) -> _Running:
     """Target and draft models under the setting that is wished for or fastest.
 
     Raises UnsupportedModel if one does not score trees as their paths.
@@ -262,14 +298,18 @@ def _run(sources: Sources, wish: Wish, place: torch.device, vocab: int, ahead: i
 
     target, *drafts = sources
 
+    def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
+        shares = source is not target and source.shares(target, share, setting.dtype, place)
+        return source.driven(setting, place, vocab, shares)
+
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        models = [source.driven(setting, place, vocab) for source in (target, *drafts[:1])]
+        models = [driven(source, setting) for source in (target, *drafts[:1])]
         return models[0], models[1] if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(source.driven(setting, place, vocab) for source in sources)
+    models = tuple(driven(source, setting) for source in sources)
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
@@ -304,6 +344,10 @@ def _check_shape(
             )
 
 
+#: What a draft model attends to, by what it reads.
+_WHOSE = {"states": "the target's", "source": "its own"}
+
+
 def _notes(
     sources: Sources,
     running: _Running,
@@ -322,4 +366,6 @@ def _notes(
         vocab,
         running.tree_check,
         running.calibration,
+        ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
+        or None,
     )

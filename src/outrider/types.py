@@ -378,6 +378,9 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`: the encoder runs, unless its states are there already."""
 

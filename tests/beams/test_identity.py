@@ -8,6 +8,7 @@ import torch
 from outrider.drafters import ReferenceLookup
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Drafted, Offered
 from outrider.engine.search.run import Search
 from outrider.engine.search.step import Rules
@@ -22,12 +23,12 @@ BUDGET = 14
 class Malicious:
     """Texts nobody will ask for, and some that they will."""
 
-    most = 12
+    depth = 2
 
     def __init__(self):
         self.random = torch.Generator().manual_seed(5)
 
-    def propose(self, states):
+    def propose(self, states, depth):
         proposed = {}
         for row, state in states.items():
             texts = []
@@ -46,21 +47,19 @@ def references(prompts):
     return torch.tensor([[*prompt, *[-1] * (wide - len(prompt))] for prompt in prompts])
 
 
-def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS):
+def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capacity=128):
     """Finished beams of every row, and the counts."""
     rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
-    capacity = 128
     oracle = Oracle(model, prompts, capacity)
     if speculator == "draft":
         draft = CausalModel(LlamaRunner(perturbed(llama(), 0.05), False))
         speculator = Drafted(Oracle(draft, prompts, capacity, roots=oracle.roots()), rules, 3)
     elif speculator == "reference":
-        speculator = Offered(
-            ReferenceLookup(4, width=2), "cpu", beams.num_beams, references(prompts)
-        )
+        speculator = Offered(ReferenceLookup(4, width=2), "cpu", references(prompts))
     elif speculator == "malicious":
         speculator = Malicious()
-    search = Search(oracle, rules, speculator, settle)
+    pace = Pace(speculator.depth if speculator else 0, adapts=False)
+    search = Search(oracle, rules, speculator, settle, pace)
     return search.run(), search.counts
 
 
@@ -73,7 +72,7 @@ def theirs(network, prompt, beams, stops=STOPS):
         num_return_sequences=beams.num_beams,
         length_penalty=beams.length_penalty,
         early_stopping=beams.early_stopping,
-        eos_token_id=list(stops),
+        eos_token_id=list(stops) or None,
         pad_token_id=0,
         do_sample=False,
         output_scores=True,

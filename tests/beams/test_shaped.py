@@ -7,6 +7,7 @@ from transformers import LogitsProcessorList
 from outrider import PromptLookup, Sampling
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Offered
 from outrider.engine.search.run import Search
 from outrider.engine.search.shaped import shaper
@@ -50,8 +51,10 @@ def ours(settings, beams, proposer, seed=None):
         rules.append(Rules(beams, len(prompt), len(prompt) + BUDGET, frozenset(STOPS), drawn=drawn))
         shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu"))
     oracle = Oracle(model, PROMPTS, 256, shapers=shapers)
-    ahead = Offered(PromptLookup(3), "cpu", beams.num_beams, None) if proposer else None
-    return Search(oracle, rules, ahead, settle=True).run()
+    ahead = Offered(PromptLookup(3), "cpu") if proposer else None
+    return Search(
+        oracle, rules, ahead, settle=True, pace=Pace(3 if proposer else 0, adapts=False)
+    ).run()
 
 
 def theirs(prompt, beams, more, seed=0):

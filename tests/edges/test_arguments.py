@@ -13,7 +13,7 @@ from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, a
 from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, StaticTree
 from outrider.drafters.shapes import optimal
-from outrider.integrations.driven import engine_for
+from outrider.integrations.driven import arranged
 from outrider.integrations.generate import speculative
 from outrider.keywords import load_arguments
 from outrider.load import load, shipped
@@ -148,7 +148,7 @@ def test_load(settings, parts):
 
 def test_prompt_lookup_has_one_default():
     assert load(llama(), **PLAIN).engine.drafter == PromptLookup()
-    assert engine_for(llama(), {}).drafter == PromptLookup()
+    assert arranged(llama(), {}).engine.drafter == PromptLookup()
 
 
 @pytest.mark.parametrize("given", [3, (1, 2, 3), (4, 1), (0, 3), "14", (1, 2.0)])
@@ -348,7 +348,7 @@ def test_long_values_do_not_fill_the_screen():
 def test_settings_of_generate_name_what_they_cannot_use():
     for drafter in (PromptLookup(4), 5):
         with refused("drafter must be a name"):
-            engine_for(llama(), {"drafter": drafter})
+            arranged(llama(), {"drafter": drafter})
 
 
 def test_classes_are_no_drafters_or_rules():

@@ -17,6 +17,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
@@ -195,6 +196,12 @@ def test_a_processor_that_cannot_be_replayed_is_refused_by_name(kind):
     target = adapt(build(FAMILIES["Llama"]()))
     with pytest.raises(ConfigurationError, match=f"{kind.__name__} cannot be replayed"):
         Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(kind(),)), Limits(4))
+
+
+def test_the_test_for_silence_is_refused_with_what_to_do():
+    target, silence = adapt(build(FAMILIES["Llama"]())), WhisperNoSpeechDetection(3, 1)
+    with pytest.raises(ConfigurationError, match=r"cannot be replayed .*no_speech_threshold=None"):
+        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(silence,)), Limits(4))
 
 
 @pytest.mark.parametrize(

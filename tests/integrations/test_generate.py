@@ -16,9 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation import (
-    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -26,7 +24,6 @@ from transformers.generation import (
 from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.integrations.generate import Speculative, generate, speculative
-from outrider.integrations.processors import settings
 from outrider.keywords import load_arguments
 from outrider.load import shipped
 
@@ -297,26 +294,6 @@ def test_the_law_at_temperature_1(processed):
         pairs.append((count - sum(n for n, _ in pairs), count * rest))
     statistic = sum((n - e) ** 2 / e for n, e in pairs)
     assert chi2.sf(statistic, len(pairs) - 1) > 1e-3
-
-
-def test_processors_become_parameters_where_they_can():
-    penalty = RepetitionPenaltyLogitsProcessor(1.2)
-    warpers = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(9), TopPLogitsWarper(0.9)]
-    read = settings([penalty, *warpers, MinPLogitsWarper(0.1)], True, 4, [2], False)
-    assert read == {
-        "temperature": 0.7,
-        "top_k": 9,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "repetition_penalty": 1.2,
-    }
-    other = Always()
-    mixed = settings([penalty, other, *warpers], True, 4, [2], False)
-    assert mixed["processors"] == (penalty, other)
-    turned = settings([TopKLogitsWarper(9), TemperatureLogitsWarper(0.7)], True, 4, [2], False)
-    assert turned["temperature"] == 0.7
-    assert len(turned["processors"]) == 1
-    assert settings([penalty], False, 4, [2], True)["processors"] == (penalty,)
 
 
 def test_differently_padded_outputs_work_and_other_vocabularies_do_not(pair):

@@ -1,8 +1,8 @@
-"""Where rules act on the logits the emitted law is that of transformers' processors, by enumeration.
+"""Where rules act the emitted law is that of transformers' processors, by enumeration.
 
-Truth: the target's logits at every prefix, each processed on its own text. Emitted: every draft that
-can be drawn, judged by scores that `shape` makes at the nodes of the tree. `shape` is float32, and
-so is the tolerance.
+Truth: the target's logits at every prefix, each processed on its own text. Emitted: every draft
+that can be drawn, judged by scores that `shape` makes at the nodes of the tree. `shape` is float32,
+and so is the tolerance.
 """
 
 from functools import lru_cache

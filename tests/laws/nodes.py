@@ -57,6 +57,8 @@ class Case:
 
     def by(self, built, tree=None):
         """Logits of all nodes by a `Shaping`: what came in stays as it is."""
+        if built is None:
+            return self.logits
         before = self.logits.clone()
         shaped = shaping.shape(self.logits, built, self.context, self.nodes, tree or self.tree)
         assert torch.equal(before, self.logits)
@@ -107,7 +109,7 @@ def joined(case, settings, **more):
     return moved.take(seats)
 
 
-def random_case(vocab, seed, rows=8, levels=(0, 1, 5, 12, 20), draw=None, least_prompt=1):
+def random_case(vocab, seed, rows=8, levels=(0, 1, 5, 12, 20), draw=None, least_prompt=1, spread=3):
     """Parents are drawn among the level above; `draw(shape, generator)` gives the tokens."""
     random = torch.Generator().manual_seed(seed)
 
@@ -115,7 +117,7 @@ def random_case(vocab, seed, rows=8, levels=(0, 1, 5, 12, 20), draw=None, least_
         return torch.randint(least, beyond, shape, generator=random)
 
     draw = draw or (lambda shape, generator: integers(0, vocab, *shape))
-    prompts = [draw((least_prompt + row % 3,), random).tolist() for row in range(rows)]
+    prompts = [draw((least_prompt + row % spread,), random).tolist() for row in range(rows)]
     made = [draw(((row + seed) % 5,), random).tolist() for row in range(rows)]
     texts = [prompt + new for prompt, new in zip(prompts, made, strict=True)]
     tokens = draw((rows, WIDE + 20), random)  # what lies beyond the length must not matter

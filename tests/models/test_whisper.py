@@ -2,11 +2,11 @@
 every width."""
 
 import copy
-from functools import lru_cache
 
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+from tiny_whisper import FRAMES, MELS, SHAPES, VOCAB, audio, whisper
+from transformers import WhisperForCausalLM
 
 import outrider.models.whisper
 from outrider.errors import ConfigurationError
@@ -17,48 +17,7 @@ from outrider.models.whisper import Cross, WhisperRunner, attend, fits
 from outrider.tree import branching
 from outrider.types import Encoded, Inputs
 
-VOCAB, FRAMES, MELS = 48, 40, 8
 PACKINGS = [False, True] if can_pack() else [False]
-SHAPES = {
-    "plain": {},
-    "scaled embeddings": {"scale_embedding": True},
-    "relu": {"activation_function": "relu"},
-    "deeper than the encoder": {"decoder_layers": 3, "encoder_layers": 1},
-}
-
-
-@lru_cache
-def whisper(shape="plain", kind=WhisperForConditionalGeneration):
-    """Weights three times as large as usual, so that mistakes show."""
-    torch.manual_seed(0)
-    config = WhisperConfig(
-        vocab_size=VOCAB,
-        num_mel_bins=MELS,
-        d_model=32,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=FRAMES // 2,
-        max_target_positions=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=3,
-        **{"encoder_layers": 2, "decoder_layers": 2} | SHAPES[shape],
-    )
-    model = kind(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.15 * torch.randn_like(parameter))
-    return model
-
-
-def audio(rows, seed=1):
-    """Frames of noise."""
-    random = torch.Generator().manual_seed(seed)
-    frames = torch.randn(rows, FRAMES, MELS, generator=random)
-    return Inputs(None, frames, torch.ones(rows, FRAMES, dtype=torch.bool))
 
 
 @torch.inference_mode()
@@ -238,7 +197,9 @@ def test_another_path_for_narrow_calls_is_caught(monkeypatch):
 def test_what_cannot_be_read_is_refused():
     lean = adapt(whisper())
     short = audio(1)._replace(features=torch.zeros(1, FRAMES - 2, MELS))
-    with pytest.raises(ConfigurationError, match=r"reads 40 log-mel frames of 8 channels.*38"):
+    with pytest.raises(
+        ConfigurationError, match=r"log-mel frames \[B, 40, 8\]; got features \[1, 38, 8\]"
+    ):
         lean.open(1, 128, short)
     states = torch.zeros(1, FRAMES // 2, 16)
     other = Inputs(

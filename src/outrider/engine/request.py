@@ -66,20 +66,20 @@ class Request:
                 what = f"a place in the prompt of {len(self.prompt)} tokens"
                 arguments.refuse("watched", what, self.watched, do)
 
-    @property
-    def source(self) -> list[int]:
-        """The ids of what it reads, if these are known."""
-        if self.inputs is None or self.inputs.ids_BS is None:
-            return []
-        ids: list[int] = self.inputs.ids_BS[0][self.inputs.mask_BS[0]].tolist()
-        return ids
-
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""
         budget = self.limits.max_new_tokens
         wanted = context if budget is None else len(self.prompt) + budget
         why = CONTEXT if budget is None or wanted > context else LENGTH
         return min(wanted, context), why
+
+
+def source_ids(inputs: Inputs | None) -> list[int]:
+    """The ids of what a row reads, without padding; none if they are not known."""
+    if inputs is None or inputs.ids_BS is None:
+        return []
+    ids: list[int] = inputs.ids_BS[0][inputs.mask_BS[0]].tolist()
+    return ids
 
 
 def token_ids(prompt: Any, number: int = 0) -> list[int]:
@@ -136,8 +136,8 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
     `reads` says whether the model reads inputs besides the text.
 
     Raises PromptError for an empty prompt, one outside the vocabulary and one as long as the
-    context, CapacityError for a text without any end, ConfigurationError for missing or useless
-    inputs.
+    context, CapacityError for a text without any end, ConfigurationError for inputs that are
+    missing, useless or unreadable.
     """
     prompt, context, vocab = request.prompt, target.context, target.vocab_size
     if not prompt:
@@ -178,11 +178,13 @@ def check(request: Request, number: int, target: LanguageModel, reads: bool) -> 
             f"the inputs of a request are one row; got {request.inputs.mask_BS.shape[0]} for "
             f"request {number}; take its own: inputs.take([row])"
         )
-    if request.sampling.encoder_no_repeat_ngram_size and not request.source:
+    if request.sampling.encoder_no_repeat_ngram_size and not source_ids(request.inputs):
         raise ConfigurationError(
             f"encoder_no_repeat_ngram_size bans what a source of token ids says; got request "
             f"{number} without source ids; leave it out, or give inputs with ids_BS"
         )
+    if request.inputs is not None:
+        target.examine(request.inputs)
 
 
 def check_fit(request: Request, number: int, context: int, max_nodes: int, capacity: int) -> None:

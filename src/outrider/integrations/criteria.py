@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import generation as hf
 
 from outrider.errors import ConfigurationError
-from outrider.integrations.processors import ids_of
+from outrider.integrations.native import ids_of
 from outrider.models.config import read
 
 #: Criteria that give the same answer for a row alone.

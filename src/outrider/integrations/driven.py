@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
@@ -15,7 +15,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.keywords import CONFIGURED
 from outrider.models import CausalModel, check, refusals, runner_of
-from outrider.models.config import read
+from outrider.models.config import decoder_of, read
 from outrider.models.guard import CONFIGURATION
 
 #: Outputs of one family are padded to multiples of at most this.
@@ -44,12 +44,12 @@ def driven(model: PreTrainedModel, role: str) -> CausalModel:
     if isinstance(model, (str, Path)):
         raise ConfigurationError(
             f"{name} must be a loaded model here; got {str(model)!r}; load it with "
-            "AutoModelForCausalLM.from_pretrained first"
+            "transformers' from_pretrained first"
         )
     refusals.check_loaded(model, name, "one loaded model")
     with CONFIGURATION:
-        text = model.config.get_text_config(decoder=True)
-        state = (model.device, model.dtype, text._attn_implementation, text.to_dict())
+        text = decoder_of(model.config)
+        state = (model.device, model.dtype, text._attn_implementation, model.config.to_dict())
         if _CHECKED.get(model) != state:
             refusals.check(model)
             check.paths(CausalModel(runner_of(model)(model)), role)
@@ -57,7 +57,14 @@ def driven(model: PreTrainedModel, role: str) -> CausalModel:
         return CausalModel(runner_of(model)(model))
 
 
-def engine_for(model: PreTrainedModel, settings: Mapping[str, Any]) -> Engine:
+class Arranged(NamedTuple):
+    """An engine, and the draft model that has an encoder of its own, if there is one."""
+
+    engine: Engine
+    encoder: PreTrainedModel | None
+
+
+def arranged(model: PreTrainedModel, settings: Mapping[str, Any]) -> Arranged:
     """Target, drafter and rule for merged settings (`load`'s names); unused ones are refused."""
     target = driven(model, "target")
     draft, table = settings.get("draft"), settings.get("table")
@@ -65,9 +72,11 @@ def engine_for(model: PreTrainedModel, settings: Mapping[str, Any]) -> Engine:
     options = DraftOptions(**common, own=settings.get("drafter_options"))
     recipe = drafters.check(settings.get("drafter", drafters.usual(draft)), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
-    models = tuple(_beside(target, one) for one in drafters.models(draft))
+    given = drafters.models(draft)
+    models = tuple(_beside(target, one) for one in given)
+    own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
     parts = Parts(models, opened(table), target.vocab_size)
-    return Engine(target, recipe.make(parts, options), rule)
+    return Arranged(Engine(target, recipe.make(parts, options), rule), next(own, None))
 
 
 def _beside(target: CausalModel, model: PreTrainedModel) -> CausalModel:

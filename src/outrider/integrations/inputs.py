@@ -4,18 +4,26 @@ import inspect
 from collections.abc import Mapping
 from types import FrameType
 
-import torch
-from torch import Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers import generation as hf
 
-from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.models.config import read
 
 _UNDERSTOOD = {
     "attention_mask",
     "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+}
+#: The same for encoder-decoders; and whatever else their encoder has read by now.
+_UNDERSTOOD_BESIDE_A_SOURCE = {
+    "attention_mask",
+    "encoder_outputs",
+    "decoder_attention_mask",
+    "decoder_position_ids",
+    "output_attentions",
     "past_key_values",
     "use_cache",
     "logits_to_keep",
@@ -30,6 +38,7 @@ _OTHER_WAYS = (
     "use_mtp",
     "speculation_type",
 )
+_STATES = ("output_attentions", "output_hidden_states")
 #: Arguments that `generate` keeps to itself when a custom function runs, and what to do instead.
 _KEPT_BACK = {
     "assistant_model": "pass draft_model=..., or call outrider.integrations.generate.generate",
@@ -72,10 +81,21 @@ def refuse_kept_back(caller: FrameType | None) -> None:
         )
 
 
-def refuse(config: hf.GenerationConfig, model_kwargs: Mapping[str, object]) -> None:
-    """Refuse what speculation cannot give."""
+def refuse_beams(config: hf.GenerationConfig) -> None:
+    """Refuse beam search, whoever asks for it."""
     if (read(config, "num_beams", int) or 1) > 1:
-        _refuse(f"num_beams={config.num_beams}", "use num_beams=1")
+        _refuse(
+            f"num_beams={config.num_beams}",
+            "use num_beams=1 (pipelines may have another default: for speech it is 5, which "
+            'generate_kwargs={"num_beams": 1, "custom_generate": speculative} changes)',
+        )
+
+
+def refuse(
+    model: PreTrainedModel, config: hf.GenerationConfig, model_kwargs: Mapping[str, object]
+) -> None:
+    """Refuse what speculation cannot give."""
+    pair = bool(model.config.is_encoder_decoder)
     for name in _OTHER_WAYS:
         if read(config, name, object):
             _refuse(f"{name}={read(config, name, object)!r}", "leave it out")
@@ -83,9 +103,15 @@ def refuse(config: hf.GenerationConfig, model_kwargs: Mapping[str, object]) -> N
     if "quantized" in kind or "offloaded" in kind:
         _refuse(f"cache_implementation={kind!r}", "leave it out: the cache is one of our own")
     if config.return_dict_in_generate:
-        for name in ("output_attentions", "output_hidden_states"):
-            if read(config, name, object):
+        for name in _STATES:
+            if read(config, name, object) and not (pair and name == "output_attentions"):
                 _refuse(name, "leave it out")
+        attention = model.get_decoder().config._attn_implementation if pair else "eager"
+        if read(config, "output_attentions", object) and attention != "eager":
+            _refuse(
+                f"output_attentions with attn_implementation={attention!r}, which keeps none,",
+                "load the model with attn_implementation='eager'",
+            )
     cache = model_kwargs.get("past_key_values")
     if isinstance(cache, Cache) and cache.get_seq_length() > 0:
         _refuse("a filled past_key_values", "pass the whole prompt instead")
@@ -94,47 +120,12 @@ def refuse(config: hf.GenerationConfig, model_kwargs: Mapping[str, object]) -> N
             f"past_key_values (got an empty {type(cache).__name__}, which would stay empty)",
             "leave it out: the cache is one of our own",
         )
-    others = {k for k, v in model_kwargs.items() if k not in _UNDERSTOOD and v is not None}
+    understood = _UNDERSTOOD
+    if pair:
+        encoder = inspect.signature(model.get_encoder().forward)
+        understood = _UNDERSTOOD_BESIDE_A_SOURCE.union(encoder.parameters)
+    others = {k for k, v in model_kwargs.items() if k not in understood and v is not None}
     if others:
         _refuse(
             f"model input {', '.join(sorted(others))}", "pass input_ids and attention_mask only"
         )
-
-
-def _tensor(model_kwargs: Mapping[str, object], name: str) -> Tensor | None:
-    given = model_kwargs.get(name)
-    if given is not None and not isinstance(given, Tensor):
-        arguments.refuse(name, "a tensor", given, "pass the tokenizer's own")
-    return given
-
-
-def left_padding(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> list[int]:
-    """How many pad tokens stand ahead of each row's prompt [B, L]."""
-    rows, width = input_ids.shape
-    mask, positions = (_tensor(model_kwargs, n) for n in ("attention_mask", "position_ids"))
-    if mask is None:
-        mask = torch.ones_like(input_ids)
-    if mask.shape != input_ids.shape or bool(((mask != 0) & (mask != 1)).any()):
-        raise ConfigurationError(
-            "attention_mask must hold a 0 or 1 for every token of input_ids; got shape "
-            f"{list(mask.shape)} with values {sorted(set(mask.reshape(-1).tolist()))[:8]} for "
-            f"input_ids of shape {list(input_ids.shape)}; pass the tokenizer's own"
-        )
-    mask = mask.long()
-    pads = [int(n) for n in (width - mask.sum(1)).tolist()]
-    for row, pad in enumerate(pads):
-        if not bool(mask[row, pad:].all()) or pad >= width:
-            raise ConfigurationError(
-                f"prompt {row} is not left-padded: its attention mask has holes or nothing in it; "
-                "use tokenizer.padding_side = 'left'"
-            )
-    if positions is not None:
-        counted = mask.cumsum(1) - 1
-        fits = positions.dim() > 1 and positions.shape[-2:] in ((1, width), (rows, width))
-        if not fits or bool(((positions.to(counted) != counted) & mask.bool()).any()):
-            raise ConfigurationError(
-                "position_ids other than 0, 1, 2, ... behind the padding are not supported by "
-                f"outrider's generate; got {positions[..., :8].tolist()}... for {width} tokens; "
-                "leave them out, and give an attention_mask as long as input_ids"
-            )
-    return pads

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Generation, Speculator, Stop
+from outrider.text.results import Generation
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 Arm = TypeVar("Arm")
@@ -160,6 +162,10 @@ class Timed:
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
+
+    def examine(self, inputs: Inputs) -> None:
+        """As the model does."""
+        self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
         """As the model does."""

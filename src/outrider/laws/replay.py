@@ -28,6 +28,13 @@ REFUSED = {
     "WhisperNoSpeechDetection": "it runs a model with a cache of its own",
     "AlternatingCodebooksLogitsProcessor": "it counts calls",
 }
+#: What to do about one of them, where there is something better than the usual advice.
+INSTEAD = {
+    "WhisperNoSpeechDetection": (
+        "leave it out (no_speech_threshold=None): it changes no score, and transcribing reads the "
+        "probability of silence from the first call"
+    )
+}
 
 
 class OneByOne:
@@ -119,9 +126,10 @@ def replayable(
                 "the other rows (one request at a time would work)"
             )
         if reason is not None:
+            usual = "make it a function of (input_ids, scores) alone, or decode without speculation"
             raise ConfigurationError(
-                f"logits processor {name} cannot be replayed at tree nodes: {reason}; make it a "
-                "function of (input_ids, scores) alone, or decode without speculation"
+                f"logits processor {name} cannot be replayed at tree nodes: {reason}; "
+                f"{INSTEAD.get(name, usual)}"
             )
         found.append(processor if stacks else OneByOne(processor))
     return tuple(found)

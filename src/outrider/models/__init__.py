@@ -77,20 +77,22 @@ def adapt(
     packed: bool = False,
     vocab_size: int | None = None,
     chain_only: bool = False,
+    shares: bool = False,
 ) -> CausalModel:
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
-    `chain_only` takes the fallback that uses the model's own mask. Raises UnsupportedModel, with
-    the reason, for models that cannot be driven exactly.
+    `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
+    encoder-decoder's own encoder unused: a draft model then attends to the target's states. Raises
+    UnsupportedModel, with the reason, for models that cannot be driven exactly.
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and whisper.fits(model):
-        lean = CausalModel(whisper.WhisperRunner(model, packed), vocab_size)
+        lean = CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
         lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
         return lean
-    if reads_more(model.config):  # what is left in has positions for trees; no chains to fall to
-        return CausalModel(seq2seq.runner_of(model)(model), vocab_size)
+    if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
+        return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
     if chain_only:
         return CausalModel(ChainRunner(model), vocab_size)
     if on_cpu and llama.fits(model):
@@ -105,6 +107,8 @@ def reads_more(config: PretrainedConfig) -> bool:
 
 def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
     """The class that runs this architecture through its own forward."""
+    if reads_more(model.config):
+        return seq2seq.runner_of(model)
     kind = model.config.model_type
     if kind == "falcon" and not model.config.alibi:
         return TransformersRunner

@@ -20,6 +20,9 @@ class Reader(Protocol):
     def shares(self) -> bool:
         """Whether it has no encoder of its own and takes the target's states."""
 
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that cannot be read: ConfigurationError."""
+
     def encode(self, inputs: Inputs) -> Encoded:
         """The encoder's states of these inputs."""
 
@@ -83,7 +86,6 @@ class CausalModel:
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
-        self.shares = False  #: whether it leaves an encoder of its own unused
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
@@ -113,32 +115,36 @@ class CausalModel:
     def reads(self) -> Reads:
         """What it reads besides its text."""
         reader = self.runner.reader
-        if reader is None:
-            return "text"
-        return "states" if self.shares or reader.shares else "source"
+        return "text" if reader is None else "states" if reader.shares else "source"
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+        if self.runner.reader is None:
+            raise ConfigurationError(
+                "this model reads text alone; got inputs of another kind; leave inputs out, or "
+                "load an encoder-decoder"
+            )
+        if inputs.encoded is None and self.runner.reader.shares:
+            raise ConfigurationError(
+                f"{self.runner.name} has no encoder of its own; got inputs that are not encoded; "
+                "draft with it for a target whose encoder it shares"
+            )
+        if inputs.encoded is None and inputs.ids_BS is None and inputs.features is None:
+            raise ConfigurationError(
+                f"{self.runner.name} reads with an encoder of its own; got another encoder's "
+                "states alone; give its inputs, or a draft model that shares the encoder"
+            )
+        self.runner.reader.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`: the encoder runs, unless its states are there already.
 
         Raises ConfigurationError for a model of text alone, and for one without an encoder.
         """
-        if self.runner.reader is None:
-            raise ConfigurationError(
-                "this model reads text alone; got inputs of another kind; leave inputs out, or "
-                "load an encoder-decoder"
-            )
-        if inputs.encoded is not None:
+        if inputs.encoded is not None and self.runner.reader is not None:
             return inputs
-        if self.reads == "states":
-            raise ConfigurationError(
-                f"{self.runner.name} has no encoder of its own; got inputs that are not encoded; "
-                "draft with it for a target whose encoder it shares"
-            )
-        if inputs.ids_BS is None and inputs.features is None:
-            raise ConfigurationError(
-                f"{self.runner.name} reads with an encoder of its own; got another encoder's "
-                "states alone; give its inputs, or a draft model that shares the encoder"
-            )
+        self.examine(inputs)
+        assert self.runner.reader is not None
         return inputs._replace(encoded=self.runner.reader.encode(inputs))
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:

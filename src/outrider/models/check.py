@@ -10,6 +10,10 @@ from outrider.tree import branching
 from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
+_ADVICE = (
+    "use a draft model with the target's tokenizer, drafter='prompt_lookup', or "
+    "drafter='reference_lookup' to copy from the other model's text"
+)
 
 
 def vocabulary(
@@ -39,8 +43,8 @@ def vocabulary(
     for name, size in sizes.items():
         if name != "target" and size < real:
             raise VocabularyMismatch(
-                f"the {name} model has {size} outputs, but the tokenizer has {real} tokens; use a "
-                "draft model trained with the target's tokenizer"
+                f"the {name} model has {size} outputs, but the tokenizer has {real} tokens; "
+                f"{_ADVICE}"
             )
     return min(real, sizes["target"])
 
@@ -59,8 +63,7 @@ def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
             f"{len(moved)} tokens have different ids, first {token!r}: "
             f"{target[token]} against {draft[token]}"
         )
-    advice = "use a draft model with the target's tokenizer, or drafter='prompt_lookup'"
-    return f"target and draft model use different vocabularies: {'; '.join(parts)}; {advice}"
+    return f"target and draft model use different vocabularies: {'; '.join(parts)}; {_ADVICE}"
 
 
 def ordinary(numbers: Tensor, vocab: int) -> Tensor:

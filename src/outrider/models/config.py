@@ -37,6 +37,13 @@ def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
     return read(config, "encoder", PretrainedConfig) or config
 
 
+def states_width(config: PretrainedConfig) -> int:
+    """The width of the encoder's states that a decoder attends to, before it projects them."""
+    if read(config, "is_encoder_decoder", bool):
+        return int(encoder_of(config).hidden_size)
+    return read(config, "cross_attention_hidden_size", int) or int(config.hidden_size)
+
+
 def vocabulary_of(config: PretrainedConfig) -> int:
     """How many tokens the model's output layer knows."""
     inner = decoder_of(config)

@@ -9,9 +9,9 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
-from outrider.errors import UnsupportedModel
+from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import seq2seq
-from outrider.models.config import decoder_of, read
+from outrider.models.config import decoder_of, read, states_width
 
 _RECURRENT = "its layers carry a recurrent state, which cannot be rolled back or branched"
 _EXPERTS = "how many tokens an expert takes depends on the whole call, so on a node's siblings"
@@ -108,6 +108,9 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
         advice = "use another family of docs/supported-models.md, such as T5, BART or Whisper"
         if kind not in seq2seq.SUPPORTED:
             refuse(REASONS.get(kind, "nobody has tried this kind of encoder-decoder"), advice)
+        inner = decoder_of(config)
+        if seq2seq.composed(config) and inner.model_type not in seq2seq.DECODERS:
+            refuse(f"nobody has tried one with a decoder of {inner.model_type!r}", advice)
     if kind in REASONS:
         refuse(REASONS[kind])
     if reads_states(config) and kind not in READS_STATES | _MAY_CROSS:
@@ -119,6 +122,40 @@ def check_config(config: PretrainedConfig, name: str | None = None) -> None:
     others = sorted(set(layers) - LAYERS)
     if others:
         refuse(f"layers of type {', '.join(others)} carry a state that cannot be rolled back")
+
+
+def check_pair(target: PretrainedConfig, drafts: Sequence[PretrainedConfig]) -> None:
+    """Refuse models, and decoders that attend to states which nobody makes, by configuration alone.
+
+    Raises UnsupportedModel.
+    """
+    for config in (target, *drafts):
+        check_config(config)
+    if reads_states(target):
+        raise UnsupportedModel(
+            f"a {target.model_type!r} decoder alone cannot be a target: its layers attend to an "
+            "encoder's states, and it has no encoder to make them; give the whole model as the "
+            "target (this one may be its draft)"
+        )
+    for draft in drafts:
+        if not target.is_encoder_decoder and (draft.is_encoder_decoder or reads_states(draft)):
+            raise UnsupportedModel(
+                f"a {draft.model_type!r} draft model reads sources, which a {target.model_type!r} "
+                "target has not; use a decoder-only draft model"
+            )
+        if reads_states(draft):
+            check_widths(target, draft)
+
+
+def check_widths(target: PretrainedConfig, draft: PretrainedConfig) -> None:
+    """Refuse a draft model that cannot attend to the target's states: ConfigurationError."""
+    made, wanted = states_width(target), states_width(draft)
+    if made != wanted:
+        raise ConfigurationError(
+            f"the draft model attends to states of width {wanted}; got a target whose encoder "
+            f"makes states of width {made}; use a draft model made for this encoder, or one with "
+            "its own encoder and share_encoder=False"
+        )
 
 
 def check(model: PreTrainedModel) -> None:

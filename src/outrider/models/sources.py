@@ -2,19 +2,22 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals
+from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals, sharing
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.types import Tokenizer
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
+
+#: Whether a draft model attends to the target's encoder states; "auto": if the encoders are equal.
+ShareEncoder: TypeAlias = bool | Literal["auto"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,6 +29,7 @@ class Source:
         self.given, self.role = given, role
         self._models: dict[str, PreTrainedModel] = {}
         self._chain_only: bool | None = None  # unknown until the first check
+        self._shares: bool | None = None  # unknown until the weights are compared
         self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
@@ -42,16 +46,47 @@ class Source:
                 "the path or download the model first"
             ) from error
 
-    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
+    def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
+        """Whether this draft model attends to the states of the target's encoder.
+
+        Raises ConfigurationError for a wish that cannot be had.
+        """
+        if refusals.reads_states(self.config):
+            return True
+        both = self.config.is_encoder_decoder and target.config.is_encoder_decoder
+        if wish is False or (wish == "auto" and not both):
+            return False
+        if not both:
+            raise ConfigurationError(
+                "share_encoder=True is for a target and a draft model with encoders; got "
+                f"{target} and {self}; leave it out"
+            )
+        if wish is True:
+            refusals.check_widths(target.config, self.config)
+            return True
+        if self._shares is None:
+            models = target.model(dtype, place), self.model(dtype, place)
+            self._shares = sharing.same_encoder(*models)
+        return self._shares
+
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> CausalModel:
         """The model behind its runner, checked once against its own forward.
 
-        An architecture that is not listed and does not score trees falls back to chains.
+        An architecture that is not listed and does not score trees falls back to chains. A draft
+        that `shares` attends to the states of the target's encoder.
         """
-        refusals.check_config(self.config)
         loaded = self.model(setting.dtype, device)
 
         def made(chain_only: bool) -> CausalModel:
-            return adapt(loaded, packed=setting.packed, vocab_size=vocab, chain_only=chain_only)
+            return adapt(
+                loaded,
+                packed=setting.packed,
+                vocab_size=vocab,
+                chain_only=chain_only,
+                shares=shares,
+            )
 
         if self._chain_only is None:
             model, self._chain_only = made(False), False
@@ -116,22 +151,32 @@ class Source:
             made = AutoTokenizer.from_pretrained(str(self.given))
         except (OSError, ValueError):
             return None
+        except ImportError as error:
+            raise ConfigurationError(
+                f"the tokenizer of {self} needs a package that is not installed "
+                f"({first_line(error)}); install it, or pass tokenizer=..."
+            ) from error
         folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
         if folder.is_dir() and not any((folder / name).is_file() for name in names):
             return None  # some families make an empty one of nothing
         return made
 
-    def eos_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids of the generation config."""
-        settings = self.config
-        if isinstance(self.given, (str, Path)):
-            from transformers import GenerationConfig
+    def settings(self) -> dict[str, Any]:
+        """The generation configuration, or what the model's own says instead of one."""
+        from transformers import GenerationConfig
 
+        settings: PretrainedConfig | GenerationConfig = self.config
+        if isinstance(self.given, (str, Path)):
             with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
         else:  # models that cannot generate by themselves have none
-            settings = getattr(self.given, "generation_config", None) or self.config
-        ids = settings.to_dict().get("eos_token_id")
+            settings = read(self.given, "generation_config", GenerationConfig) or self.config
+        said: dict[str, Any] = settings.to_dict()
+        return said
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids of the generation configuration."""
+        ids = self.settings().get("eos_token_id")
         if ids is None:
             return ()
         return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

@@ -25,11 +25,12 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
-from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import read
 from outrider.models.linear import Product, fused
+from outrider.models.seq2seq.kinds import Window
+from outrider.models.seq2seq.reader import check_width
 from outrider.models.whisper_encoder import Norm, WhisperEncoder
 from outrider.types import Encoded, Inputs, Nodes, Output
 
@@ -136,18 +137,22 @@ class WhisperReader:
         self._shapes = config.max_source_positions, config.num_mel_bins
         self._dtype = layers[0].before.weight.dtype
         self.shares = encoder is None
+        self._window = Window(config)
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse frames of another shape, or states of another width: ConfigurationError."""
+        if inputs.encoded is not None:
+            check_width(inputs.encoded, self._width)
+        elif not self.shares:
+            self._window.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Encoded:
         """The encoder's states of features [B, frames, mels]; all of them are there.
 
         Whisper attends to padding, too: a window is 30 seconds, what follows the audio is silence.
         """
-        length, mels = self._shapes
-        if inputs.features is None:
-            raise ConfigurationError(
-                "Whisper reads log-mel frames; got inputs without features; give them as "
-                f"[B, {2 * length}, {mels}]"
-            )
+        self._window.examine(inputs)
+        assert inputs.features is not None
         if self._encoder is None:
             assert self._make is not None, "a decoder alone has no encoder"
             self._encoder = self._make()
@@ -156,12 +161,8 @@ class WhisperReader:
 
     def keep(self, encoded: Encoded) -> Cross:
         """Keys and values of every layer, [2 layers, B, H, T, E] in one piece."""
+        check_width(encoded, self._width)
         states = encoded.states_BTE.to(self._dtype)
-        if states.shape[-1] != self._width:
-            raise ConfigurationError(
-                f"this decoder reads encoder states of width {self._width}; got states of width "
-                f"{states.shape[-1]}; a draft that shares the encoder must be as wide as the target"
-            )
         rows, length, _ = states.shape
         heads, size = self._heads, self._width // self._heads
         table = states.new_empty(2 * len(self._layers), rows, heads, length, size)
@@ -182,11 +183,11 @@ class WhisperReader:
 
 
 class WhisperRunner:
-    """Runs a Whisper's weights on one CPU device."""
+    """Runs a Whisper's weights on one CPU device; `shares` leaves an encoder that it has unused."""
 
     trees = True
 
-    def __init__(self, model: Whisper, packed: bool) -> None:
+    def __init__(self, model: Whisper, packed: bool, shares: bool = False) -> None:
         config, decoder = model.config, model.model.decoder
         self.name = type(model).__name__
         self.packed = packed
@@ -202,7 +203,7 @@ class WhisperRunner:
         self._head = fused([model.get_output_embeddings()], packed)
         self._act = ACT2FN[config.activation_function]
         encoder = None
-        if isinstance(model, WhisperForConditionalGeneration):
+        if isinstance(model, WhisperForConditionalGeneration) and not shares:
             encoder = partial(WhisperEncoder, model.model.encoder, packed)
         self.reader: Reader = WhisperReader(config, self._layers, encoder)
 

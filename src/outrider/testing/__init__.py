@@ -12,6 +12,7 @@ from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
 from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, llama, pair, perturbed
 from outrider.testing.runs import Restless, begun, decode
+from outrider.testing.sourced import FAMILIES, encoder_decoder, encoder_decoders, sources
 
 
 def check_drafter(make: Maker) -> None:
@@ -32,6 +33,7 @@ def check_drafter(make: Maker) -> None:
 
 __all__ = [
     "CHECKS",
+    "FAMILIES",
     "PROMPTS",
     "RUNNERS",
     "SETTINGS",
@@ -45,9 +47,12 @@ __all__ = [
     "check_drafter",
     "checks",
     "decode",
+    "encoder_decoder",
+    "encoder_decoders",
     "llama",
     "p_value",
     "pair",
     "perturbed",
+    "sources",
     "text_law",
 ]

@@ -40,6 +40,10 @@ class MetaModel:
     dtype, trees = torch.float32, True
     reads: Reads = "text"
 
+    def examine(self, inputs: Inputs) -> None:
+        """Refused: it reads text alone."""
+        self.encode(inputs)
+
     def encode(self, inputs: Inputs) -> Inputs:
         """Refused: it reads text alone."""
         raise ValueError(f"a model of text alone encodes nothing; got {type(inputs).__name__}")

@@ -12,6 +12,7 @@ from outrider.engine.batch import encoded, references
 from outrider.engine.request import Request, check
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import NARROW, Oracle
+from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Drafted, Nothing, Offered, Proposer
 from outrider.engine.search.run import Counts, Hypothesis, Search
 from outrider.engine.search.shaped import shaper
@@ -38,11 +39,14 @@ def search(
     requests: Sequence[Request],
     beams: Beams,
     settle: bool = True,
+    pace: Pace | None = None,
+    draft_beams: int | None = None,
 ) -> Searched:
     """Beam search of several requests side by side; `drafter` says what is scored ahead.
 
     The beams are those of an ordinary search, whatever the drafter. Requests with a temperature
-    above 0 draw their beams (beam sampling).
+    above 0 draw their beams (beam sampling). `settle` and `pace` are those of `Search`;
+    a draft model searches with `draft_beams` (None: as many as the target).
 
     Raises PromptError, CapacityError or ConfigurationError before any work is done.
     """
@@ -79,14 +83,16 @@ def search(
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     capacity = -(-(capacity + ahead + 2 * NARROW) // ROUND) * ROUND
     oracle = Oracle(target, prompts, capacity, inputs, shapers)
-    copied = references([request.reference for request in requests], inputs, device)
+    copied = references(
+        [request.reference for request in requests], inputs, target.vocab_size, device
+    )
     proposer: Proposer = Nothing()
     if isinstance(drafter, DraftModel):
         own = inputs_for(drafter.model, inputs)
         small = Oracle(drafter.model, prompts, capacity, own, shapers, oracle.roots())
-        proposer = Drafted(small, rules, drafter.shapes[0].max_depth)
+        proposer = Drafted(small, rules, drafter.shapes[0].max_depth, draft_beams)
     elif not isinstance(drafter, Root):
-        proposer = Offered(drafter, device, beams.num_beams, copied)
-    found = Search(oracle, rules, proposer, settle)
+        proposer = Offered(drafter, device, copied)
+    found = Search(oracle, rules, proposer, settle, pace)
     hypotheses = [row[: beams.num_return_sequences] for row in found.run()]
     return Searched(hypotheses, found.counts, time.perf_counter() - started)

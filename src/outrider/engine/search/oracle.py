@@ -170,7 +170,10 @@ class Oracle:
             spare = row.spare()  # one slot for them all: nobody looks at what they write
             slots[number, len(texts) :] = spare
             seen[number, len(texts) :, spare] = True
-        wide = width(int(slots.max()) + 1, 0, self.capacity)
+        last = int(
+            np.flatnonzero(seen.any((0, 1)))[-1]
+        )  # what is read may lie behind what is written
+        wide = width(last + 1, 0, self.capacity)
         made = (torch.from_numpy(table) for table in (tokens, at, slots, seen[..., :wide]))
         return Nodes(*(table.to(self._device) for table in made))
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from outrider.engine.search.oracle import Oracle
 from outrider.engine.search.prefix import Prefix
-from outrider.engine.search.step import Rules, State, step
+from outrider.engine.search.step import DEAD, Rules, State, step
+from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
@@ -22,20 +23,20 @@ class Proposer(Protocol):
     """Proposes texts below the running beams of rows that wait for a call."""
 
     @property
-    def most(self) -> int:
-        """Most texts it proposes for a row at once."""
+    def depth(self) -> int:
+        """How many tokens below a beam it goes at most."""
 
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
-        """Texts to score ahead, parents first, by row."""
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
+        """Texts to score ahead, parents first, by row; at most `depth` tokens below a beam."""
 
 
 @dataclass(frozen=True)
 class Nothing:
     """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
 
-    most: int = 0
+    depth: int = 0
 
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """Nothing."""
         return {}
 
@@ -49,17 +50,18 @@ class Offered:
     """
 
     def __init__(
-        self, drafter: Drafter, device: torch.device | str, beams: int, references_BS: Tensor | None
+        self, drafter: Drafter, device: torch.device | str, references_BS: Tensor | None = None
     ) -> None:
         self.drafter, self.device, self._references_BS = drafter, device, references_BS
-        self.most = beams * (drafter.shapes[0].max_nodes - 1)
+        self.depth = drafter.shapes[0].max_depth
 
     @inference
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """The drafter's trees below all beams, of one `propose` of its own."""
         proposed: dict[int, list[Prefix]] = {row: [] for row in states}
         beams = [(row, text) for row in states for text in dict.fromkeys(states[row].running)]
-        shape = self.drafter.shapes[0]
+        fit = (shape for shape in self.drafter.shapes if shape.max_depth <= depth)
+        shape = next(fit, self.drafter.shapes[-1])
         context = self._context(beams, shape.max_nodes)
         memory = self.drafter.open(context, context.tokens_BL.shape[1])
         draft = self.drafter.propose(memory, context, shape)
@@ -70,7 +72,7 @@ class Offered:
             there = set(drawn[at if len(drawn) > 1 else 0]) - {-1}
             texts = {0: text}
             for node in sorted(there):  # parents stand before their children
-                if above[node] in texts:
+                if above[node] in texts and texts[above[node]].length - text.length < depth:
                     texts[node] = texts[above[node]].child(tokens[at][node])
             proposed[row] += list(texts.values())[1:]
         return proposed
@@ -93,22 +95,34 @@ class Offered:
 class Drafted:
     """The same search run ahead on a draft model, from the target's own state.
 
-    `width` beams (at least the target's), `length` steps.
+    `length` steps with `width` beams: None, or at least as many as the target's (Leviathan's u).
     """
 
-    def __init__(self, oracle: Oracle, rules: Sequence[Rules], length: int) -> None:
-        self.oracle, self.length = oracle, length
-        self.rules = [replace(rule, drawn=None) for rule in rules]  # the draws are the target's
-        self.most = length * max(rule.beams.num_beams for rule in rules)
+    def __init__(
+        self, oracle: Oracle, rules: Sequence[Rules], length: int, width: int | None = None
+    ) -> None:
+        self.oracle, self.depth = oracle, length
+        least = max(rule.beams.num_beams for rule in rules)
+        if width is not None and width < least:
+            raise ConfigurationError(
+                f"the draft model needs as many beams as the target; got {width} for {least}; "
+                "leave its width out"
+            )
+        self.rules = [
+            replace(  # the draws are the target's
+                rule, drawn=None, beams=replace(rule.beams, num_beams=width or rule.beams.num_beams)
+            )
+            for rule in rules
+        ]
 
     @inference
-    def propose(self, states: Mapping[int, State]) -> dict[int, list[Prefix]]:
+    def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """The draft's beams of each of the next steps."""
-        live = dict(states)
+        live = {row: _widened(state, self.rules[row]) for row, state in states.items()}
         proposed: dict[int, list[Prefix]] = {row: [] for row in states}
         for row, state in live.items():
             self.oracle.prune(row, state.running)
-        for _ in range(self.length):
+        for _ in range(depth):
             wanted: list[list[Prefix]] = [[] for _ in self.oracle.rows]
             for row, state in live.items():
                 wanted[row] = self._unknown(row, state)
@@ -120,7 +134,7 @@ class Drafted:
                     del live[row]
                     continue
                 pairs = zip(ahead.running, ahead.scores_W.tolist(), strict=True)
-                proposed[row] += [text for text, score in pairs if score > _ALIVE]
+                proposed[row] += [text for text, score in pairs if score > DEAD / 2]
         return proposed
 
     def _unknown(self, row: int, state: State) -> list[Prefix]:
@@ -138,4 +152,10 @@ class Drafted:
         return missing
 
 
-_ALIVE = -1.0e8  #: scores below it are those of beams that are none
+def _widened(state: State, rules: Rules) -> State:
+    """The state with more beams that are none."""
+    more = rules.beams.num_beams - len(state.running)
+    if not more:
+        return state
+    scores_W = torch.cat([state.scores_W, state.scores_W.new_full((more,), 2 * DEAD)])
+    return state._replace(running=state.running + state.running[-1:] * more, scores_W=scores_W)

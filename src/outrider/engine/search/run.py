@@ -4,6 +4,7 @@ A row's search goes on for as many steps as its oracle can answer; then all rows
 scored in one call, together with what a proposer guesses will be asked next.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.search.oracle import Oracle
+from outrider.engine.search.pace import Pace
 from outrider.engine.search.patient import patient_step
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.proposers import Nothing, Proposer
@@ -47,6 +49,7 @@ class Search:
 
     rules       of each row
     proposer    what is scored ahead
+    pace        how far ahead, call by call; None: as far as its own calls show that it pays
     settle      whether a beam that cannot win may go unscored: the same beams by fewer calls
     """
 
@@ -56,9 +59,11 @@ class Search:
         rules: Sequence[Rules],
         proposer: Proposer | None = None,
         settle: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.oracle, self.rules, self.settle = oracle, rules, settle
         self.proposer = proposer or Nothing()
+        self.pace = Pace(self.proposer.depth) if pace is None else pace
         self.counts = Counts()
         self.states = [
             start(root, rule, oracle.model.device)
@@ -68,11 +73,13 @@ class Search:
     @inference
     def run(self) -> list[list[Hypothesis]]:
         """All rows' finished beams, the best first."""
-        while True:
-            waiting = self._advance()
-            if not waiting:
-                break
-            self._score(waiting)
+        waiting = self._advance()
+        while waiting:
+            depth, started, steps = self.pace.depth(), time.perf_counter(), self.counts.steps
+            self._score(waiting, depth)
+            rows, waiting = len(waiting), self._advance()
+            answered = (self.counts.steps - steps) // rows
+            self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
         self.counts.margin = [state.margin for state in self.states]
         return [
@@ -99,10 +106,12 @@ class Search:
                 self.counts.steps += 1
         return waiting
 
-    def _score(self, waiting: dict[int, list[Prefix]]) -> None:
+    def _score(self, waiting: dict[int, list[Prefix]], depth: int) -> None:
         for row in waiting:
             self.oracle.prune(row, self.states[row].running)
-        ahead = self.proposer.propose({row: self.states[row] for row in waiting})
+        ahead: dict[int, list[Prefix]] = {}
+        if depth:
+            ahead = self.proposer.propose({row: self.states[row] for row in waiting}, depth)
         wanted: list[list[Prefix]] = [[] for _ in self.states]
         for row, texts in waiting.items():
             wanted[row] = texts + ahead.get(row, [])

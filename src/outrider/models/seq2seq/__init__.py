@@ -1,9 +1,11 @@
 """Encoder-decoders: one runner for all, and a small file for each family that needs more."""
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models.config import read
+from outrider.models.config import decoder_of, read
+from outrider.models.seq2seq.bigbird_pegasus import BigBirdPegasusRunner
 from outrider.models.seq2seq.moonshine import MoonshineRunner
+from outrider.models.seq2seq.roberta import RobertaRunner
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.models.seq2seq.speech_to_text import SpeechToTextRunner
 from outrider.models.seq2seq.states import StatesRunner
@@ -36,18 +38,40 @@ SUPPORTED = frozenset(
     }
 )
 
-#: Families that need more than slots, sources and positions.
+#: Decoders that a composite of two models may have.
+DECODERS = frozenset(
+    {"bart", "bert", "bert-generation", "gpt2", "mbart", "roberta", "trocr", "xlm-roberta"}
+)
+_COMPOSITES = frozenset({"encoder-decoder", "vision-encoder-decoder"})
+
+#: Families, and decoders of composites, that need more than slots, sources and positions.
 EXCEPTIONS: dict[str, type[Seq2SeqRunner]] = {
+    "bigbird_pegasus": BigBirdPegasusRunner,
     "moonshine": MoonshineRunner,
+    "roberta": RobertaRunner,
     "speech_to_text": SpeechToTextRunner,
+    "xlm-roberta": RobertaRunner,
 }
+
+
+def composed(config: PretrainedConfig) -> bool:
+    """Whether encoder and decoder are models of their own kinds."""
+    return config.model_type in _COMPOSITES
 
 
 def runner_of(model: PreTrainedModel) -> type[Seq2SeqRunner]:
     """The class that runs this encoder-decoder, or decoder with cross attention."""
     if not read(model.config, "is_encoder_decoder", bool):
         return StatesRunner
-    return EXCEPTIONS.get(model.config.model_type, Seq2SeqRunner)
+    return EXCEPTIONS.get(decoder_of(model.config).model_type, Seq2SeqRunner)
 
 
-__all__ = ["EXCEPTIONS", "SUPPORTED", "Seq2SeqRunner", "StatesRunner", "runner_of"]
+__all__ = [
+    "DECODERS",
+    "EXCEPTIONS",
+    "SUPPORTED",
+    "Seq2SeqRunner",
+    "StatesRunner",
+    "composed",
+    "runner_of",
+]

@@ -7,84 +7,63 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models.config import encoder_of
 from outrider.models.guard import evaluating
-from outrider.models.seq2seq import probe
+from outrider.models.seq2seq.kinds import Kind, kind_of, there
 from outrider.types import Encoded, Inputs, RowStore
 
-#: transformers' name of what an encoder takes -> what it is called in messages.
-KINDS = {
-    "input_ids": "source text",
-    "input_features": "log-mel frames",
-    "input_values": "samples",
-    "pixel_values": "pixels",
-}
+_SEED = 21  #: of made-up states
 
 
 class EncoderReader:
     """A model's own encoder, and what its decoder keeps of the states."""
+
+    shares = False
 
     def __init__(
         self, model: PreTrainedModel, keeper: Callable[[Encoded], RowStore], wide: int
     ) -> None:
         """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
         self.model, self._keeper, self._wide = model, keeper, wide
-        self.shares = False
-        self.config = encoder_of(model.config)
-        self.takes: str = model.main_input_name
+        self.kind: Kind = kind_of(model)
         self._parts = list(model.modules())
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse what the encoder cannot read: ConfigurationError."""
+        if inputs.encoded is None:
+            self.kind.examine(inputs)
+        else:
+            check_width(inputs.encoded, self._wide)
 
     @torch.no_grad()
     def encode(self, inputs: Inputs) -> Encoded:
-        """The encoder's states.
-
-        Texts are read as one padded batch. Audio is read in groups of one length, without padding:
-        convolutions and norms over time would let the padding through.
-        """
-        if self.takes == "input_ids":
-            return Encoded(self._states(inputs), inputs.mask_BS[:, : _longest(inputs.mask_BS)])
-        lengths = inputs.mask_BS.sum(1).tolist()
-        rows, order, whole = range(len(lengths)), list[int](), None
-        for length in dict.fromkeys(lengths):
-            group = [row for row in rows if lengths[row] == length or self.takes == "pixel_values"]
-            states = self._states(inputs.take(group))
-            read = Encoded(states, states.new_ones(states.shape[:2], dtype=torch.bool))
+        """The encoder's states of rows that can be read together, one group after another."""
+        read, order, whole = _moved(inputs, self.model), list[int](), None
+        for group in self.kind.groups(inputs):
+            alike = read.take(group)
+            states = self.states(alike)
+            mask = states.new_ones(states.shape[:2], dtype=torch.bool)
+            if inputs.ids_BS is not None:
+                mask = alike.mask_BS[:, : states.shape[1]]
+            part = Encoded(states, mask)
             seats = range(len(order), len(order) + len(group))
-            whole = read if whole is None else whole.put(seats, read)
+            whole = part if whole is None else whole.put(seats, part)
             order += group
-            if len(order) == len(rows):
-                break
         assert whole is not None, "no rows to encode"
-        return whole if order == [*rows] else whole.take([order.index(row) for row in rows])
+        return whole.take([order.index(row) for row in range(len(order))])
 
-    def _states(self, inputs: Inputs) -> Tensor:
+    def states(self, inputs: Inputs) -> Tensor:
+        """The encoder's states [B, T, E] of rows read together."""
         with evaluating(self.model, self._parts):
             states: Tensor = self.model.get_encoder()(**self.asked(inputs)).last_hidden_state
         return states
 
     def asked(self, inputs: Inputs) -> dict[str, Tensor]:
-        """What transformers' encoder, and its whole model, is called with for these inputs.
-
-        Raises ConfigurationError for inputs of another kind.
-        """
-        given = inputs.ids_BS if self.takes == "input_ids" else inputs.features
-        if given is None:
-            other = "features" if inputs.ids_BS is None else "source text"
-            raise ConfigurationError(
-                f"{type(self.model).__name__} reads {KINDS[self.takes]}; got {other}; give what "
-                "its processor makes"
-            )
-        if self.takes == "pixel_values":
-            return {"pixel_values": given.to(self.model.dtype)}
-        long = _longest(inputs.mask_BS)
-        if self.takes == "input_ids":
-            return {"input_ids": given[:, :long], "attention_mask": inputs.mask_BS[:, :long].long()}
-        given = given[:, :long].to(self.model.dtype)
-        # Whisper's frames stand in columns
-        return {self.takes: given.transpose(1, 2) if probe.mels(self.config) else given}
+        """What transformers' encoder, and its whole model, is asked for rows read together."""
+        return self.kind.asked(inputs, self.model.dtype)
 
     def keep(self, encoded: Encoded) -> RowStore:
         """Cross-attention keys and values of these states."""
+        check_width(encoded, self._wide)
         return self._keeper(encoded)
 
     def probe(self, rows: int) -> Inputs:
@@ -93,13 +72,12 @@ class EncoderReader:
         Their states are made up as well, so that a check need not wait for an encoder;
         `probe(2)._replace(encoded=None)` has it read them.
         """
-        made = probe.sources(self.config, self.takes, rows)
-        encoded = probe.states(self.config, made.mask_BS, self.takes, self._wide)
-        return probe.moved(made._replace(encoded=encoded), self.model.device, self.model.dtype)
+        made, lengths = self.kind.made_up(rows)
+        return _moved(made._replace(encoded=_made_up(lengths, self._wide)), self.model)
 
 
 class StatesReader:
-    """No encoder: states come from the target's, and this is what the decoder keeps of them."""
+    """No encoder, or none in use: states come from the target's."""
 
     shares = True
 
@@ -108,32 +86,53 @@ class StatesReader:
     ) -> None:
         self.model, self._keeper, self._wide = model, keeper, wide
 
-    def encode(self, inputs: Inputs) -> Encoded:
-        """The states that are there; without any it raises ConfigurationError."""
-        if inputs.encoded is None:
-            self.asked(inputs)
-        assert inputs.encoded is not None
-        return inputs.encoded
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse states of another width: ConfigurationError."""
+        check_width(self.encode(inputs), self._wide)
 
-    def asked(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Nothing can be asked of an encoder that is not there: ConfigurationError."""
-        raise ConfigurationError(
-            f"{type(self.model).__name__} has no encoder of its own; got inputs that are not "
-            "encoded; draft with it for a target whose encoder it shares"
-        )
+    def encode(self, inputs: Inputs) -> Encoded:
+        """The states that are there."""
+        assert inputs.encoded is not None, "inputs without states for a model without an encoder"
+        return inputs.encoded
 
     def keep(self, encoded: Encoded) -> RowStore:
         """Cross-attention keys and values of these states."""
+        check_width(encoded, self._wide)
         return self._keeper(encoded)
 
     def probe(self, rows: int) -> Inputs:
         """Made-up states of different lengths, the same at every call."""
-        made = probe.sources(self.model.config, "input_ids", rows)
-        encoded = probe.states(self.model.config, made.mask_BS, "input_ids", self._wide)
-        made = Inputs(None, None, encoded.mask_BT, encoded)
-        return probe.moved(made, self.model.device, self.model.dtype)
+        encoded = _made_up([24 - row % 3 for row in range(rows)], self._wide)
+        return _moved(Inputs(None, None, encoded.mask_BT, encoded), self.model)
 
 
-def _longest(mask_BS: Tensor) -> int:
-    """The length of the longest source; a wait for the device, once a source."""
-    return int(mask_BS.sum(1).max())
+def check_width(encoded: Encoded, wide: int) -> None:
+    """Refuse states of an encoder that is not this decoder's: ConfigurationError."""
+    given = encoded.states_BTE.shape[-1]
+    if given != wide:
+        raise ConfigurationError(
+            f"the decoder attends to states of width {wide}; got states of width {given}; a model "
+            "that shares the target's encoder must be made for it: share_encoder=False, or "
+            "another draft model"
+        )
+
+
+def _made_up(lengths: list[int], wide: int) -> Encoded:
+    random = torch.Generator().manual_seed(_SEED)
+    states = torch.randn(len(lengths), max(lengths), wide, generator=random)
+    return Encoded(states, there(lengths))
+
+
+def _moved(inputs: Inputs, model: PreTrainedModel) -> Inputs:
+    """The inputs where the model can read them."""
+    ids, features, mask, encoded, _ = inputs
+    device = model.device
+    if encoded is not None:
+        states = encoded.states_BTE.to(device, model.dtype)
+        encoded = Encoded(states, encoded.mask_BT.to(device))
+    return Inputs(
+        None if ids is None else ids.to(device),
+        None if features is None else features.to(device),
+        mask.to(device),
+        encoded,
+    )

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider.errors import UnsupportedModel
+from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
-from outrider.models.config import encoder_of
+from outrider.models.config import states_width
 from outrider.models.guard import alone, evaluating, instead
 from outrider.models.hf import Mask, TransformersRunner
 from outrider.models.seq2seq.crossed import Crossed
@@ -31,22 +31,20 @@ class Seq2SeqRunner(TransformersRunner):
     # not `n_positions`: T5 checkpoints name it, but its bias reaches any distance
     reaches = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
     prefix = "decoder_"  #: of the arguments that are the text's, not the source's
+    encoder: type[EncoderReader] = EncoderReader  #: what reads the sources
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
+        """`shares` leaves the model's encoder unused: states come from the target's."""
         super().__init__(model)
         self._decoder: torch.nn.Module = model.get_decoder()
         self._named = self._takes_positions()
         with torch.no_grad():
             self._patches = self._tables()
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
-        self.reader: EncoderReader | StatesReader = self._reader()
-
-    def _reader(self) -> EncoderReader | StatesReader:
-        return EncoderReader(self.model, self.crossed, self._wide())
-
-    def _wide(self) -> int:
-        """The width of the encoder's states."""
-        return int(encoder_of(self.model.config).hidden_size)
+        made = StatesReader if shares else EncoderReader
+        self.reader: EncoderReader | StatesReader = made(
+            model, self.crossed, states_width(model.config)
+        )
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""
@@ -67,7 +65,9 @@ class Seq2SeqRunner(TransformersRunner):
 
         Configurations have five names for their number, of which two mean the encoder's.
         """
-        nothing = torch.zeros(1, 1, self._wide(), dtype=self.dtype, device=self.device)
+        nothing = torch.zeros(
+            1, 1, states_width(self.model.config), dtype=self.dtype, device=self.device
+        )
         past = self._first(Encoded(nothing, nothing.new_ones(1, 1, dtype=torch.bool)))
         own, cross = len(past.self_attention_cache.layers), len(past.cross_attention_cache.layers)
         if own != cross or not own:
@@ -130,7 +130,10 @@ class Seq2SeqRunner(TransformersRunner):
         hidden: bool,
     ) -> Output:
         crossed = cache.inputs
-        assert isinstance(crossed, Crossed), f"{self.name} reads sources; got rows without"
+        if not isinstance(crossed, Crossed):
+            raise ConfigurationError(
+                f"{self.name} reads a source beside its text; got rows without one; give inputs"
+            )
         past = EncoderDecoderCache(cache, crossed.cache())
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
         with evaluating(self.model, self._parts), self._listening(hidden, last) as states:
@@ -157,6 +160,7 @@ class Seq2SeqRunner(TransformersRunner):
         if inputs.encoded is not None:
             source = self.given(inputs.encoded.states_BTE, inputs.encoded.mask_BT.long())
         else:
+            assert isinstance(self.reader, EncoderReader), f"{self.name} has no encoder in use"
             source = {**self.reader.asked(inputs)}
         with evaluating(self.model, self._parts):
             return self._ask(tokens_1Q, None, source, torch.ones_like(tokens_1Q))

@@ -14,7 +14,7 @@ class SpeechToTextRunner(Seq2SeqRunner):
         source = super().given(states, None)
         if seen is not None:
             there = (seen[:, 0, 0] == 0 if seen.dim() == 4 else seen).sum(1)
-            frames = (there - 1) * 2 ** int(self.model.config.num_conv_layers) + 1
-            steps = torch.arange(int(frames.max()), device=seen.device)
-            source["attention_mask"] = (steps < frames[:, None]).long()
+            leaves = 2 ** int(self.model.config.num_conv_layers)
+            steps = torch.arange((states.shape[1] - 1) * leaves + 1, device=seen.device)
+            source["attention_mask"] = (steps <= (there[:, None] - 1) * leaves).long()
         return source

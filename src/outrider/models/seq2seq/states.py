@@ -3,9 +3,8 @@
 import inspect
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from outrider.models.config import read
-from outrider.models.seq2seq.reader import StatesReader
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 
 
@@ -14,12 +13,8 @@ class StatesRunner(Seq2SeqRunner):
 
     prefix = ""
 
-    def _reader(self) -> StatesReader:
-        return StatesReader(self.model, self.crossed, self._wide())
-
-    def _wide(self) -> int:
-        own = read(self.model.config, "cross_attention_hidden_size", int)
-        return own or int(self.model.config.hidden_size)
+    def __init__(self, model: PreTrainedModel, shares: bool = True) -> None:
+        super().__init__(model, shares=True)
 
     def _takes_positions(self) -> bool:
         return "position_ids" in inspect.signature(self._decoder.forward).parameters

@@ -1,0 +1,154 @@
+"""One call of `generate`: prompts in, sequences out, criteria judged token by token."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import generation as hf
+
+from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Engine, Run
+from outrider.engine.request import Limits, source_ids
+from outrider.errors import ConfigurationError
+from outrider.integrations.criteria import Criteria, Judge
+from outrider.integrations.kept_scores import KeptScores
+from outrider.integrations.native import Prompts, ids_of
+from outrider.integrations.processors import of_row, settings
+from outrider.laws.sampling import Sampling
+from outrider.models.config import read
+from outrider.types import Inputs
+
+
+class Rows(NamedTuple):
+    """What is decoded: prompts [B, L] and what stands ahead of and beside them."""
+
+    input_ids: Tensor
+    pads: list[int]  #: pad tokens ahead of each prompt
+    inputs: Sequence[Inputs] | None = None  #: what each row reads besides its text
+    references: Sequence[Sequence[int]] | None = None  #: tokens that each may copy from
+
+
+class Made(NamedTuple):
+    """What one call has made, as `generate` gives it."""
+
+    sequences: Tensor
+    scores: tuple[Tensor, ...] | None
+    logits: tuple[Tensor, ...] | None
+
+
+class Call:
+    """Rows decoded under the processors, criteria and configuration that `generate` prepared."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: Rows,
+        processors: Sequence[hf.LogitsProcessor],
+        criteria: Sequence[hf.StoppingCriteria],
+        config: hf.GenerationConfig,
+        streamer: hf.BaseStreamer | None,
+    ) -> None:
+        self.config, self.streamer = config, streamer
+        self.input_ids, self.context = rows.input_ids, engine.target.context
+        self.count, self.width = rows.input_ids.shape
+        if streamer is not None and self.count > 1:
+            raise ConfigurationError(
+                f"a streamer takes one sequence; got a batch of {self.count}; stream one at a time"
+            )
+        prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
+        self.criteria = Criteria(criteria, config, self.count)
+        eos = self.criteria.eos
+        about = Prompts(
+            self.width,
+            any(rows.pads),
+            eos,
+            engine.target.vocab_size,
+            min(self.criteria.longest, self.context),
+            [source_ids(inputs) for inputs in rows.inputs or ()],
+        )
+        how = settings(processors, bool(config.do_sample), about)
+        each = [
+            Sampling(
+                **of_row(how, row, self.count), padding=tuple(rows.input_ids[row, :pad].tolist())
+            )
+            for row, pad in enumerate(rows.pads)
+        ]
+        wanted = bool(config.return_dict_in_generate)
+        self.kept = KeptScores(
+            self.count, wanted and bool(config.output_scores), wanted and bool(config.output_logits)
+        )
+        self._ended: set[int] = set()
+        pad = ids_of(read(config, "_pad_token_tensor", Tensor))
+        scored = self.kept.scored if self.kept.scores else None
+        self.judge = Judge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
+        self.run: Run = engine.run(
+            prompts,
+            each,
+            Limits(max(self.criteria.longest - self.width, 1), tuple(eos)),
+            inputs=rows.inputs,
+            references=rows.references,
+            observe=self.kept.observe if self.kept.wanted else None,
+        )
+
+    def result(self) -> Made:
+        """Decode to the end: sequences [B, L] with their prompts, padded as plain `generate`'s."""
+        judge = self.judge
+        if self.streamer is not None:
+            self.streamer.put(self.input_ids.cpu())
+        for block in self.run:
+            self._take(block)
+            if judge.complete:
+                break
+        if self.streamer is not None:
+            self.streamer.end()
+        self._warn()
+        longest = judge.longest
+        made = torch.full((self.count, longest), judge.pad, dtype=torch.int64)
+        for row, tokens in enumerate(judge.tokens):
+            kept = tokens[: judge.ends[row] if self.criteria.padded else longest]
+            made[row, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
+        return Made(
+            torch.cat([self.input_ids, made.to(self.input_ids.device)], 1),
+            self.kept.stacked(0, longest, judge.over) if self.kept.scores else None,
+            self.kept.stacked(1, longest, judge.over) if self.kept.logits else None,
+        )
+
+    def _take(self, block: HostBlock) -> None:
+        row, judge = block.row, self.judge
+        for token in block.token_ids:
+            ended = judge.add(row, token)
+            if self.streamer is not None:
+                self.streamer.put(torch.tensor([token]))
+            if ended and (self.criteria.padded or self.count == 1):
+                for one in ended:
+                    self._end(one)
+                if row in ended:
+                    return
+        if block.finish_reason is not None and judge.close(row) and self.criteria.padded:
+            for one, end in enumerate(judge.ends):
+                if end is not None:
+                    self._end(one)
+
+    def _end(self, row: int) -> None:
+        """Nothing more of this row is wanted; why it ended by itself, if it did, stays."""
+        if row not in self._ended:
+            self._ended.add(row)
+            self.run.end(row, self.run.reasons[row] or "stop")
+
+    def _warn(self) -> None:
+        """Say it if the model's context ended a row, where plain generate would go on."""
+        short = [
+            row
+            for row, reason in enumerate(self.run.reasons)
+            if reason == "context" and self.judge.ends[row] == len(self.judge.tokens[row])
+        ]
+        if short:
+            warnings.warn(
+                f"row {', '.join(map(str, short))} ended at the model's context of {self.context} "
+                f"tokens, before max_length={self.criteria.longest}; outrider stops there, plain "
+                "generate goes on to positions that the model was not made for; lower "
+                "max_new_tokens or shorten the prompt",
+                stacklevel=2,
+            )

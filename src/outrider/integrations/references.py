@@ -1,0 +1,63 @@
+"""Texts that rows may copy from, as callers of `generate` give them."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+
+from outrider import arguments
+from outrider.drafters import ReferenceLookup
+from outrider.engine.request import token_ids
+from outrider.errors import ConfigurationError
+from outrider.types import Drafter, Inputs
+
+#: Token ids: one list, or a list for each prompt.
+Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+def references(model: PreTrainedModel, given: Ids | None, rows: int) -> list[Sequence[int]] | None:
+    """Tokens that each row may copy from.
+
+    One list serves all rows; of several there must be one for each prompt. Whisper's `generate`
+    calls once per window and leaves out files that are over, so that its rows are not the caller's:
+    there each row may copy from all of them.
+    """
+    if given is None:
+        return None
+    each = lists("reference", given)
+    if len(each) == 1:
+        return each * rows
+    if isinstance(model, WhisperForConditionalGeneration):
+        return [[token for ids in each for token in ids]] * rows
+    if rows % len(each):
+        raise ConfigurationError(
+            f"reference= has one list of token ids for each prompt, or one for all; got "
+            f"{len(each)} for {rows} rows; give as many as there are prompts"
+        )
+    return [ids for ids in each for _ in range(rows // len(each))]
+
+
+def check(
+    drafter: Drafter, inputs: Sequence[Inputs] | None, copied: Sequence[Sequence[int]] | None
+) -> None:
+    """Refuse reference lookup that has nothing to look up."""
+    if not isinstance(drafter, ReferenceLookup) or copied is not None:
+        return
+    if inputs is None or inputs[0].ids_BS is None:
+        raise ConfigurationError(
+            f"drafter={drafter.name!r} copies from a reference, and there is none: no token ids "
+            "of a source have come this far; pass reference=..., or source_ids=... if generate was "
+            "given encoder_outputs instead of input_ids"
+        )
+
+
+def lists(name: str, given: Ids) -> list[Sequence[int]]:
+    """Lists of token ids from a tensor, one list or several."""
+    plain = given.tolist() if isinstance(given, Tensor) else given
+    if not isinstance(plain, (list, tuple)) or not plain:
+        do = f"write {name}=tokenizer(texts).input_ids"
+        arguments.refuse(name, "token ids: one list, or a list for each prompt", given, do)
+    if not isinstance(plain[0], (list, tuple, Tensor)):
+        plain = [plain]
+    return [token_ids(ids, number) for number, ids in enumerate(plain)]

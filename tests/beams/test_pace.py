@@ -1,0 +1,38 @@
+"""How far ahead a search scores follows what its calls have shown."""
+
+from outrider.engine.search.pace import AGAIN, PROBES, Pace
+
+
+def run(pace, answered, cost, calls=200):
+    """Depths chosen when a call of depth d answers `answered(d)` steps and takes `cost(d)`."""
+    depths = []
+    for _ in range(calls):
+        depth = pace.depth()
+        depths.append(depth)
+        pace.learn(depth, answered(depth), cost(depth))
+    return depths
+
+
+def test_ahead_as_far_as_it_pays():
+    flat = run(Pace(4), lambda depth: depth + 1, lambda depth: 1 + 0.01 * depth)
+    assert flat[2 * PROBES :].count(4) > 150  # always right, at no cost
+
+
+def test_not_ahead_where_it_does_not_pay():
+    depths = run(Pace(4), lambda depth: 1, lambda depth: 1 + 0.1 * depth)
+    settled = depths[2 * PROBES :]
+    assert settled.count(0) > 0.9 * len(settled)
+    assert any(settled[at] == 4 for at in range(AGAIN + 1))  # and now and then it looks again
+
+
+def test_a_middle_depth():
+    """Two steps ahead are always right, the third never."""
+    depths = run(Pace(4), lambda depth: min(depth, 2) + 1, lambda depth: 1 + 0.2 * depth)
+    assert depths[2 * PROBES :].count(2) > 150
+
+
+def test_expected_steps_of_smaller_depths():
+    pace = Pace(3)
+    for steps in (1, 4, 2, 3):
+        pace.learn(3, steps, 1.0)
+    assert [pace.expected(depth) for depth in range(4)] == [1, 1.75, 2.25, 2.5]

@@ -1,0 +1,244 @@
+"""Tiny configurations of every supported encoder-decoder, and of decoders on another's states."""
+
+import copy
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+from outrider.models.sources import auto_class
+
+VOCAB = 97
+IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    **IDS,
+}
+AUDIO = {name: value for name, value in BART.items() if name != "max_position_embeddings"}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,  # texts of the tests reach beyond
+    "n_positions": 16,  # kept by checkpoints; no limit
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+GEMMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "sliding_window": 6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 16,
+    "patch_size": 8,
+}
+TROCR = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "cross_attention_hidden_size": 32,
+}
+GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+CROSSING = {"is_decoder": True, "add_cross_attention": True}
+
+
+def own(kind, **sizes):
+    return AutoConfig.for_model(kind, **sizes)
+
+
+def composite(encoder, decoder, kind="encoder-decoder"):
+    """An encoder and a decoder of two models."""
+    given = {"encoder": encoder, "decoder": {**decoder, **CROSSING}}
+    return own(kind, **given, decoder_start_token_id=5, pad_token_id=0)
+
+
+def vision(decoder):
+    return composite(VIT, decoder, "vision-encoder-decoder")
+
+
+#: name -> configuration
+FAMILIES = {
+    "T5": lambda: own("t5", **T5),
+    "T5 (gated, untied)": lambda: own(
+        "t5", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    ),
+    "mT5": lambda: own("mt5", **T5),
+    "UMT5": lambda: own("umt5", **T5),
+    "LongT5": lambda: own("longt5", **T5, local_radius=4),
+    "T5Gemma": lambda: own(
+        "t5gemma",
+        encoder=dict(GEMMA),
+        decoder={**GEMMA, "cross_attention_hidden_size": 32},
+        vocab_size=VOCAB,
+    ),
+    "BART": lambda: own("bart", **BART),
+    "mBART": lambda: own("mbart", **BART),
+    "Blenderbot": lambda: own("blenderbot", **BART),
+    "Blenderbot-small": lambda: own("blenderbot-small", **BART),
+    "Marian": lambda: own("marian", **BART),
+    "Pegasus": lambda: own("pegasus", **BART),
+    "PEGASUS-X": lambda: own("pegasus_x", **BART, num_global_tokens=4, block_size=8),
+    "BigBird-Pegasus": lambda: own("bigbird_pegasus", **BART, block_size=2, num_random_blocks=1),
+    "PLBart": lambda: own("plbart", **BART),
+    "MVP": lambda: own("mvp", **BART),
+    "M2M-100, NLLB": lambda: own("m2m_100", **BART),
+    "LED": lambda: own(
+        "led",
+        **{name: value for name, value in BART.items() if name != "max_position_embeddings"},
+        max_encoder_position_embeddings=128,
+        max_decoder_position_embeddings=128,
+        attention_window=4,
+    ),
+    "Whisper": lambda: own(
+        "whisper",
+        **AUDIO,
+        max_source_positions=6,
+        max_target_positions=64,
+        num_mel_bins=8,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    ),
+    "Speech2Text": lambda: own(
+        "speech_to_text",
+        **AUDIO,
+        max_source_positions=200,
+        max_target_positions=128,
+        input_feat_per_channel=8,
+        conv_channels=16,
+    ),
+    "Moonshine": lambda: own(
+        "moonshine",
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        max_position_embeddings=128,
+    ),
+    "BERT to BERT": lambda: composite(
+        {"model_type": "bert", **BERT}, {"model_type": "bert", **BERT}
+    ),
+    "BERT to GPT-2": lambda: composite(
+        {"model_type": "bert", **BERT, "hidden_size": 24}, {"model_type": "gpt2", **GPT2}
+    ),
+    "BERT to BART": lambda: composite(
+        {"model_type": "bert", **BERT}, {"model_type": "bart", **BART}
+    ),
+    "BERT to BERT (generation)": lambda: composite(
+        {"model_type": "bert-generation", **BERT}, {"model_type": "bert-generation", **BERT}
+    ),
+    "RoBERTa to RoBERTa": lambda: composite(
+        {"model_type": "roberta", **BERT}, {"model_type": "roberta", **BERT}
+    ),
+    "XLM-R to XLM-R": lambda: composite(
+        {"model_type": "xlm-roberta", **BERT}, {"model_type": "xlm-roberta", **BERT}
+    ),
+    "TrOCR (ViT to TrOCR)": lambda: vision({"model_type": "trocr", **TROCR}),
+    "Donut (image to mBART)": lambda: vision(
+        {
+            "model_type": "mbart",
+            **BART,
+            "is_encoder_decoder": False,
+            "cross_attention_hidden_size": 32,
+        }
+    ),
+    "ViT to GPT-2": lambda: vision({"model_type": "gpt2", **GPT2}),
+}
+#: Families that transformers runs with eager attention alone.
+EAGER_ONLY = {
+    "BigBird-Pegasus",
+    "LED",
+    "LongT5",
+    "MVP",
+    "PEGASUS-X",
+    "Speech2Text",
+    "T5Gemma",
+    "TrOCR (ViT to TrOCR)",
+}
+
+#: class of a decoder alone -> configuration; its encoder would have three layers
+ALONE = {**BART, "encoder_layers": 3, "decoder_layers": 1}
+DECODERS = {
+    "BartForCausalLM": lambda: own("bart", **ALONE),
+    "BigBirdPegasusForCausalLM": lambda: own("bigbird_pegasus", **ALONE),
+    "BlenderbotForCausalLM": lambda: own("blenderbot", **ALONE),
+    "BlenderbotSmallForCausalLM": lambda: own("blenderbot-small", **ALONE),
+    "MarianForCausalLM": lambda: own("marian", **ALONE),
+    "MBartForCausalLM": lambda: own("mbart", **ALONE),
+    "MvpForCausalLM": lambda: own("mvp", **ALONE),
+    "PegasusForCausalLM": lambda: own("pegasus", **ALONE),
+    "PLBartForCausalLM": lambda: own("plbart", **ALONE),
+    "TrOCRForCausalLM": lambda: own("trocr", **TROCR),
+    "WhisperForCausalLM": lambda: own(
+        "whisper",
+        **{**ALONE, "max_position_embeddings": None},
+        max_source_positions=6,
+        max_target_positions=64,
+        num_mel_bins=8,
+    ),
+    "GPT2LMHeadModel": lambda: own("gpt2", **GPT2, **CROSSING),
+    "BertLMHeadModel": lambda: own("bert", **BERT, **CROSSING),
+}
+
+
+def attentions(name):
+    return ("eager",) if name in EAGER_ONLY else ("eager", "sdpa")
+
+
+def build(config, attention="eager", seed=0, kind=None):
+    """A random float32 model with logits far from uniform. The configuration is copied.
+
+    `kind` is the class of a decoder alone.
+    """
+    torch.manual_seed(seed)
+    config = copy.deepcopy(config)
+    maker = (
+        auto_class(config).from_config if kind is None else getattr(transformers, kind)._from_config
+    )
+    model = maker(config, attn_implementation=attention).float()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(3.0)
+    return model.eval()

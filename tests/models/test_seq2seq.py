@@ -1,0 +1,89 @@
+"""Every family of encoder-decoders over ragged trees, and decoders on another model's states."""
+
+import pytest
+import torch
+from seats import Rows, played
+from seq2seq_families import DECODERS, FAMILIES, attentions, build
+
+from outrider.models import CausalModel
+from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
+from outrider.models.seq2seq import SUPPORTED, composed, runner_of
+from outrider.models.seq2seq.kinds import there
+from outrider.types import Inputs
+
+CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
+NAMES = [f"{name}-{attention}" for name, attention in CASES]
+
+
+def driven(name, attention="eager", seed=0):
+    model = build(FAMILIES[name](), attention, seed)
+    return CausalModel(runner_of(model)(model))
+
+
+def blind(target):
+    """The same without what the adapter does for positions: what a plain 4-D mask gives."""
+    target.runner._patches, target.runner._named = [], False
+    return target
+
+
+def test_at_least_22_families_and_every_supported_type():
+    kinds = {config().model_type for config in FAMILIES.values()}
+    assert kinds == SUPPORTED
+    assert len(kinds) >= 22
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES, ids=NAMES)
+@torch.inference_mode()
+def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
+    target = driven(name, attention)
+    sources = target.probe(4)._replace(encoded=None)
+    assert played(target, sources) < 1e-5
+    first = blind(target)
+    rows = Rows(first, 1)
+    rows.join(0, sources.take([0]), [0, *range(9, 20)])
+    assert rows.step() > 1e-2
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@torch.inference_mode()
+def test_decoders_alone_attend_to_states_of_another_model(kind):
+    model = build(DECODERS[kind](), kind=kind)
+    draft = CausalModel(runner_of(model)(model))
+    assert draft.reads == "states"
+    states = draft.probe(4)
+    assert played(draft, states) < 1e-5
+    rows = Rows(blind(draft), 1)
+    rows.join(0, states.take([0]), [0, *range(9, 20)])
+    assert rows.step() > 1e-2
+
+
+def test_every_decoder_of_a_composite_is_tried():
+    configs = [config() for config in FAMILIES.values()]
+    kinds = {config.decoder.model_type for config in configs if composed(config)}
+    assert kinds == DECODERS_OF_COMPOSITES
+
+
+@pytest.mark.parametrize("name", ["BigBird-Pegasus", "Moonshine", "Speech2Text", "BART"])
+@torch.inference_mode()
+def test_a_source_is_read_as_if_it_were_alone(name):
+    """Also by encoders for which padding counts, or short sources change what follows."""
+    target = driven(name)
+    sources = target.probe(3)
+    if name == "BigBird-Pegasus":  # beyond 14 tokens its attention is sparse
+        mask = there([17, 7, 30])
+        sources = Inputs((torch.arange(90).view(3, 30) % 90 + 5) * mask, None, mask)
+    sources = sources._replace(encoded=None)
+    together = target.encode(sources).encoded
+    for row in range(3):
+        alone = target.encode(sources.take([row])).encoded
+        length = int(together.mask_BT[row].sum())
+        assert length == int(alone.mask_BT.sum())
+        gap = together.states_BTE[row, :length] - alone.states_BTE[0, :length]
+        assert float(gap.abs().max()) < 1e-5
+    if name == "BigBird-Pegasus":
+        encoder = target.runner.model.get_encoder()
+        assert encoder.attention_type == "block_sparse"
+        ids = sources.ids_BS[2:]
+        encoder.set_attention_type("original_full")
+        full = encoder(input_ids=ids).last_hidden_state
+        assert float((full - together.states_BTE[2:]).abs().max()) > 1e-3
