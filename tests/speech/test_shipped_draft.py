@@ -31,10 +31,10 @@ def test_the_folder_holds_two_layers_and_the_ids():
 
 
 def test_it_is_known_by_name_and_refuses_another_target():
+    deep = whispers.whisper(layers=6)
     with pytest.raises(ConfigurationError, match=r"got draft layers \(0, 5\)"):
         outrider.load(whispers.whisper(), draft="whisper-base-draft", dtype="float32", threads=1)
     with pytest.raises(ConfigurationError, match="whisper-base-draft proposes tokens"):
-        deep = whispers.whisper(layers=6)
         outrider.load(deep, draft="whisper-base-draft", dtype="float32", threads=1)
     with pytest.raises(ConfigurationError, match="no local folder"):
         outrider.load(deep, draft="whisper-base-drafts", dtype="float32", threads=1)
