@@ -40,9 +40,13 @@ Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
 
+#: The shipped draft folder for openai/whisper-base.
+WHISPER_DRAFT = "whisper-base-draft"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
+    "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -101,8 +105,9 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
-                    target "corrector" is the shipped encoder-decoder for damaged Python
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
+                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
+                    "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup", or "reference_lookup" for an
                     encoder-decoder
@@ -153,6 +158,8 @@ def load(
     planned = named(planner)
     if draft_layers is not None:
         draft = _layers(draft_layers, draft)
+    elif isinstance(draft, str) and draft == WHISPER_DRAFT:
+        draft = shipped(WHISPER_DRAFT)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
