@@ -44,7 +44,7 @@ def decoded(
         inputs = sources.read_sources(model, encoder, asked.model_kwargs, asked.given, count)
     else:
         sources.refuse(model, asked.given)
-    copied = references.references(model, asked.reference, count)
+    copied = references.references(asked.reference, count, asked.given.windows)
     references.check(engine.drafter, inputs, copied)
     processors = silence.listened(model, asked.processors, asked.input_ids, asked.model_kwargs)
     call = Call(
