@@ -20,6 +20,11 @@ GREEDY = {"language": "en", "temperature": 0}
 WINDOWS = 3
 
 
+def outline(transcript):
+    """What must not change; log-probabilities round with the width of a step."""
+    return [(segment.start, segment.end, segment.tokens) for segment in transcript.segments]
+
+
 @pytest.fixture(scope="module")
 def speculator(models_directory):
     path = models_directory / "whisper-base"
@@ -56,7 +61,7 @@ def test_drafts_and_references_do_not_change_the_text(speculator, windows, model
         path, draft_layers=(0, 1, 2, 3, 5), num_speculative_tokens=3, dtype="float32", threads=1
     )
     mine = layers.transcribe(windows[0], **GREEDY)
-    assert mine.segments == plain.segments
+    assert outline(mine) == outline(plain)
     assert mine.stats.decoded.block_efficiency > 1.5  # less is no draft
     copied = speculator.transcribe(windows[0], reference=plain.text, **GREEDY)
     assert copied.text == plain.text

@@ -289,7 +289,7 @@ def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[st
             sums[arm][0] += stats.decoder_ms
             sums[arm][1] += stats.milliseconds
             table.add_row(
-                name,
+                Path(name).name,
                 arm,
                 f"{stats.encoder_ms / 1e3:.2f}",
                 f"{stats.decoder_ms / 1e3:.2f}",
