@@ -17,6 +17,7 @@ LAYERS = [
     {"lab"},
     {"integrations", "load", "testing"},
     {"certify", "keywords", "text"},
+    {"speech"},
     {"engine"},
     {"drafters", "verifiers"},
     {"laws"},
@@ -31,14 +32,17 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "text", "integrations", "lab", "testing"},
+    "transformers": {"models", "speech", "text", "integrations", "lab", "testing"},
     "tokenizers": {"text"},
     "safetensors": {"drafters", "load", "models"},
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},
     "matplotlib": {"lab", "theory", "cli"},
-    "scipy": {"lab", "theory", "certify"},
+    "rouge_score": {"lab"},
+    "sacrebleu": {"lab"},
+    "scipy": {"lab", "speech", "theory", "certify"},
+    "soundfile": {"speech"},
     "fastapi": {"server"},
     "uvicorn": {"server"},
     "prometheus_client": {"server"},

@@ -1,8 +1,8 @@
 """Rehearse the whole recipe on a slice: `python -m training.smoke`, under five minutes.
 
 Corpus, tokenizer, tokens, target with the loop penalty, draft, n-gram table, export and
-evaluation, each by the command that the full recipe uses. The models are too small to be of
-use; what is shown is that every step runs and feeds the next.
+evaluation, then the corrector, each by the command that the full recipe uses. The models are too
+small to be of use; what is shown is that every step runs and feeds the next.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+TINY_T5 = "--layers 1 --width 64 --heads 2 --inner 96 --vocabulary 1024"
 TINY = "--layers 2 --width 64 --heads 2 --inner 192 --vocabulary 1024 --context 320"
 
 
@@ -43,6 +44,13 @@ def commands(folder: Path) -> list[str]:
         *exports,
         f"evaluate --data {data} --target {export / 'target'} --draft {export / 'draft'} "
         f"--ngram {folder / 'ngram.safetensors'} --tokenizer {tokenizer} --prompts 4 --every 8",
+        f"corrector --data {data} --out {runs / 'corrector'} --tokenizer {tokenizer} {TINY_T5} "
+        f"--minutes 0.1 --batch 1024 --pool 64",
+        f"corrector.export --checkpoint {runs / 'corrector' / 'last.pt'} "
+        f"--out {export / 'corrector'}",
+        f"corrector.held_out --data {data} --out {folder / 'heldout_pairs.jsonl'}",
+        f"corrector.evaluate --model {export / 'corrector'} --tokenizer {tokenizer} "
+        f"--pairs {folder / 'heldout_pairs.jsonl'} --most 4",
     ]
 
 

@@ -28,7 +28,9 @@ from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
 from outrider.load import load
 from outrider.stats import RequestStats, Stats
-from outrider.text.speculator import Completion, Generation, Speculator, Stop, TextBlock
+from outrider.text.results import Completion, Generation, TextBlock
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 __version__ = "0.1.0.dev0"
 

@@ -17,13 +17,14 @@ from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, refusals
+from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.speech import hearing
+from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.types import Costs, Curve, Drafter, Verifier
 
@@ -36,14 +37,21 @@ if TYPE_CHECKING:
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 
+#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
+CORRECTOR = "corrector"
+
+#: The shipped draft folder for openai/whisper-base.
+WHISPER_DRAFT = "whisper-base-draft"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: part is "target" or "draft" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
+    "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
 def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target" or "draft") has, read from its weights' header.
+    """How many parameters a shipped model ("target", say) has, read from its weights' header.
 
     >>> parameters("target")
     20328704
@@ -97,19 +105,22 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md)
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
+                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
+                    "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup"
+                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
+                    encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for "prompt_lookup", else 4
+                    5 for "dynamic_tree", 8 for lookups, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
-    width           paths of "beam" and "paths"; of "dynamic_tree" the nodes expanded per level and
-                    the children of each (EAGLE-2's top_k)
+    width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
+                    nodes expanded per level and the children of each (EAGLE-2's top_k)
     total_tokens    drafted tokens of "dynamic_tree", the best of all candidates; or of the shape
                     that `acceptance` asks for
     acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
-    ngram           shortest and longest n-gram of prompt lookup; None: (1, 4)
+    ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
     table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
                     shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
@@ -147,18 +158,17 @@ def load(
     planned = named(planner)
     if draft_layers is not None:
         draft = _layers(draft_layers, draft)
+    elif isinstance(draft, str) and draft == WHISPER_DRAFT:
+        draft = shipped(WHISPER_DRAFT)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    recipe = drafters.check(drafter or drafters.usual(draft), options, draft, table)
-    sources = _sources(target, drafters.models(draft))
-    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
-    if share_encoder is True and len(sources) == 1:
-        raise ConfigurationError(
-            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
-        )
+    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
+    reads = reads_more(first.config)
+    recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
+    sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
-    tokenizer = sources[0].tokenizer() if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
     ahead = options.num_speculative_tokens or recipe.depth
@@ -166,16 +176,25 @@ def load(
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    costs = _costs(running, planned)
-    engine = Engine(running.models[0], made, judge, planned, costs)
-    hears = hearing.opened(
-        str(sources[0]),
-        sources[0].given,
-        sources[0].model(running.setting.dtype, place),
-        tokenizer,
-        [source.config for source in sources[1:]],
-    )
-    return Speculator(engine, tokenizer, sources[0].eos_ids(), notes, hears)
+    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+
+
+def _spoken(
+    engine: Engine,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    notes: Notes,
+    sources: Sources,
+    model: "PreTrainedModel",
+) -> Speculator:
+    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    first, eos_ids = sources[0], sources[0].eos_ids()
+    opening = None
+    if reads_more(first.config):
+        opening = Opening.of(first.settings(), eos_ids, str(first))
+    configs = [source.config for source in sources[1:]]
+    hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
 def _shipped_parts(
@@ -199,15 +218,25 @@ def _layers(layers: Sequence[int], draft: object) -> Layers:
     return Layers(tuple(layers))
 
 
-def _sources(target: "Model", drafts: "Sequence[Model | Layers]") -> Sources:
-    """The target ahead of its drafts, some of which may be made of it."""
-    first = Source(target, "target")
-    return first, *(
+def _sources(
+    first: Source, drafts: "Sequence[Model | Layers]", share_encoder: ShareEncoder
+) -> Sources:
+    """The target ahead of its drafts, some of which may be made of it.
+
+    Raises UnsupportedModel and ConfigurationError for what no configuration of theirs allows.
+    """
+    if share_encoder is True and not drafts:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
+    beside = [
         ShallowSource(first, draft)
         if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
         else Source(draft, "draft")
         for draft in drafts
-    )
+    ]
+    refusals.check_pair(first.config, [source.config for source in beside])
+    return first, *beside
 
 
 def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
@@ -218,6 +247,13 @@ def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
         return None
     target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
     return Costs(target, drafts[0] if drafts else None)
+
+
+def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+    """The one beside the target; the shipped corrector has that of the shipped target."""
+    if str(target) == str(shipped(CORRECTOR)):
+        return read_tokenizer(shipped("target"))
+    return target.tokenizer()
 
 
 def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
@@ -280,8 +316,6 @@ def _run(
     target, *drafts = sources
 
     def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
-        if isinstance(source, ShallowSource):
-            return source.driven(setting, place, vocab)
         shares = source is not target and source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, vocab, shares)
 

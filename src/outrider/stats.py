@@ -168,6 +168,13 @@ class Stats(RequestStats):
             setattr(self, f"{verb}_ms", times.get(verb, 0.0))
         self.host_ms = self.seconds * 1e3 - sum(times.values())
 
+    def follow(self, other: "Stats") -> None:
+        """Add a run that came after this one: its counts and its times."""
+        self.add(other)
+        times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
+        for name in ("seconds", "engine_steps", *times):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))

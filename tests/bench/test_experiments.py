@@ -17,6 +17,7 @@ from outrider.drafters.ngram_table import NgramTable, count
 from outrider.errors import ConfigurationError
 from outrider.lab.papers import (
     alpha_measure,
+    alpha_tasks,
     app,
     published,
     record,
@@ -261,7 +262,8 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     prompts = [{"prompt": f"def f{i}(x):"} for i in range(16)]
     sources = {"draft model": Source(small)}
     how = {"tokens": 16 * 200, "new_tokens": 200, "seed": 3}
-    found = alpha_measure.alphas(speculator, prompts, sources, 1.0, **how)
+    tasks = alpha_tasks.tasks(speculator, prompts)
+    found = alpha_measure.alphas(speculator, tasks, sources, 1.0, **how)
     lenient = found["lenient"]["draft model"]
     assert lenient == sorted(lenient)
     assert lenient[-1] > lenient[0] + 0.05

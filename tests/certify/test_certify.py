@@ -113,8 +113,9 @@ def test_a_foreign_generator_is_held_to_the_shaped_law():
     wrong = foreign(lambda p: generator(p, Sampling(0.8)), target, PROMPTS, asked, FEW)
     assert wrong.verdict == "not exact"
     assert "support" in wrong.failed  # a banned token
-    with pytest.raises(ConfigurationError, match="min_new_tokens=4; leave it out"):
-        foreign(generator, target, PROMPTS, Sampling(1.0, min_new_tokens=4), FEW)
+    for unknown in ("min_new_tokens", "forced_eos_token_id"):
+        with pytest.raises(ConfigurationError, match=f"{unknown}=4; leave it out"):
+            foreign(generator, target, PROMPTS, Sampling(1.0, **{unknown: 4}), FEW)
 
 
 def test_greedy_has_one_certificate():

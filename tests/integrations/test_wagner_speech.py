@@ -11,7 +11,13 @@ from safetensors.torch import save_file
 from transformers import GenerationMixin
 
 from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
-from outrider.lab.papers import wagner, wagner_pairs, wagner_speech
+from outrider.lab.papers import (
+    wagner,
+    wagner_engine,
+    wagner_pairs,
+    wagner_speech,
+    wagner_tables,
+)
 from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_tables import render
 from outrider.lab.recordings import read_folder
@@ -48,14 +54,18 @@ def places(tmp_path_factory):
     return folder
 
 
-def draft_folder(target, folder, layer, ids):
-    """A layer of the target as a draft with a restricted head."""
+def draft_folder(target, folder, layers, ids):
+    """Layers of the target as a draft with a restricted head."""
     folder.mkdir(exist_ok=True)
-    (folder / "draft.json").write_text(json.dumps({"of": "tiny", "layers": [layer]}))
+    (folder / "draft.json").write_text(json.dumps({"of": "tiny", "layers": layers}))
     parts = {"ids": torch.tensor(ids)}
     for name, part in target.get_decoder().named_parameters():
-        if name.startswith((f"layers.{layer}.", "layer_norm.")):
-            parts[name.replace(f"layers.{layer}.", "layers.0.")] = part.detach().bfloat16()
+        for number, layer in enumerate(layers):
+            if name.startswith(f"layers.{layer}."):
+                own = name.replace(f"layers.{layer}.", f"layers.{number}.")
+                parts[own] = part.detach().bfloat16()
+        if name.startswith("layer_norm."):
+            parts[name] = part.detach().bfloat16()
     save_file(parts, folder / "draft.safetensors")
     return folder
 
@@ -88,7 +98,7 @@ def test_all_tables_of_a_speech_pair(places, kind, monkeypatch):
     monkeypatch.setattr(wagner, "TABLE_8", (3,))
     monkeypatch.setattr(wagner, "BOUNDS", (1e3,))
     if kind != "own encoder":
-        draft_folder(whispers.whisper(0), places / "layer", 1, list(range(40, 120)))
+        draft_folder(whispers.whisper(0), places / "layer", [1], list(range(40, 120)))
     pair = pair_of(places, "draft" if kind == "own encoder" else "layer")
     pair = wagner_pairs.replace(pair, longest=6)
     document = wagner.run(pair, quick=True, prompts=2, large_vocab=None)
@@ -107,7 +117,7 @@ def test_a_draft_folder_proposes_its_ids_alone_by_the_layers_law(places):
     """Its laws are the target's cut to one layer, renormalised over the ids of its head."""
     target = whispers.whisper(0)
     ids = list(range(55, 75))
-    folder = draft_folder(target, places / "one", 0, ids)
+    folder = draft_folder(target, places / "one", [0], ids)
     source = ShallowSource(Source(target, "target"), folder)
     draft = wagner_speech.decoder(source, "float32", torch.device("cpu"))
     short = whispers.whisper(0)
@@ -130,6 +140,22 @@ def test_greedy_texts_are_the_targets_own(places):
         plain = GenerationMixin.generate(pair.target, **arguments, max_new_tokens=12)[0]
         settings = {"tokens": 12, "gamma": 3, "seed": 0, "temperature": 1e-4}
         assert wagner.generate(pair, number, **settings) == plain[4:].tolist()
+
+
+def test_whole_recordings_plain_and_drafted(places):
+    draft_folder(whispers.whisper(0), places / "whole", [0, 1], list(range(40, 364)))
+    pair = pair_of(places, "whole")
+    names = str(places / "target"), str(places / "whole")
+    rows = wagner_engine.run(pair, *names, "fr", "float32", 2)
+    assert [(row["arm"], row["temperature"]) for row in rows] == [
+        ("plain", 0.0), ("draft", 0.0), ("plain", 1.0), ("draft", 1.0),
+    ]  # fmt: skip
+    assert rows[0]["texts"] == rows[1]["texts"]
+    assert rows[0]["tokens_a_step"] <= 1 < rows[1]["tokens_a_step"]
+    assert all(row["tokens"] > 4 and row["score"] >= 0 for row in rows)
+    assert 0 < rows[3]["alpha"] < 1
+    document = {"engine": rows, "score": "WER"}
+    assert "tokens a step" in wagner_tables._engine(rows, document["score"])
 
 
 def test_bad_input_is_named(places, tmp_path):

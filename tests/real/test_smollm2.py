@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
 from outrider import DraftModel, Limits, PromptLookup, Request, Run, Sampling, Stop
-from outrider.text.speculator import Stream
+from outrider.text.stream import Stream
 
 pytestmark = pytest.mark.real
 

@@ -63,12 +63,18 @@ def whisper(seed=0, english=False, layers=2, width=32, mels=80):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3.0)
-    model.generation_config = GenerationConfig(**settings(ids, english))
+        for layer in model.get_decoder().layers:  # it listens to more than to itself
+            layer.encoder_attn.q_proj.weight.mul_(2.0)
+            layer.encoder_attn.k_proj.weight.mul_(2.0)
+            layer.encoder_attn.v_proj.weight.mul_(3.0)
+            layer.encoder_attn.out_proj.weight.mul_(3.0)
+    blank = [at for at in range(256) if not words.decode([at]).strip()]
+    model.generation_config = GenerationConfig(**settings(ids, english, blank))
     return model
 
 
-def settings(ids, english=False):
-    """What a checkpoint's generation configuration says."""
+def settings(ids, english=False, blank=()):
+    """What a checkpoint's generation configuration says; nothing that is heard is blank."""
     said = {
         "decoder_start_token_id": ids[NAMES[1]],
         "eos_token_id": ids[NAMES[0]],
@@ -77,7 +83,11 @@ def settings(ids, english=False):
         "prev_sot_token_id": ids["<|startofprev|>"],
         "is_multilingual": not english,
         "max_initial_timestamp_index": 10,
-        "suppress_tokens": [ids["<|startofprev|>"], ids["<|startoflm|>"], 5],
+        "suppress_tokens": [
+            *(ids[name] for name in specials(english)[1:] if ids[name] < ids[LAST[-1]]),
+            5,
+            *blank,
+        ],
         "begin_suppress_tokens": [220, ids[NAMES[0]]],
         "alignment_heads": [[0, 1], [1, 0]],
         "return_timestamps": False,

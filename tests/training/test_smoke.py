@@ -14,7 +14,8 @@ def test_the_rehearsal_gives_every_step_the_context_it_needs():
         context = int(re.search(r"--context (\d+)", steps[name])[1])
         assert context >= PROMPT + CONTINUATION, name
     order = ["corpus", "tokenizer", "tokens", "train", "distill", "ngram", "export", "evaluate"]
-    assert list(steps) == order
+    corrector = ["corrector", *(f"corrector.{name}" for name in ("export", "held_out", "evaluate"))]
+    assert list(steps) == order + corrector
 
 
 @pytest.mark.slow
@@ -22,4 +23,5 @@ def test_the_rehearsal_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["training.smoke", "--keep", str(tmp_path)])
     main()
     assert "the whole recipe ran in" in capfd.readouterr().out
-    assert (tmp_path / "export" / "draft" / "model.safetensors").exists()
+    for name in ("draft", "corrector"):
+        assert (tmp_path / "export" / name / "model.safetensors").exists()

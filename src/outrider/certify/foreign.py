@@ -5,18 +5,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from outrider import arguments
 from outrider.certify import margins
-from outrider.certify.judge import Ids, Judge, Power, Progress, Prompt, checked, report, settings
-from outrider.certify.laws import Text, flatter, law
+from outrider.certify.judge import (
+    Ids,
+    Judge,
+    Power,
+    Progress,
+    Prompt,
+    checked,
+    report,
+    rounding,
+    settings,
+)
+from outrider.certify.laws import Text, flatter, law, of_draft
 from outrider.certify.report import Report, Test
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models import adapt
-from outrider.types import LanguageModel
+from outrider.types import Inputs, LanguageModel
 
-Generator = Callable[[list[list[int]]], Sequence[Sequence[int]]]
+#: Prompts to new tokens. Of an encoder-decoder it is told, too, which of the prompts each is.
+Generator = Callable[..., Sequence[Sequence[int]]]
 
 
 def foreign(
@@ -26,6 +38,7 @@ def foreign(
     sampling: Sampling | None = None,
     power: Power | None = None,
     *,
+    inputs: Sequence[Inputs] | None = None,
     draft: torch.nn.Module | LanguageModel | None = None,
     setup: Mapping[str, object] | None = None,
     progress: Progress | None = None,
@@ -35,11 +48,13 @@ def foreign(
     generator  gets a list of prompts (token ids) and returns the new tokens of each, at most
                `power.new_tokens`, drawn with fresh randomness at every call
     target     a transformers model or a `LanguageModel`, in float32
+    inputs     what the row of each prompt reads, where the target reads more than text: the
+               generator gets the prompts and, as a second list, which of all prompts each is
     draft      the draft model the generator uses, if there is one: it sharpens the tests
 
     At temperature 0 the greedy certificate is the only test. Penalties, biases, bans and processors
-    of `sampling` act on the law that is tested; `min_new_tokens` is refused, as the stop tokens of
-    the generator are not known here.
+    of `sampling` act on the law that is tested; `min_new_tokens` and `forced_eos_token_id` are
+    refused: the generator's stop tokens, and where it would have come to its end, are not known.
 
     Raises ConfigurationError for arguments of another kind and for a generator that returns too few
     lists, PromptError for prompts that are no token ids.
@@ -48,20 +63,23 @@ def foreign(
         do = "give what maps a list of prompts to the new tokens of each"
         arguments.refuse("generator", "a function", generator, do)
     sampling, power = settings(sampling, power)
-    if sampling.min_new_tokens:
-        raise ConfigurationError(
-            "a generator's stop tokens are not known here; got "
-            f"min_new_tokens={sampling.min_new_tokens}; leave it out, and certify the generator "
-            "without it"
-        )
-    ids = checked(prompts)
+    for name in ("min_new_tokens", "forced_eos_token_id"):
+        if (given := vars(sampling)[name]) != vars(Sampling())[name]:
+            raise ConfigurationError(
+                f"where a generator stops is not known here; got {name}={given}; leave it out, "
+                "and certify the generator without it"
+            )
     started = time.perf_counter()
     model = _adapted(target)
-    longest = max(ids, key=len)
-    tolerance = margins.tolerance(model, [Text(longest, ())], 4) if len(longest) > 2 else 1e-3
-    tolerance *= margins.stretch(sampling)
+    if model.reads != "text" and inputs is None:
+        raise ConfigurationError(
+            "what a generator reads besides the text is not known here; got no inputs for a "
+            "target with an encoder; give those of each prompt"
+        )
+    ids = checked(prompts, model, inputs)
+    tolerance = _rounding(model, ids) * margins.stretch(sampling)
     # without a draft model: the target's own law at twice the temperature
-    guess = partial(flatter, model) if draft is None else partial(law, _adapted(draft))
+    guess = partial(flatter, model) if draft is None else partial(_drafted, _adapted(draft))
     judge = Judge(model, sampling, power, guess, tolerance, power.each())
     texts = _Texts(generator, ids, power, progress or (lambda *_: None))
     tests: list[Test]
@@ -75,6 +93,17 @@ def foreign(
     return report(tests, power, about | dict(setup or {}), started)
 
 
+def _rounding(model: LanguageModel, prompts: Sequence[Prompt]) -> float:
+    if model.reads != "text":
+        return rounding(model, prompts, 4)
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    return margins.tolerance(model, [longest.text(())], 4) if len(longest.tokens) > 2 else 1e-3
+
+
+def _drafted(draft: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    return law(draft, of_draft(draft, texts), sampling)
+
+
 class _Texts:
     """What the generator returns, in batches."""
 
@@ -86,7 +115,10 @@ class _Texts:
         self._row = 0
 
     def _generate(self, prompts: Sequence[Prompt]) -> list[Text]:
-        lists = self.generator([list(p) for p in prompts])
+        asked: list[object] = [[list(prompt.tokens) for prompt in prompts]]
+        if prompts[0].inputs is not None:
+            asked.append([prompt.number for prompt in prompts])
+        lists = self.generator(*asked)
         if len(lists) != len(prompts):
             raise ConfigurationError(
                 f"the generator must return one list of new tokens per prompt; got {len(lists)} "
@@ -95,7 +127,7 @@ class _Texts:
         texts = []
         for prompt, new in zip(prompts, lists, strict=True):
             self._row += 1
-            texts.append(Text(prompt, tuple(int(t) for t in new), self._row))
+            texts.append(prompt.text([int(t) for t in new], self._row))
         return [t for t in texts if t.new]
 
     def batches(self, name: str, tokens: int) -> Iterator[list[Text]]:

@@ -6,26 +6,41 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider import arguments, noise, ops
+from outrider import arguments, noise, ops, verifiers
 from outrider.certify import marginal, margins
 from outrider.certify.conditional import ORDERS, SETS, Pool
 from outrider.certify.laws import Text, score
 from outrider.certify.report import Report, Test
 from outrider.certify.verdicts import Verdicts
-from outrider.engine.request import token_ids
+from outrider.drafters import Root
+from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, token_ids
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
-from outrider.types import LanguageModel
+from outrider.types import Inputs, LanguageModel
 
 Ids = Sequence[int]
-Prompt = tuple[int, ...]
 Progress = Callable[[str, int, int], None]  #: what, done, of how many
 Guess = Callable[[Sequence[Text], Sampling], Tensor]  #: q_BTV, to choose what to test
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a text begins with, and what its row reads besides."""
+
+    tokens: tuple[int, ...]
+    number: int = 0  #: among the prompts that were given
+    inputs: Inputs | None = field(default=None, compare=False, repr=False)  #: encoded, one row
+
+    def text(self, new: Sequence[int], seed: int = 0) -> Text:
+        """It continued."""
+        return Text(self.tokens, tuple(new), seed, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -78,12 +93,63 @@ def settings(sampling: Sampling | None, power: Power | None) -> tuple[Sampling, 
     return sampling or Sampling(), power or Power()
 
 
-def checked(prompts: Sequence[Ids]) -> list[Prompt]:
-    """The prompts as tuples of token ids; PromptError for what is none, or for none at all."""
+def checked(
+    prompts: Sequence[Ids], target: LanguageModel, inputs: Sequence[Inputs] | None = None
+) -> list[Prompt]:
+    """The prompts with what their rows read, encoded once; sources are made up if there are none.
+
+    PromptError for what are no token ids, or for none at all, ConfigurationError for sources that
+    the target cannot use, or that are not one for each prompt.
+    """
     ids = [tuple(token_ids(prompt, number)) for number, prompt in enumerate(prompts)]
     if not ids:
         raise PromptError("no prompt to certify with; got none; give at least one")
-    return ids
+    if target.reads == "text":
+        if inputs is not None:
+            raise ConfigurationError(
+                f"the target reads text alone; got inputs for {len(inputs)} rows; leave them out"
+            )
+        return [Prompt(tokens, number) for number, tokens in enumerate(ids)]
+    if inputs is None:
+        made = target.probe(len(ids))
+        assert made is not None
+        made = made._replace(encoded=None)  # a probe may bring states that no encoder made
+        inputs = [made.take([row]) for row in range(len(ids))]
+    if len(inputs) != len(ids):
+        raise ConfigurationError(
+            f"inputs are one for each prompt; got {len(inputs)} for {len(ids)} prompts; give as "
+            "many, or none"
+        )
+    with torch.inference_mode():
+        rows = [target.encode(row) for row in inputs]
+    return [Prompt(*both) for both in zip(ids, range(len(ids)), rows, strict=True)]
+
+
+def rounding(target: LanguageModel, prompts: Sequence[Prompt], nodes: int) -> float:
+    """How far the target's logits move between blocks of one and of `nodes` tokens.
+
+    Measured over the longest prompts; where a text begins with its source, over plain texts.
+    """
+    texts = [prompt.text(()) for prompt in prompts[:8]]
+    if target.reads != "text":
+        engine = Engine(target, Root(), verifiers.get("match"))
+        settings = [Sampling(seed=row) for row in range(len(texts))]
+        rows = [prompt.inputs for prompt in prompts[:8]]
+        run = engine.run([text.prompt for text in texts], settings, Limits(16), inputs=rows)
+        texts = _continued(texts, list(run))
+    longest = max(len(text.prompt) for text in texts)
+    alike = [text for text in texts if len(text.prompt) == longest]
+    return margins.tolerance(target, alike, nodes)
+
+
+def _continued(texts: Sequence[Text], blocks: Sequence[HostBlock]) -> list[Text]:
+    """Texts whose prompts are what was written, too."""
+    whole = [list(text.prompt) for text in texts]
+    for block in blocks:
+        whole[block.row] += block.token_ids
+    return [
+        dataclasses.replace(text, prompt=tuple(ids)) for text, ids in zip(texts, whole, strict=True)
+    ]
 
 
 def report(tests: Sequence[Test], power: Power, setup: dict[str, object], started: float) -> Report:
@@ -149,7 +215,7 @@ class Judge:
     ) -> Test:
         """Many first tokens of the prompt where target and guess differ most."""
         with torch.inference_mode():
-            texts = [Text(prompt, (0,)) for prompt in prompts]
+            texts = [prompt.text((0,)) for prompt in prompts]
             law_BTV = ops.probs(score(self.target, texts, self.sampling).laws)
             guess_BTV = self.guess(texts, self.sampling)
             apart = (law_BTV - guess_BTV).abs().sum((1, 2)) - law_BTV.square().sum((1, 2))

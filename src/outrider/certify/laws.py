@@ -5,29 +5,33 @@ over the draft model gives its law at the same prefixes, which only serves to ch
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider import ops
+from outrider.drafters.growing.loop import inputs_for
+from outrider.engine.batch import encoded, references
+from outrider.engine.request import source_ids
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling, rows, warp
 from outrider.models.nodes import causal
 from outrider.models.prefill import ROUND
 from outrider.rows import SamplingRows
 from outrider.tree import chain
-from outrider.types import Context, Drafter, LanguageModel, Laws
+from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, what was generated after it, and the seed it was generated with."""
+    """A prompt, what was generated after it, the seed it was generated with, and its source."""
 
     prompt: tuple[int, ...]
     new: tuple[int, ...]
     seed: int = 0
+    inputs: Inputs | None = field(default=None, compare=False, repr=False)  #: one row
 
 
 class Scored(NamedTuple):
@@ -60,8 +64,15 @@ def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: 
     # stop tokens are tokens like any other here, as in the runs that are certified
     stops = [()] * len(texts)
     settings = shaping.admit(settings, prompts, stops, vocab, device)
-    ends = [len(ids) for ids in whole]
-    shaped = shaping.build(settings, prompts, stops, vocab, device, ends=ends)
+    shaped = shaping.build(
+        settings,
+        prompts,
+        stops,
+        vocab,
+        device,
+        ends=[len(ids) for ids in whole],
+        sources=[source_ids(text.inputs) for text in texts],
+    )
     return Padded(
         tokens.to(device),
         torch.tensor([len(t.prompt) for t in texts], device=device),
@@ -83,7 +94,7 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     least = min(len(text.prompt) for text in texts)
     at = torch.arange(length - 1, device=device)[None].expand(batch, -1)
     capacity = -(-(length + 4) // ROUND) * ROUND
-    cache = model.open(batch, capacity, model.probe(batch))
+    cache = model.open(batch, capacity, read(model, texts))
     nodes = causal(tokens[:, :-1], at, capacity)
     logits = model.forward(cache, nodes, last=length - least).logits_BQV
     step = torch.arange(int(new.max()), device=device)
@@ -102,6 +113,16 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
         tree = chain(len(step) - 1, device)
         logits = shaping.shape(logits, shaped, context, chained, tree, alive_BR=seen)
     return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
+
+
+def read(model: LanguageModel, texts: Sequence[Text]) -> Inputs | None:
+    """What these texts' rows read besides themselves, together."""
+    return encoded(model, [text.inputs for text in texts if text.inputs is not None])
+
+
+def of_draft(model: LanguageModel, texts: Sequence[Text]) -> list[Text]:
+    """The texts with what a draft model reads of their sources, which the target has encoded."""
+    return [replace(text, inputs=inputs_for(model, text.inputs)) for text in texts]
 
 
 def law(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
@@ -137,7 +158,7 @@ class Guesses:
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None:
-            return law(self.model, texts, sampling)
+            return law(self.model, of_draft(self.model, texts), sampling)
         flat = flatter(self.target, texts, sampling)
         if not self.drafter.kinds:
             return flat
@@ -153,10 +174,12 @@ class Guesses:
         tokens = torch.nn.functional.pad(
             padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
         )
-        found = []
+        inputs, found = read(self.target, texts), []
+        copied = references([()] * len(texts), inputs, self.vocab_size, device)
         for step in range(int(padded.new_B.max())):
             length = (padded.prompt_B + step).clamp(max=padded.tokens_BL.shape[1])
-            context = Context(tokens, length, int(length.max()), padded.sampling)
+            bound = int(length.max())
+            context = Context(tokens, length, bound, padded.sampling, inputs, copied)
             found.append(self._first(context, capacity))
         return torch.stack(found, 1)
 

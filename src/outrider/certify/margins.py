@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.certify.laws import Scored, Text, pad
+from outrider.certify.laws import Scored, Text, pad, read
 from outrider.certify.report import Test
 from outrider.laws.sampling import Sampling
 from outrider.models.nodes import causal
@@ -32,8 +32,10 @@ def tolerance(model: LanguageModel, texts: Sequence[Text], nodes: int, steps: in
     start = tokens.shape[1] - steps
     capacity = -(-(tokens.shape[1] + nodes + 4) // ROUND) * ROUND
 
+    inputs = read(model, texts)
+
     def feed(sizes: list[int]) -> Tensor:
-        cache, at, found = model.open(len(texts), capacity, model.probe(len(texts))), 0, []
+        cache, at, found = model.open(len(texts), capacity, inputs), 0, []
         for size in sizes:
             where = torch.arange(at, at + size, device=device)[None].expand(len(texts), -1)
             nodes = causal(tokens[:, at : at + size], where, capacity)

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 
 from outrider import arguments, verifiers
 from outrider.certify import margins, verdicts
-from outrider.certify.judge import Ids, Judge, Power, Progress, Prompt, checked, report, settings
+from outrider.certify.judge import (
+    Ids,
+    Judge,
+    Power,
+    Progress,
+    Prompt,
+    checked,
+    report,
+    rounding,
+    settings,
+)
 from outrider.certify.laws import Guesses, Text
 from outrider.certify.report import Report, Test
 from outrider.drafters import DraftModel, DynamicTree, Root
@@ -17,7 +27,7 @@ from outrider.engine.request import Limits
 from outrider.errors import PromptError
 from outrider.laws.sampling import Sampling
 from outrider.stats import Stats
-from outrider.types import Drafter
+from outrider.types import Drafter, Inputs
 
 Batch = list[tuple[Prompt, int]]  #: prompts, each with its seed
 
@@ -43,13 +53,16 @@ def certify(
     sampling: Sampling | None = None,
     power: Power | None = None,
     *,
+    inputs: Sequence[Inputs] | None = None,
     setup: Mapping[str, object] | None = None,
     progress: Progress | None = None,
     known: Known | None = None,
 ) -> Report:
     """Test whether an engine with its drafter and rule keeps the law of its target.
 
-    `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. At
+    `prompts` are token ids; a few dozen different ones of 16 to 48 tokens are enough. Those of an
+    encoder-decoder are what its decoder begins with, and `inputs` what each row reads, as
+    `Engine.run` takes them; without them sources are made up. At
     temperature 0 only the greedy certificate applies. Penalties, biases, bans and processors act on
     the law that is tested as they do on the text; `min_new_tokens` has nothing to act on, as stop
     tokens are tokens like any other here. Give models in float32: half precision
@@ -63,7 +76,7 @@ def certify(
         do = "give the engine of a speculator, speculator.engine"
         arguments.refuse("engine", "an Engine", engine, do)
     sampling, power = settings(sampling, power)
-    ids = checked(prompts)
+    ids = checked(prompts, engine.target, inputs)
     started = time.perf_counter()
     run = _Run(engine, ids, sampling, power, progress or (lambda *_: None), known or Known())
     tests = [run.greedy()]
@@ -103,16 +116,14 @@ class _Run:
         self.power, self.progress, self.known = power, progress, known
         self.stats = Stats()
         self.alpha: float | None = None
-        sample = [Text(p, (), 0) for p in prompts[:8]]
-        longest = max(len(t.prompt) for t in sample)
-        if longest < 3:
+        longest = max(len(prompt.tokens) for prompt in prompts[:8])
+        if longest < 3 and engine.target.reads == "text":
             raise PromptError(
                 f"prompts must have at least 3 tokens; got at most {longest}; give longer ones"
             )
-        alike = [t for t in sample if len(t.prompt) == longest]
         nodes = engine.drafter.shapes[0].max_nodes
         if nodes not in known.tolerance:
-            known.tolerance[nodes] = margins.tolerance(engine.target, alike, nodes)
+            known.tolerance[nodes] = rounding(engine.target, prompts, nodes)
         self.judge = Judge(
             engine.target,
             sampling,
@@ -121,6 +132,11 @@ class _Run:
             known.tolerance[nodes] * margins.stretch(sampling),
             power.each(len(verdicts.NAMES)),
         )
+
+    @property
+    def at_once(self) -> int:
+        """Rows of one token that are decoded together: what rows read takes room."""
+        return self.power.rows * (AT_ONCE if self.engine.target.reads == "text" else 1)
 
     def batches(self, rows: int, purpose: int, together: int) -> Iterator[Batch]:
         """Prompts with a fresh seed for every row, so many of them at a time."""
@@ -141,12 +157,18 @@ class _Run:
     ) -> list[Text]:
         """Texts of exactly `new` tokens: stop tokens are tokens like any other here."""
         settings = [dataclasses.replace(sampling, seed=seed) for _, seed in batch]
-        run = engine.run([p for p, _ in batch], settings, Limits(new), observe=observe)
+        run = engine.run(
+            [prompt.tokens for prompt, _ in batch],
+            settings,
+            Limits(new),
+            inputs=[prompt.inputs for prompt, _ in batch],
+            observe=observe,
+        )
         tokens: list[list[int]] = [[] for _ in batch]
         for block in run:
             tokens[block.row] += block.token_ids
         self.stats.add(run.stats)
-        return [Text(p, tuple(t), s) for (p, s), t in zip(batch, tokens, strict=True)]
+        return [p.text(t, s) for (p, s), t in zip(batch, tokens, strict=True)]
 
     def plain_texts(self, batch: Batch, sampling: Sampling, new: int) -> list[tuple[int, ...]]:
         """What the target alone writes with the same noise."""
@@ -213,7 +235,7 @@ class _Run:
 
         def decoded(prompt: Prompt) -> Iterator[list[Text]]:
             count, samples = 0, self.power.samples
-            for batch in self.batches(samples, 3, AT_ONCE * self.power.rows):
+            for batch in self.batches(samples, 3, self.at_once):
                 self.progress("marginal test", count, samples)
                 again = [(prompt, seed) for _, seed in batch]
                 yield self.decode(self.engine, again, self.sampling, 1)
@@ -221,7 +243,10 @@ class _Run:
 
         stats = self.stats
         self.stats = Stats()  # these texts of one token are not what the report counts
-        test = self.judge.marginal([prompt[-8:] for prompt in self.prompts], decoded)
+        prompts = self.prompts
+        if self.engine.target.reads == "text":  # a part of them is a prompt, too
+            prompts = [dataclasses.replace(p, tokens=p.tokens[-8:]) for p in prompts]
+        test = self.judge.marginal(prompts, decoded)
         self.stats = stats
         return test
 
@@ -231,6 +256,9 @@ def described(sampling: Sampling) -> dict[str, object]:
     return {
         **{field.name: vars(sampling)[field.name] for field in dataclasses.fields(sampling)},
         "logit_bias": None if sampling.logit_bias is None else dict(sampling.logit_bias),
+        "timestamps": None
+        if sampling.timestamps is None
+        else dataclasses.asdict(sampling.timestamps),
         "processors": [
             p.__name__ if inspect.isroutine(p) else type(p).__name__ for p in sampling.processors
         ],

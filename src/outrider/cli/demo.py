@@ -15,7 +15,8 @@ from outrider.lab.progress import counter
 from outrider.lab.prompts import read_rows
 from outrider.laws.sampling import Sampling
 from outrider.load import load, parameters
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 SHOWN = 0.6  #: temperature of the texts on the screen
 PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on

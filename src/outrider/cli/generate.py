@@ -1,42 +1,25 @@
-"""`outrider generate`: complete a prompt, a file or standard input."""
+"""`outrider generate`: complete a prompt, or answer a source."""
 
 import json
 import sys
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
 from outrider import verifiers
 from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
-from outrider.errors import ConfigurationError, PromptError
+from outrider.cli.reading import read_file, read_prompt, read_source
+from outrider.engine.search import Beams
+from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Generation, Speculator, Stop, Stream
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, a file, or standard input."""
-    if prompt is not None and file is not None:
-        raise ConfigurationError("got both a prompt and --file; give one of them")
-    if prompt is not None:
-        return prompt
-    if file is None and sys.stdin.isatty():
-        err.print("reading the prompt from the keyboard; Ctrl-D ends it", style="dim")
-    try:
-        raw = file.read_bytes() if file is not None else sys.stdin.buffer.read()
-    except OSError as error:
-        raise PromptError(
-            f"cannot read the prompt; got {file}: {error.strerror}; check the path"
-        ) from error
-    where = str(file) if file is not None else "standard input"
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{where} is not valid UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "
-            "convert the file first (for example with iconv)"
-        ) from error
+from outrider.text.results import Generation
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
+from outrider.text.stream import Stream
 
 
 @options.with_setup
@@ -47,6 +30,8 @@ def generate(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
     ] = None,
+    source: options.SourceText = None,
+    reference: options.ReferenceFile = None,
     *,
     setup: options.Setup,
     max_new_tokens: Annotated[
@@ -75,6 +60,12 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
+    num_beams: Annotated[
+        int, typer.Option(help="Beams of a search in place of one text; 1 is off.", min=1)
+    ] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of beams: above 0 long ones win more often.")
+    ] = 1.0,
     dtype: options.Dtype = "auto",
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")
@@ -95,11 +86,12 @@ def generate(
         ),
     ] = False,
 ) -> None:
-    """Complete a prompt with speculative decoding; the text goes to standard output."""
+    """Complete a prompt, or answer a source; the text goes to standard output."""
     if as_json and (stream or trace):
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
+    beams = _beams(num_beams, length_penalty, stream or trace)
     how = Sampling(
         temperature,
         top_k,
@@ -113,27 +105,82 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     end = Stop(max_new_tokens, tuple(stop or ()))
-    text = read_prompt(prompt, file)
-    if not text:
-        raise PromptError("the prompt is empty; got ''; give at least one character")
+    begun = prompt is not None or file is not None
+    text = read_prompt(prompt, file) if begun or source is None else None
+    read = None if source is None else read_source(source)
+    copied = None if reference is None else read_file(reference, "reference")
     speculator = setup.load(dtype)
-    judged = speculator.engine.choose_rule("all" if temperature == 0 else "none")
-    how_made = {
+    asked = _asked(speculator, text, read, copied)
+    how_made = _how_made(speculator, greedy=temperature == 0)
+    if verbose:
+        _describe(speculator, how_made)
+    if beams is not None:
+        found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
+        _finish(found, how_made if as_json else None, printed=False)
+        return
+    running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
+    told = partial(_finish, about=how_made if as_json else None, printed=stream or trace)
+    try:
+        _print(running, speculator, stream, trace)
+    except KeyboardInterrupt:
+        told(running.result())
+        err.print("interrupted; what was generated is above", style="yellow")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    told(running.result())
+
+
+def _beams(count: int, penalty: float, streamed: bool) -> Beams | None:
+    """The beam search asked for, if one is."""
+    if count == 1 and penalty == 1:
+        return None
+    if count == 1:
+        raise ConfigurationError(
+            f"--length-penalty compares beams; got {penalty:g} without any; give --num-beams"
+        )
+    if streamed:
+        raise ConfigurationError(
+            "beams are not known before their search ends; got --num-beams with --stream or "
+            "--trace; drop one"
+        )
+    return Beams(count, penalty)
+
+
+def _how_made(speculator: Speculator, greedy: bool) -> dict[str, object]:
+    """The drafter and the rule, for whoever reads the text."""
+    judged = speculator.engine.choose_rule("all" if greedy else "none")
+    return {
         "drafter": speculator.engine.drafter.name,
         "rule": judged.name,
         "rule_options": verifiers.taken(judged),
         "exact": judged.exact,
     }
-    if verbose:
-        _describe(speculator, how_made)
-    running = speculator.stream(text, how, end, trace=trace)
-    try:
-        _print(running, speculator, stream, trace)
-    except KeyboardInterrupt:
-        _finish(running.result(), how_made if as_json else None, printed=stream or trace)
-        err.print("interrupted; what was generated is above", style="yellow")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    _finish(running.result(), how_made if as_json else None, printed=stream or trace)
+
+
+class _Asked(TypedDict):
+    prompts: str
+    decoder_prompts: str | None
+    reference: str | None
+
+
+def _asked(
+    speculator: Speculator, prompt: str | None, source: str | None, reference: str | None
+) -> _Asked:
+    """The prompt, or the source and what the answer begins with."""
+    reads = speculator.engine.target.reads != "text"
+    if source is None and reads:
+        raise ConfigurationError(
+            "the model reads a source beside its own text; got a prompt alone; give the source: "
+            "--source TEXT, --source FILE, or --source - for standard input"
+        )
+    if source is not None and not reads:
+        raise ConfigurationError(
+            "--source is what an encoder-decoder reads; got a model that goes on from its prompt; "
+            "give the text as the prompt, or load an encoder-decoder: --target"
+        )
+    if source is None:
+        assert prompt is not None
+        return _Asked(prompts=prompt, decoder_prompts=None, reference=reference)
+    return _Asked(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
 def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
@@ -159,6 +206,7 @@ def _finish(result: Generation, about: dict[str, object] | None, printed: bool) 
             "text": done.text,
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
+            **({} if done.score is None else {"score": done.score}),
             **about,
             "stats": result.stats.as_dict(),
         }
@@ -182,5 +230,12 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
         f"tree check {notes.tree_check:.2g}",
         markup=False,
     )
+    changed = [
+        f"{field.name}={value!r}"
+        for field in fields(Sampling)
+        if (value := getattr(speculator.rules, field.name)) != field.default
+    ]
+    if changed:
+        err.print(f"rules of the model: {', '.join(changed)}", markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)

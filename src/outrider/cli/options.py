@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, TypeVar, get_type_hints
 
 import typer
@@ -42,7 +43,8 @@ Planned = Annotated[
 DrafterName = Annotated[
     str | None,
     typer.Option(
-        help="What drafts. Default: draft_model; prompt_lookup for a target without one. "
+        help="What drafts. Default: draft_model; without one prompt_lookup, or reference_lookup "
+        "for an encoder-decoder. "
         f"Known: {', '.join(sorted(DRAFTERS))}."
     ),
 ]
@@ -53,13 +55,17 @@ Gamma = Annotated[
         "-k",
         max=1024,
         help="Drafted tokens in a row: length of a chain, depth of a tree. Default: as "
-        "--branching has it, 5 for dynamic_tree, 8 for prompt_lookup, else 4.",
+        "--branching has it, 5 for dynamic_tree, 8 for lookups, else 4.",
     ),
 ]
 Branching = Annotated[str | None, typer.Option(help="Children per level, e.g. 3,2,1.")]
 Width = Annotated[
     int | None,
-    typer.Option(max=1024, help="Paths of beam and paths; nodes per level of dynamic_tree."),
+    typer.Option(
+        max=1024,
+        help="Paths of beam and paths; nodes per level of dynamic_tree; copies of "
+        "reference_lookup.",
+    ),
 ]
 TotalTokens = Annotated[
     int | None,
@@ -71,7 +77,7 @@ Acceptance = Annotated[
 ]
 Ngram = Annotated[
     str | None,
-    typer.Option(help="Shortest and longest n-gram of prompt_lookup, e.g. 2,4. Default: 1,4."),
+    typer.Option(help="Shortest and longest n-gram of lookups, e.g. 2,4. Default: 1,4."),
 ]
 Table = Annotated[
     str | None,
@@ -121,6 +127,22 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
 ]
+SourceText = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="TEXT|FILE|-",
+        help="What an encoder-decoder reads: a file, - for standard input, or the text. The "
+        "prompt is then what its answer begins with, and may be left out.",
+    ),
+]
+ReferenceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        help="A file to copy from, by the drafter reference_lookup. Default: the source.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
@@ -167,12 +189,12 @@ class Setup:
                 branching=parse_branching(self.branching),
                 width=self.width,
                 total_tokens=self.total_tokens,
-                acceptance=_numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
-                ngram=_numbers("--ngram", self.ngram, int, "1,4"),
+                acceptance=numbers("--acceptance", self.acceptance, float, "0.6,0.15,0.05"),
+                ngram=numbers("--ngram", self.ngram, int, "1,4"),
                 table=self.table,
                 coupled=self.coupled,
                 drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
-                draft_layers=_numbers("--draft-layers", self.draft_layers, int, "0,5"),
+                draft_layers=numbers("--draft-layers", self.draft_layers, int, "0,5"),
                 planner=self.planner,
                 rule=self.rule,
                 rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
@@ -207,13 +229,13 @@ def with_setup(command: Callable[..., None]) -> Callable[..., None]:
 
 def parse_branching(given: str | None) -> tuple[int, ...] | None:
     """ "3,2,1" to (3, 2, 1)."""
-    counts = _numbers("--branching", given, int, "3,2,1")
+    counts = numbers("--branching", given, int, "3,2,1")
     if counts is not None and min(counts) < 1:
         arguments.refuse("--branching", "positive numbers separated by commas", given, "try 3,2,1")
     return counts
 
 
-def _numbers(
+def numbers(
     option: str, given: str | None, kind: Callable[[str], Number], example: str
 ) -> tuple[Number, ...] | None:
     """ "0.6,0.15" to (0.6, 0.15)."""

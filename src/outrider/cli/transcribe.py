@@ -30,7 +30,14 @@ def transcribe(
         typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model: path or hub name. Default: none.")
+        str | None,
+        typer.Option(
+            help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none."
+        ),
+    ] = None,
+    draft_layers: Annotated[
+        str | None,
+        typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5."),
     ] = None,
     drafter: options.DrafterName = None,
     num_speculative_tokens: options.Gamma = None,
@@ -125,11 +132,12 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
-        name = drafter or _usual(draft, reference)
+        name = drafter or _usual(draft or draft_layers, reference)
         with working(LOADING):
             speculator = load(
                 model,
                 draft,
+                draft_layers=options.numbers("--draft-layers", draft_layers, int, "0,5"),
                 drafter=name,
                 num_speculative_tokens=num_speculative_tokens,
                 dtype=dtype,

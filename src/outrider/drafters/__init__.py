@@ -77,9 +77,11 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object) -> str:
-    """The drafter of a user who names none."""
-    return "prompt_lookup" if draft is None else "draft_model"
+def usual(draft: object, reads: bool = False) -> str:
+    """The drafter of a user who names none; `reads` says whether the target reads a source."""
+    if draft is not None:
+        return "draft_model"
+    return "reference_lookup" if reads else "prompt_lookup"
 
 
 def models(draft: object) -> tuple[object, ...]:

@@ -148,6 +148,7 @@ class Recipe:
            "vocab_size" (the target's)
     takes  names of options: those of `DraftOptions`, and any other names of its own
     depth  tokens it drafts in a row if nobody asks
+    copies whether it has a use for a request's reference (`Context.reference_BS`)
 
     >>> from outrider.drafters.root import Root
     >>> Recipe(Root).make(Parts(), DraftOptions()).name
@@ -158,6 +159,7 @@ class Recipe:
     needs: tuple[Need, ...] = ()
     takes: tuple[str, ...] = ()
     depth: int = 4
+    copies: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(Need)

@@ -145,4 +145,5 @@ RECIPE = recipes.Recipe(
     _made,
     takes=("num_speculative_tokens", "ngram", "width"),
     depth=ReferenceLookup.num_speculative_tokens,
+    copies=True,
 )

@@ -163,7 +163,9 @@ class Prefill:
         rows = sampling.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
-        reference_BS = references([request.reference for request in requests], inputs, device)
+        reference_BS = references(
+            [request.reference for request in requests], inputs, target.vocab_size, device
+        )
         self.context = Context(
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
@@ -275,25 +277,36 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 def encoded(target: LanguageModel, each: Sequence[Inputs]) -> Inputs | None:
     """The inputs of several rows as one, padded to the longest and read by the target's encoder.
 
-    Rows whose states are there already are not read again.
+    Rows whose states are there already are not read again, and those that read the same object are
+    read once.
     """
     if not each:
         return None
-    if len({inputs.encoded is None for inputs in each}) > 1:
-        each = [target.encode(inputs) for inputs in each]
-    merged = each[0]
-    for row, inputs in enumerate(each[1:], start=1):
+    first = {id(inputs): inputs for inputs in each}
+    places = {number: place for place, number in enumerate(first)}
+    unique = list(first.values())
+    if len({inputs.encoded is None for inputs in unique}) > 1:
+        unique = [target.encode(inputs) for inputs in unique]
+    merged = unique[0]
+    for row, inputs in enumerate(unique[1:], start=1):
         merged = merged.put([row], inputs)
-    return target.encode(merged)
+    merged = target.encode(merged)
+    if len(unique) == len(each):
+        return merged
+    return merged.take([places[id(inputs)] for inputs in each])
 
 
 def references(
-    given: Sequence[Sequence[int]], inputs: Inputs | None, device: torch.device
+    given: Sequence[Sequence[int]], inputs: Inputs | None, vocab: int, device: torch.device
 ) -> Tensor | None:
-    """Tokens to copy from [B, S], -1 padded: a row's own reference, or else its source's ids."""
+    """Tokens to copy from [B, S], -1 padded: a row's own reference, or else its source's ids.
+
+    Sources may be read in a larger vocabulary than `vocab`: what is beyond cannot be copied.
+    """
     source_BS = None
     if inputs is not None and inputs.ids_BS is not None:
-        source_BS = inputs.ids_BS.masked_fill(~inputs.mask_BS, -1)
+        known = inputs.mask_BS & (inputs.ids_BS < vocab)
+        source_BS = inputs.ids_BS.masked_fill(~known, -1)
     if not any(given):
         return source_BS
     longest = max(map(len, given))

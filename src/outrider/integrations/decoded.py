@@ -13,6 +13,7 @@ from outrider.integrations.call import Call, Made, Rows
 from outrider.integrations.driven import arranged
 from outrider.integrations.inputs import refuse
 from outrider.integrations.padding import left_padding
+from outrider.models.config import read
 from outrider.stats import Stats
 
 Result: TypeAlias = Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
@@ -43,7 +44,7 @@ def decoded(
         inputs = sources.read_sources(model, encoder, asked.model_kwargs, asked.given, count)
     else:
         sources.refuse(model, asked.given)
-    copied = references.references(model, asked.reference, count)
+    copied = references.references(asked.reference, count, asked.given.windows)
     references.check(engine.drafter, inputs, copied)
     processors = silence.listened(model, asked.processors, asked.input_ids, asked.model_kwargs)
     call = Call(
@@ -67,4 +68,6 @@ def _output(model: PreTrainedModel, asked: Asked, made: Made) -> Result:
     if asked.config.output_attentions:
         width = asked.input_ids.shape[1]
         weights = attentions.of_text(model, made.sequences, width, asked.model_kwargs)._asdict()
+        encoded = asked.model_kwargs["encoder_outputs"]
+        weights["encoder_attentions"] = read(encoded, "attentions", tuple)
     return GenerateEncoderDecoderOutput(**made._asdict(), **weights)

@@ -31,6 +31,7 @@ from outrider.integrations.driven import named
 from outrider.integrations.inputs import refuse_beams, refuse_kept_back
 from outrider.integrations.references import Ids
 from outrider.integrations.sources import EncoderInputs, Given
+from outrider.integrations.windows import windows_of
 from outrider.keywords import KNOWN, OURS, load_arguments
 from outrider.models.guard import evaluating
 from outrider.stats import Stats
@@ -42,13 +43,15 @@ SETTINGS = ("draft_model", *(name for name in OURS if name != "draft"))
 class Speculative:
     """A callable for `custom_generate`; keyword arguments fix settings for all its calls.
 
-    `stats` holds the last call's statistics.
+    `stats` holds the last call's statistics, `total` those of all calls: Whisper's `generate` calls
+    once for every window of a recording and for every temperature that it falls back to.
     """
 
     def __init__(self, **settings: object) -> None:
         load_arguments(settings)  # refuses unknown and contradictory names at once
         self.settings = settings
         self.stats: Stats | None = None
+        self.total = Stats()
         self.__signature__ = _signature()
 
     def __call__(
@@ -70,7 +73,8 @@ class Speculative:
 
         `inputs_tensor` is what the encoder of an encoder-decoder has read; `generate` fills it in.
         """
-        refuse_kept_back(sys._getframe(1))
+        caller = sys._getframe(1)
+        refuse_kept_back(caller)
         own = {name: keywords.pop(name, None) for name in SETTINGS}
         configured = named(generation_config)
         asked = dict(self.settings)
@@ -87,12 +91,13 @@ class Speculative:
                 list(stopping_criteria or ()),
                 generation_config,
                 keywords,
-                Given(inputs_tensor, source_ids, draft_inputs),
+                Given(inputs_tensor, source_ids, draft_inputs, windows_of(caller)),
                 reference,
                 out_streamer,
             )
             refuse_beams(generation_config)
             result, self.stats = decoded(model, found, call)
+        self.total.follow(self.stats)
         return result
 
 

@@ -4,37 +4,38 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from outrider import arguments
 from outrider.drafters import ReferenceLookup
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError
+from outrider.integrations.windows import Windows
 from outrider.types import Drafter, Inputs
 
 #: Token ids: one list, or a list for each prompt.
 Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
-def references(model: PreTrainedModel, given: Ids | None, rows: int) -> list[Sequence[int]] | None:
+def references(
+    given: Ids | None, rows: int, windows: Windows | None = None
+) -> list[Sequence[int]] | None:
     """Tokens that each row may copy from.
 
-    One list serves all rows; of several there must be one for each prompt. Whisper's `generate`
-    calls once per window and leaves out files that are over, so that its rows are not the caller's:
-    there each row may copy from all of them.
+    One list serves all rows; of several there must be one for each prompt, or recording.
     """
     if given is None:
         return None
     each = lists("reference", given)
     if len(each) == 1:
         return each * rows
-    if isinstance(model, WhisperForConditionalGeneration):
-        return [[token for ids in each for token in ids]] * rows
-    if rows % len(each):
+    of = rows if windows is None else windows.recordings
+    if of % len(each):
         raise ConfigurationError(
             f"reference= has one list of token ids for each prompt, or one for all; got "
-            f"{len(each)} for {rows} rows; give as many as there are prompts"
+            f"{len(each)} for {of} rows; give as many as there are prompts"
         )
+    if windows is not None:
+        return windows.own(each)
     return [ids for ids in each for _ in range(rows // len(each))]
 
 

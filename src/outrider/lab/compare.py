@@ -26,7 +26,8 @@ from outrider.load import load, shipped
 from outrider.models import calibrate
 from outrider.models.sources import DTYPES
 from outrider.stats import VERBS
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 from outrider.tree import parents_of
 
@@ -215,6 +216,11 @@ class Comparison:
             threads="auto" if self.plan.threads is None else self.plan.threads,
             packed="auto" if self.plan.packed is None else self.plan.packed,
         )
+        if pair.engine.target.reads != "text":
+            raise ConfigurationError(
+                "compare times models that go on from their prompts; got an encoder-decoder, "
+                f"{self.target}; time it with outrider.load and stats"
+            )
         notes = pair.notes
         self.settings[notes.dtype] = {
             "device": notes.device,

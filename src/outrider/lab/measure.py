@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Generation, Speculator, Stop
+from outrider.text.results import Generation
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 Arm = TypeVar("Arm")

@@ -8,12 +8,12 @@ from outrider.errors import PromptError
 from outrider.load import shipped
 
 
-def read_rows(path: str | Path | None = None) -> list[Row]:
+def read_rows(path: str | Path | None = None, field: str = "prompt") -> list[Row]:
     """Prompts of a file as dictionaries with `prompt` and whatever else their lines say.
 
     A file has one JSON object with a `prompt` field a line, or one prompt a line; only a line feed
-    ends a line. None is the shipped held-out set, whose rows have a `reference` as well. Raises
-    PromptError with the line.
+    ends a line. None is the shipped held-out set, whose rows have a `reference` as well. `field` is
+    "source" for what encoder-decoders read. Raises PromptError with the line.
 
     >>> "reference" in read_rows()[0]
     True
@@ -31,18 +31,18 @@ def read_rows(path: str | Path | None = None) -> list[Row]:
     for number, line in enumerate((one.rstrip("\r") for one in lines), start=1):
         if not line.strip():
             continue
-        row: Row = {"prompt": line}
+        row: Row = {field: line}
         if line.lstrip().startswith("{"):
             try:
                 row = json.loads(line)
-                row["prompt"]
+                row[field]
             except (ValueError, KeyError) as error:
                 raise PromptError(
-                    f"line {number} of {str(where)!r} is no JSON object with a prompt field; got "
+                    f"line {number} of {str(where)!r} is no JSON object with a {field} field; got "
                     f"{line[:60]!r}; correct it"
                 ) from error
-        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
-            raise PromptError(f"line {number} of {str(where)!r} has no text in prompt; remove it")
+        if not isinstance(row[field], str) or not row[field].strip():
+            raise PromptError(f"line {number} of {str(where)!r} has no text in {field}; remove it")
         rows.append(row)
     if not rows:
         raise PromptError(f"no prompt; got an empty file {str(where)!r}; add at least one line")

@@ -28,7 +28,7 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import CausalModel, adapt, reads_more, shallow
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
-from outrider.models.sources import Source
+from outrider.models.sources import ShareEncoder, Source
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,16 @@ class ShallowSource:
                 f" with {vocab} tokens; use it with the target that it was made for"
             )
 
+    def shares(self, target: Source, wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
+        """Whether it attends to the states of the target's encoder: always, if there is one."""
+        shares = reads_more(self.config)
+        if wish is False and shares:
+            raise ConfigurationError(
+                "layers of the target read what its encoder made; got share_encoder=False; leave it"
+                " out"
+            )
+        return shares
+
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The draft as a model of transformers, with the target's whole output layer.
 
@@ -116,15 +126,15 @@ class ShallowSource:
                 ) from error
         return model
 
-    def driven(self, setting: Setting, device: torch.device, vocab: int) -> CausalModel:
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = True
+    ) -> CausalModel:
         """The draft behind its runner. Raises ConfigurationError for weights that do not fit."""
         model = self.model(setting.dtype, device)
         ids = None if self.ids_K is None else self.ids_K.to(device)
         if ids is not None:
             shallow.trim(model, ids)
-        draft = adapt(
-            model, packed=setting.packed, vocab_size=vocab, shares=reads_more(model.config)
-        )
+        draft = adapt(model, packed=setting.packed, vocab_size=vocab, shares=shares)
         draft.ids_K = ids
         return draft
 

@@ -161,17 +161,22 @@ class Source:
             return None  # some families make an empty one of nothing
         return made
 
-    def eos_ids(self) -> tuple[int, ...]:
-        """End-of-sequence ids of the generation config."""
-        settings = self.config
-        if isinstance(self.given, (str, Path)):
-            from transformers import GenerationConfig
+    def settings(self) -> dict[str, Any]:
+        """The generation configuration, or what the model's own says instead of one."""
+        from transformers import GenerationConfig
 
+        settings: PretrainedConfig | GenerationConfig = self.config
+        if isinstance(self.given, (str, Path)):
             with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
         else:  # models that cannot generate by themselves have none
-            settings = getattr(self.given, "generation_config", None) or self.config
-        ids = settings.to_dict().get("eos_token_id")
+            settings = read(self.given, "generation_config", GenerationConfig) or self.config
+        said: dict[str, Any] = settings.to_dict()
+        return said
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """End-of-sequence ids of the generation configuration."""
+        ids = self.settings().get("eos_token_id")
         if ids is None:
             return ()
         return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

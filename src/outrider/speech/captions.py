@@ -81,19 +81,29 @@ def _of_text(text: str) -> list[Line]:
     if _ARROW.search(text):
         return _captions(text)
     if text.startswith("start\tend\ttext"):
-        rows = (row.split("\t", 2) for row in text.splitlines()[1:])
-        return [Line(r[2], float(r[0]) / 1e3, float(r[1]) / 1e3) for r in rows if len(r) == 3]
+        rows = [row.split("\t", 2) for row in text.splitlines()[1:]]
+        named = [dict(zip(("start", "end", "text"), row, strict=False)) for row in rows]
+        return [
+            line._replace(start=(line.start or 0) / 1e3, end=(line.end or 0) / 1e3)
+            for line in _of_mapping({"segments": named})
+        ]
     return [Line(line) for line in text.splitlines()]
 
 
 def _of_mapping(document: Mapping[str, Any]) -> list[Line]:
     """What recognisers write: `segments` with start and end, `chunks` with a timestamp, a text."""
     lines = []
-    for part in document.get("segments") or ():
-        lines.append(Line(str(part["text"]), float(part["start"]), float(part["end"])))
-    for part in () if lines else document.get("chunks") or ():
-        start, end = part["timestamp"]
-        lines.append(Line(str(part["text"]), float(start), None if end is None else float(end)))
+    try:
+        for part in document.get("segments") or ():
+            lines.append(Line(str(part["text"]), float(part["start"]), float(part["end"])))
+        for part in () if lines else document.get("chunks") or ():
+            start, end = part["timestamp"]
+            lines.append(Line(str(part["text"]), float(start), None if end is None else float(end)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"segments of the reference have text, start and end; got {arguments.shown(part)}; "
+            "write them so, or give captions"
+        ) from error
     if not lines and isinstance(document.get("text"), str):
         lines = [Line(line) for line in document["text"].splitlines()]
     return lines

@@ -112,6 +112,9 @@ class Settings:
             given = getattr(self, f"{name}_threshold")
             if given is not None:
                 arguments.number(f"{name}_threshold", given, "a number", "None switches it off")
+        if self.initial_prompt is not None and not isinstance(self.initial_prompt, str):
+            do = "give text, or the tokens of it"
+            arguments.several("initial_prompt", self.initial_prompt, "text", do, arguments.is_whole)
         arguments.whole("seed", self.seed, "use an integer of 64 bits", least=0)
         if self.condition_on_previous_text and self.at_pauses:
             raise ConfigurationError(

@@ -6,12 +6,13 @@
 Needs no test framework; inside one, run the CHECKS one by one.
 """
 
-from outrider.testing import checks
+from outrider.testing import checks, source_checks
 from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
 from outrider.testing.models import PROMPTS, RUNNERS, VOCAB, llama, pair, perturbed
 from outrider.testing.runs import Restless, begun, decode
+from outrider.testing.sourced import FAMILIES, encoder_decoder, encoder_decoders, sources
 
 
 def check_drafter(make: Maker) -> None:
@@ -32,6 +33,7 @@ def check_drafter(make: Maker) -> None:
 
 __all__ = [
     "CHECKS",
+    "FAMILIES",
     "PROMPTS",
     "RUNNERS",
     "SETTINGS",
@@ -45,9 +47,13 @@ __all__ = [
     "check_drafter",
     "checks",
     "decode",
+    "encoder_decoder",
+    "encoder_decoders",
     "llama",
     "p_value",
     "pair",
     "perturbed",
+    "source_checks",
+    "sources",
     "text_law",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner
 from outrider.models.causal import Runner
@@ -60,10 +60,15 @@ def perturbed(model: LlamaForCausalLM, size: float, seed: int = 1) -> LlamaForCa
     torch.manual_seed(seed)
     copy = LlamaForCausalLM(model.config).eval()
     copy.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.add_(size * parameter.std() * torch.randn_like(parameter))
+    disturb(copy, size)
     return copy
+
+
+def disturb(model: PreTrainedModel, size: float) -> None:
+    """Add noise from torch's generator to every weight, in deviations of the weights."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * parameter.std() * torch.randn_like(parameter))
 
 
 @lru_cache

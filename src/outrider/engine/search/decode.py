@@ -83,7 +83,9 @@ def search(
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     capacity = -(-(capacity + ahead + 2 * NARROW) // ROUND) * ROUND
     oracle = Oracle(target, prompts, capacity, inputs, shapers)
-    copied = references([request.reference for request in requests], inputs, device)
+    copied = references(
+        [request.reference for request in requests], inputs, target.vocab_size, device
+    )
     proposer: Proposer = Nothing()
     if isinstance(drafter, DraftModel):
         own = inputs_for(drafter.model, inputs)

@@ -83,6 +83,13 @@ def run_wagner(
     document = protocol.run(
         pair, quick=quick, bound=bound, progress=lambda text: typer.echo(text, err=True)
     )
+    if recordings is not None and target is not None and draft is not None:
+        from outrider.lab.papers import wagner_engine
+
+        typer.echo("outrider's own transcription", err=True)
+        document["engine"] = wagner_engine.run(
+            pair, target, draft, language, dtype, document["prompts"]
+        )
     typer.echo(render(document))
     if out is not None:
         out.write_text(json.dumps(document, indent=1) + "\n")

@@ -5,16 +5,27 @@ argmaxes agree). c = time of a draft step over time of a target step, measured. 
 (1 - alpha^(gamma + 1)) / ((1 - alpha)(gamma c + 1)); measured: plain over speculative time,
 interleaved. Two drafts: what each rule accepts at a node and the most that any exact rule could, on
 recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
+
+Encoder-decoders, the paper's own T5 models among them, write from sources; where a row says what
+was meant (`reference`) texts are scored against it as well (BLEU, ROUGE).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider.lab.papers import alpha_drafters, alpha_measure, published, record
-from outrider.lab.papers.alpha_drafters import DRAFT
-from outrider.lab.papers.alpha_measure import LENIENCES, Prompts, rule_at
-from outrider.text.speculator import Speculator
+from outrider import DraftModel, Engine, Speculator
+from outrider.lab.papers import (
+    alpha_drafters,
+    alpha_measure,
+    alpha_quality,
+    alpha_tasks,
+    published,
+    record,
+)
+from outrider.lab.papers.alpha_drafters import DRAFT, Copies
+from outrider.lab.papers.alpha_measure import LENIENCES, rule_at
+from outrider.lab.papers.alpha_tasks import Rows
 from outrider.theory import length
 
 Progress = Callable[[str, int, int], None]
@@ -32,40 +43,34 @@ class Amount:
     repeats: int = 2
     new_tokens: int = 64
     laws: int = 256  #: recorded, for two drafts at a node
+    judged: int = 64  #: texts scored against what was meant
     seed: int = 0
 
 
 def run(
     pair: Speculator,
-    prompts: Prompts,
+    prompts: Rows,
     out: Path,
     progress: Progress,
     amount: Amount,
     pictures: bool = True,
 ) -> Tables:
-    """All four tables."""
+    """All tables; `prompts` are rows with a `prompt`, or a `source` for an encoder-decoder."""
     if pictures:
         record.pyplot()
     settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
     store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
     progress("counting n-grams, cutting models", 0, 5)
+    tasks = alpha_tasks.tasks(pair, prompts)
     sources = alpha_drafters.sources(pair, prompts, amount.library)
     size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
     alphas: dict[float, record.Row] = {}
     for step, t in enumerate((0.0, 1.0), start=1):
         progress(f"alpha at T = {t:g}", step, 5)
-        alphas[t] = store.get(
-            f"alpha {t}",
-            alpha_measure.alphas,
-            pair,
-            prompts,
-            sources,
-            t,
-            tokens=amount.tokens,
-            **size,
-        )
+        how = {"tokens": amount.tokens, **size}
+        alphas[t] = store.get(f"alpha {t}", alpha_measure.alphas, pair, tasks, sources, t, **how)
     progress("cost of a draft step", 3, 5)
-    costs = store.get("cost", alpha_measure.costs, pair, prompts, sources)
+    costs = store.get("cost", alpha_measure.costs, pair, tasks, sources)
 
     def improvement(name: str, temperature: float, lenience: float) -> record.Row:
         """One row of tables 4 and A.5: at the gamma that the formula says is best."""
@@ -73,13 +78,13 @@ def run(
         alpha = alphas[temperature]["lenient"][name][LENIENCES.index(lenience)]
         c, capped = costs[name], min(alpha, 0.999)
         gamma = max(length.best_length(capped, c, 12), 1)
-        fast = pair.using(sources[name].drafter(gamma), rule_at(temperature, lenience))
+        rule = None if isinstance(sources[name], Copies) else rule_at(temperature, lenience)
         row = store.get(
             f"speed {name} {temperature} {lenience} {gamma}",
             alpha_measure.speed,
             pair,
-            fast,
-            prompts[: amount.timed],
+            Engine(pair.engine.target, sources[name].drafter(gamma), rule),
+            tasks[: amount.timed],
             temperature,
             repeats=amount.repeats,
             **size,
@@ -93,15 +98,41 @@ def run(
             "expected": length.speedup(capped, gamma, c),
             "measured": row["median"],
             "95 %": f"[{row['low']:.2f}, {row['high']:.2f}]",
+            "tokens a step": row["tokens a step"],
         }
 
-    progress("two drafts at a node", 4, 5)
+    pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
+    tables = {
+        "alpha": _alphas(alphas, list(sources)),
+        "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
+        "lenience": _lenience(alphas, list(sources)),
+    }
+    if isinstance(pair.engine.drafter, DraftModel):
+        progress("two drafts at a node", 4, 5)
+        tables["two"] = _two_drafts(pair, tasks, amount, store)
+        tables["lenience-speed"] = [
+            {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
+        ] + published_lenience_speed()
+    if alpha_tasks.reads_sources(pair):
+        progress("texts against what was meant", 4, 5)
+        tables["quality"] = alpha_quality.table(
+            pair, prompts, tasks, sources, store, judged=amount.judged, **size
+        )
+    store.write(tables)
+    if pictures:
+        _draw(tables, list(sources), out)
+    return tables
+
+
+def _two_drafts(
+    pair: Speculator, tasks: alpha_measure.Tasks, amount: Amount, store: record.Store
+) -> list[record.Row]:
     two = {
         t: store.get(
             f"two {t}",
             alpha_measure.two_drafts,
             pair,
-            prompts,
+            tasks,
             record.draft_of(pair),
             t,
             laws=amount.laws,
@@ -109,21 +140,7 @@ def run(
         )
         for t in (1.0, 0.3)
     }
-    pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
-    tables = {
-        "alpha": _alphas(alphas, list(sources)),
-        "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
-        "two": [_two(two, name) for name in two[1.0] if name not in ("key", "settings")],
-        "lenience": _lenience(alphas, list(sources)),
-        "lenience-speed": [
-            {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
-        ]
-        + published_lenience_speed(),
-    }
-    store.write(tables)
-    if pictures:
-        _draw(tables, list(sources), out)
-    return tables
+    return [_two(two, name) for name in two[1.0] if name not in ("key", "settings")]
 
 
 def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:

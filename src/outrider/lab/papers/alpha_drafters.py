@@ -1,27 +1,30 @@
-"""Drafters of several sizes, each with a true law: n-gram tables, the draft model, cut models.
+"""Drafters of several sizes: n-gram tables, the draft model, cut models; and copies of the source.
 
 The n-gram tables are counted from the standard library's sources on this machine, without the
-modules that the prompts come from. A cut model is the draft or the target with some of its layers:
-nothing is trained, so its law is worse than a model's of that size, but it is a law.
+modules that the prompts come from. A cut model is the draft or the target with some of its layers
+(of an encoder-decoder: of its decoder's): nothing is trained, so its law is worse than a model's of
+that size, but it is a law.
 """
 
 import sysconfig
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from outrider import ops
+from outrider import DraftModel, Sampling, Speculator, ops
 from outrider.certify.laws import Text, score
-from outrider.drafters import DraftModel
+from outrider.drafters import ReferenceLookup
+from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
-from outrider.lab.papers import record
-from outrider.laws.sampling import Sampling, rows, warp
+from outrider.lab.papers.alpha_tasks import Rows, reads_sources
+from outrider.laws.sampling import rows, warp
 from outrider.models import CausalModel, adapt
 from outrider.models.sources import DTYPES
-from outrider.text.speculator import Speculator
 from outrider.types import Drafter, LanguageModel
 
 ORDERS = {"unigram": 1, "bigram": 2, "3-gram": 3}
@@ -44,22 +47,40 @@ class Source:
         """[tokens, V]: the law at every emitted token, under `sampling`."""
         if isinstance(self.of, Table):
             return _table_laws(self.of, texts, sampling)
-        return ops.probs(score(self.of, texts, sampling).laws).flatten(0, 1)
+        read = [replace(text, inputs=inputs_for(self.of, text.inputs)) for text in texts]
+        scored = score(self.of, read, sampling)
+        return ops.probs(scored.laws)[scored.valid_BT]
 
 
-def sources(pair: Speculator, prompts: Sequence[dict[str, str]], library: int) -> dict[str, Source]:
+class Copies:
+    """Chains that are copied from the source: they have no law."""
+
+    def drafter(self, gamma: int) -> Drafter:
+        """A chain of `gamma` tokens."""
+        return ReferenceLookup(gamma)
+
+
+Sources: TypeAlias = Mapping[str, Source | Copies]
+
+
+def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source | Copies]:
     """All of them, cheapest first."""
     text = library_tokens(pair, prompts, library)
     vocab = pair.engine.target.vocab_size
-    found = {name: Source(count(text, vocab, order)) for name, order in ORDERS.items()}
-    layers = _layers(pair.notes.draft), _layers(pair.notes.target)
-    if None not in layers:
-        one = cut(pair, pair.notes.draft, [0])
-        found["draft, first layer"] = Source(one)
-    found[DRAFT] = Source(record.draft_of(pair))
-    if None not in layers:
+    found: dict[str, Source | Copies] = {
+        name: Source(count(text, vocab, order)) for name, order in ORDERS.items()
+    }
+    if reads_sources(pair):
+        found["reference lookup"] = Copies()
+    drafter = pair.engine.drafter
+    draft = drafter.model if isinstance(drafter, DraftModel) else None
+    layers = (None if draft is None else _layers(pair.notes.draft)), _layers(pair.notes.target)
+    if layers[0] is not None:
+        found["draft, first layer"] = Source(cut(pair, pair.notes.draft, [0]))
+    if draft is not None:
+        found[DRAFT] = Source(draft)
+    if layers[1] is not None:
         deep = layers[1]
-        assert deep is not None
         for name, keep in (
             (f"target, {deep // 4} first layers", range(deep // 4)),
             ("target, every other layer", range(0, deep, 2)),
@@ -88,27 +109,44 @@ def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: in
 
 
 def _layers(source: str) -> int | None:
-    """How many layers a Llama checkpoint has; None where layers cannot be left out like that."""
+    """How many layers a checkpoint's decoder has; None where they cannot be left out like that."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source)
-    return int(config.num_hidden_layers) if config.model_type == "llama" else None
+    if config.model_type == "llama":
+        return int(config.num_hidden_layers)
+    return int(config.num_decoder_layers) if config.model_type in ("t5", "mt5") else None
 
 
 def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
-    """The Llama checkpoint with the layers `keep`, run as the pair's models are."""
-    from transformers import AutoModelForCausalLM
+    """The Llama or T5 checkpoint with the decoder layers `keep`, run as the pair's models are."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     notes = pair.notes
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[notes.dtype])
+    kind = AutoModelForSeq2SeqLM if reads_sources(pair) else AutoModelForCausalLM
+    model = kind.from_pretrained(source, dtype=DTYPES[notes.dtype])
+    (_cut_t5 if model.config.is_encoder_decoder else _cut_llama)(model, keep)
+    driven = adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
+    driven.min_queries = min(driven.min_queries, 2)  # as `load` does for a draft
+    return driven
+
+
+def _cut_llama(model: PreTrainedModel, keep: Sequence[int]) -> None:
     layers = [model.model.layers[i] for i in keep]
     for place, layer in enumerate(layers):
         layer.self_attn.layer_idx = place
     model.model.layers = nn.ModuleList(layers)
     model.config.num_hidden_layers = len(layers)
-    driven = adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
-    driven.min_queries = min(driven.min_queries, 2)  # as `load` does for a draft
-    return driven
+
+
+def _cut_t5(model: PreTrainedModel, keep: Sequence[int]) -> None:
+    """The first layer is always kept: it holds the positions of all."""
+    blocks = [model.decoder.block[i] for i in keep]
+    for place, block in enumerate(blocks):
+        block.layer[0].SelfAttention.layer_idx = place
+        block.layer[1].EncDecAttention.layer_idx = place
+    model.decoder.block = nn.ModuleList(blocks)
+    model.config.num_decoder_layers = model.decoder.config.num_layers = len(blocks)
 
 
 def _table_laws(table: Table, texts: Sequence[Text], sampling: Sampling) -> Tensor:

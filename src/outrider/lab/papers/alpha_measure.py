@@ -7,29 +7,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider import ops, verifiers
+from outrider import (
+    DraftModel,
+    Engine,
+    Request,
+    RequestStats,
+    Root,
+    Sampling,
+    Speculator,
+    ops,
+    verifiers,
+)
 from outrider.certify.laws import Text, score
-from outrider.drafters import Root
 from outrider.drafters.ngram_table import Table
-from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
+from outrider.engine.engine import Observer, Run
 from outrider.lab import measure
 from outrider.lab.papers import record
-from outrider.lab.papers.alpha_drafters import Source
+from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
+from outrider.lab.papers.alpha_tasks import asked
 from outrider.lab.papers.toy import METHODS
-from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Speculator, Stop
-from outrider.types import LanguageModel, Verifier
+from outrider.types import Block, Draft, LanguageModel, Scores, Verdict, Verifier
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
-Prompts = Sequence[dict[str, str]]
+ROWS = 16  #: texts that are written side by side
+Tasks = Sequence[Request]
 
 
 @torch.inference_mode()
 def alphas(
     pair: Speculator,
-    prompts: Prompts,
-    sources: dict[str, Source],
+    tasks: Tasks,
+    sources: Sources,
     temperature: float,
     *,
     tokens: int,
@@ -40,36 +48,64 @@ def alphas(
 
     Above temperature 0: the mean of sum min(p / l, q). At temperature 0: how often the drafter's
     argmax x has p(x) >= l max p, with p at temperature 1; at l = 1 the agreement of the argmaxes.
+    A drafter that copies has no law: its p(x) is that of the one token it proposes, 0 if it does
+    not, at the steps of a run that drafts single tokens.
     """
-    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
-    ids = [tuple(pair.tokenizer.encode(p["prompt"].rstrip())[-64:]) for p in prompts]
     levels = torch.tensor(LENIENCES, dtype=torch.float64)
-    sums = {name: torch.zeros(len(levels), dtype=torch.float64) for name in sources}
+    laws = {name: source for name, source in sources.items() if isinstance(source, Source)}
+    sums = {name: torch.zeros(len(levels), dtype=torch.float64) for name in laws}
+    copies = {name: _Seen(levels, temperature) for name in sources if name not in laws}
     seen = row = 0
     while seen < tokens:
-        batch = [(ids[(row + i) % len(ids)], seed + row + i) for i in range(16)]
+        batch = [
+            asked(
+                tasks[(row + i) % len(tasks)],
+                Sampling(temperature, seed=seed + row + i),
+                pair,
+                new_tokens,
+            )
+            for i in range(ROWS)
+        ]
         row += len(batch)
-        texts = _written(plain, batch, temperature, new_tokens)
-        law = ops.probs(score(pair.engine.target, texts, Sampling(temperature or 1.0)).laws)
-        law = law.flatten(0, 1)
+        texts = _written(pair, batch)
+        scored = score(pair.engine.target, texts, Sampling(temperature or 1.0))
+        law = ops.probs(scored.laws)[scored.valid_BT]
         seen += len(law)
-        for name, source in sources.items():
+        for name, source in laws.items():
             guess = source.laws(texts, Sampling(temperature))
             sums[name] += _kept(law, guess, levels, greedy=temperature == 0)
-        if temperature == 0 and row >= len(ids):
+        for name, watch in copies.items():
+            drafter = sources[name].drafter(1)
+            decoded(Engine(pair.engine.target, drafter, "match"), batch, watch)
+        if temperature == 0 and row >= len(tasks):
             break  # greedy text repeats itself from here on
     means = {name: (total / seen).tolist() for name, total in sums.items()}
-    return {"alpha": {n: m[0] for n, m in means.items()}, "lenient": means, "tokens": seen}
+    means |= {name: watch.mean() for name, watch in copies.items()}
+    ordered = {name: means[name] for name in sources}
+    return {"alpha": {n: m[0] for n, m in ordered.items()}, "lenient": ordered, "tokens": seen}
 
 
-def _written(
-    plain: Engine, batch: Sequence[tuple[tuple[int, ...], int]], temperature: float, new: int
-) -> list[Text]:
-    how = [Sampling(temperature, seed=s) for _, s in batch]
-    found: list[list[int]] = [[] for _ in batch]
-    for block in plain.run([p for p, _ in batch], how, Limits(new)):
-        found[block.row] += block.token_ids
-    return [Text(p, tuple(t), s) for (p, s), t in zip(batch, found, strict=True)]
+def decoded(
+    engine: Engine, batch: Sequence[Request], observe: Observer | None = None
+) -> tuple[list[list[int]], Run]:
+    """The texts of these requests, all side by side, and the run that wrote them."""
+    longest = max(request.end(engine.target.context)[0] for request in batch)
+    run = Run(engine, len(batch), longest + engine.drafter.shapes[0].max_nodes, observe=observe)
+    run.submit_all(batch)
+    run.close()
+    texts: list[list[int]] = [[] for _ in batch]
+    for block in run:
+        texts[block.row] += block.token_ids
+    return texts, run
+
+
+def _written(pair: Speculator, batch: Sequence[Request]) -> list[Text]:
+    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
+    texts, _ = decoded(plain, batch)
+    return [
+        Text(tuple(request.prompt), tuple(text), request.sampling.seed or 0, request.inputs)
+        for request, text in zip(batch, texts, strict=True)
+    ]
 
 
 def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor:
@@ -81,10 +117,45 @@ def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor
     return torch.stack([torch.minimum(law / level, guess).sum().double() for level in levels])
 
 
+class _Seen:
+    """Watches a run of single drafted tokens: what the target thinks of each of them."""
+
+    def __init__(self, levels: Tensor, temperature: float) -> None:
+        self._levels, self._temperature = levels, temperature
+        self._sums, self._steps = torch.zeros_like(levels), 0
+
+    def __call__(
+        self, draft: Draft, scores: Scores, verdict: Verdict, block: Block, rows: list[int]
+    ) -> None:
+        """One step of the run; a row without a proposal accepts nothing."""
+        laws = scores.laws
+        if self._temperature == 0:  # p is the law at temperature 1
+            laws = laws._replace(
+                inverse_temperature_B=torch.ones_like(laws.inverse_temperature_B), greedy="none"
+            )
+        law_BV = ops.probs(laws)[:, 0]
+        self._steps += len(law_BV)
+        if draft.tokens_BN.shape[1] == 1:
+            return
+        proposed_B = draft.draws_BNK[:, 0, 0] > 0
+        guess_BV = torch.zeros_like(law_BV).scatter_(1, draft.tokens_BN[:, 1:2].clamp(min=0), 1.0)
+        law_BV, guess_BV = (
+            law_BV[proposed_B.expand(len(law_BV))],
+            guess_BV[proposed_B.expand(len(law_BV))],
+        )
+        kept = _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
+        self._sums = self._sums + kept
+
+    def mean(self) -> list[float]:
+        """Per lenience, the share of a step."""
+        means: list[float] = (self._sums / max(self._steps, 1)).tolist()
+        return means
+
+
 @torch.inference_mode()
 def two_drafts(
     pair: Speculator,
-    prompts: Prompts,
+    tasks: Tasks,
     model: LanguageModel,
     temperature: float,
     *,
@@ -92,14 +163,16 @@ def two_drafts(
     seed: int,
 ) -> record.Row:
     """Acceptance of two drafts at one node under each rule, and the bound, on recorded laws."""
-    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
-    ids = [tuple(pair.tokenizer.encode(p["prompt"].rstrip())[-64:]) for p in prompts]
-    batch = [(ids[i % len(ids)], seed + i) for i in range(16)]
-    texts = _written(plain, batch, temperature, -(-laws // 16))
-    sides = (
-        ops.probs(score(m, texts, Sampling(temperature)).laws).flatten(0, 1).double().numpy()
-        for m in (pair.engine.target, model)
-    )
+    batch = [
+        asked(tasks[i % len(tasks)], Sampling(temperature, seed=seed + i), pair, -(-laws // ROWS))
+        for i in range(ROWS)
+    ]
+    texts = _written(pair, batch)
+    how = Sampling(temperature)
+    sides = [
+        source.laws(texts, how).double().numpy()
+        for source in (Source(pair.engine.target), Source(model))
+    ]
     p, q = (side[:laws] / side[:laws].sum(-1, keepdims=True) for side in sides)
     slow = "one: coupled"  # V^2 at V = 4,096
     return {
@@ -109,51 +182,61 @@ def two_drafts(
     }
 
 
-def costs(pair: Speculator, prompts: Prompts, sources: dict[str, Source]) -> record.Row:
+def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
     """c of each drafter: its time per drafted token over the target's time per plain step."""
-    text = prompts[0]["prompt"].rstrip()
-    stop, how = Stop(48, token_ids=()), Sampling(1.0, seed=0)
-    pair.plain().generate(text, how, stop)
-    stats = pair.plain().generate(text, how, stop).stats
+    task = asked(tasks[0], Sampling(1.0, seed=0), pair, 48)
+    plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
+    decoded(plain, [task])
+    stats = decoded(plain, [task])[1].stats
     step = stats.score_ms / stats.engine_steps
     found: record.Row = {}
     for name, source in sources.items():
+        if isinstance(source, Copies):
+            engine = Engine(pair.engine.target, source.drafter(4))
+            decoded(engine, [task])
+            stats = decoded(engine, [task])[1].stats
+            found[name] = stats.propose_ms / stats.engine_steps / 4 / step
+            continue
         if isinstance(source.of, Table):
-            context = torch.tensor([pair.tokenizer.encode(text)[-8:]])
+            context = torch.tensor([task.prompt[-8:]])
             started = time.perf_counter()
             for _ in range(50):
                 source.of.probs(context)
             found[name] = 1e3 * (time.perf_counter() - started) / 50 / step
             continue
         timed = measure.Timed(source.of)
-        chained = pair.using(Source(timed).drafter(4))
-        chained.generate(text, how, stop)
+        chained = Engine(pair.engine.target, DraftModel(timed, (1,) * 4))
+        decoded(chained, [task])
         before = timed.seconds
-        steps = chained.generate(text, how, stop).stats.engine_steps
+        steps = decoded(chained, [task])[1].stats.engine_steps
         found[name] = 1e3 * (timed.seconds - before) / steps / 4 / step
     return found
 
 
 def speed(
     pair: Speculator,
-    fast: Speculator,
-    prompts: Prompts,
+    fast: Engine,
+    tasks: Tasks,
     temperature: float,
     *,
     repeats: int,
     new_tokens: int,
     seed: int,
 ) -> record.Row:
-    """Plain over speculative time per token, interleaved."""
-    trials = measure.interleave(
-        {"plain": pair.plain(), "fast": fast},
-        [p["prompt"].rstrip() for p in prompts],
-        lambda number: Sampling(temperature, seed=seed + number),
-        Stop(new_tokens, token_ids=()),
-        repeats,
-    )
+    """Plain over speculative time per token, interleaved; times are without prefill."""
+    plain = Engine(pair.engine.target, Root())
+    arms = {"plain": plain, "fast": fast}
+    for engine in arms.values():
+        decoded(engine, [asked(tasks[0], Sampling(temperature, seed=seed), pair, 8)])
+    trials: list[measure.Trial[RequestStats]] = []
+    for repeat, number, name in measure.turns(list(arms), len(tasks), repeats):
+        task = asked(tasks[number], Sampling(temperature, seed=seed + number), pair, new_tokens)
+        stats = decoded(arms[name], [task])[1].stats
+        trials.append(measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats))
     ratio = measure.ratio(trials, "fast", "plain")
-    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+    done = [trial.result for trial in trials if trial.arm == "fast"]
+    tokens = sum(stats.new_tokens for stats in done) / sum(stats.steps for stats in done)
+    return {"median": ratio.median, "low": ratio.low, "high": ratio.high, "tokens a step": tokens}
 
 
 def rule_at(temperature: float, lenience: float) -> Verifier:

@@ -162,27 +162,31 @@ def alpha(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience."""
+    """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
+
+    Encoder-decoders read the 'source' of each line: --target corrector is the shipped one, and a
+    pair of your own needs --prompts. Without --draft it is measured with drafters that need none.
+    """
     from outrider.lab.papers import alpha as experiment
 
     amount = experiment.Amount(seed=seed)
     if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, seed)
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed)
+    sourced = options.reads_sources(target)
+    rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
+    if sourced and draft is None and target is not None:
+        pair = options.loaded_alone(target, out, pictures, dtype, threads)
+    else:
+        pair = options.loaded(target, draft, out, pictures, dtype, threads)
     with bar("alpha") as progress:
-        tables = experiment.run(
-            options.loaded(target, draft, out, pictures, dtype, threads),
-            read_rows(prompts),
-            out,
-            progress,
-            amount,
-            pictures,
-        )
+        tables = experiment.run(pair, rows, out, progress, amount, pictures)
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
         "speed": "expected against measured improvement",
         "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
         "lenience-speed": "improvement by lenience (published: expected only)",
+        "quality": "texts against what was meant; 'as plain': the share of plain decoding's texts",
     }
     _show(tables, titles, out)
 

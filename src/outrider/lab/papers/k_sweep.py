@@ -9,7 +9,8 @@ from outrider.drafters import DraftModel
 from outrider.lab import measure
 from outrider.lab.papers import published, record
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 Progress = Callable[[str, int, int], None]
 

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.lab.papers.record import folder, pyplot
-from outrider.load import load
+from outrider.lab.prompts import read_rows
+from outrider.load import CORRECTOR, load, shipped
 from outrider.text.speculator import Speculator
 
 Target = Annotated[
@@ -60,7 +62,49 @@ def loaded(
 ) -> Speculator:
     """The pair; what is missing for the results is said before anything is loaded or measured."""
     both(target, draft)
+    return _loaded(target, draft, None, out, pictures, dtype, threads)
+
+
+def loaded_alone(
+    target: str, out: Path, pictures: bool, dtype: str, threads: int | None
+) -> Speculator:
+    """A target without a draft model."""
+    return _loaded(target, None, "root", out, pictures, dtype, threads)
+
+
+def _loaded(
+    target: str | None,
+    draft: str | None,
+    drafter: str | None,
+    out: Path,
+    pictures: bool,
+    dtype: str,
+    threads: int | None,
+) -> Speculator:
     folder(out)
     if pictures:
         pyplot()
-    return load(target, draft, dtype=dtype, threads="auto" if threads is None else threads)
+    count = "auto" if threads is None else threads
+    return load(target, draft, drafter=drafter, dtype=dtype, threads=count)
+
+
+def reads_sources(target: str | None) -> bool:
+    """Whether this is an encoder-decoder; False for what cannot be read."""
+    from transformers import AutoConfig
+
+    if target is None or target == CORRECTOR:
+        return target is not None
+    try:
+        return bool(AutoConfig.from_pretrained(target).is_encoder_decoder)
+    except (OSError, ValueError):
+        return False
+
+
+def source_rows(target: str | None, prompts: Path | None) -> list[Row]:
+    """What an encoder-decoder reads: the held-out pairs for the corrector, else a file's."""
+    if prompts is None and target != CORRECTOR:
+        raise ConfigurationError(
+            f"an encoder-decoder needs texts to read; got {target!r} without --prompts; give a "
+            "file of JSON lines with 'source' (and 'reference'), or plain lines"
+        )
+    return read_rows(prompts or shipped(CORRECTOR) / "heldout_pairs.jsonl", "source")

@@ -18,7 +18,7 @@ from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab.measure import interval as interval
-from outrider.load import Notes, shipped
+from outrider.load import CORRECTOR, Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
 
@@ -107,6 +107,8 @@ def of_pair(notes: Notes) -> Row:
     """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
 
     def name(source: str | None, part: str) -> str | None:
+        if source == str(shipped(CORRECTOR)):
+            return CORRECTOR
         return "shipped" if source == str(shipped(part)) else source
 
     return {

@@ -17,7 +17,8 @@ from outrider.lab.papers import record
 from outrider.lab.papers.score_code import parses, similarity
 from outrider.lab.papers.trees import PLAIN, Arm
 from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Speculator, Stop
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
 
 Prompts = Sequence[dict[str, str]]
 Progress = Callable[[str, int, int], None]

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from outrider.errors import ConfigurationError
 from outrider.lab.papers.score import ROUGE_1, Score
 from outrider.lab.prompts import read_rows
+from outrider.lab.recordings import Spoken
 from outrider.load import shipped
 from outrider.models.config import read
 from outrider.models.sources import Source, first_line, read_tokenizer
@@ -36,8 +37,9 @@ class Prompt:
 class Pair:
     """Two models that share a tokenizer, and what they are tried on.
 
-    longest  tokens that a whole text may need; None: as many as the protocol says
-    bound    the sigmoid's -alpha and beta, if nothing else is asked
+    longest     tokens that a whole text may need; None: as many as the protocol says
+    bound       the sigmoid's -alpha and beta, if nothing else is asked
+    recordings  what the prompts were made of, for speech
     """
 
     name: str
@@ -48,6 +50,7 @@ class Pair:
     score: Score = ROUGE_1
     longest: int | None = None
     bound: float = 1e4
+    recordings: tuple[Spoken, ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,7 @@ from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
 from outrider.lab.recordings import Spoken
+from outrider.load import WHISPER_DRAFT, shipped
 from outrider.models.shallow_source import ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer
 from outrider.speech.audio import look
@@ -46,6 +47,8 @@ def speech_pair(
             f"recordings need a Whisper as the target; got {target!r}, a "
             f"{source.config.model_type}; give one, or --prompts instead"
         )
+    if draft == WHISPER_DRAFT:
+        draft = str(shipped(WHISPER_DRAFT))
     big = weights(source, device, dtype)
     tokenizer = read_tokenizer(target)
     hearing = opened(target, target, big, tokenizer)
@@ -63,16 +66,17 @@ def speech_pair(
             f"{big.config.vocab_size} tokens; take a multilingual draft for a multilingual target"
         )
     code = hearing.vocabulary.language("en" if language is None else language, target)
-    prompts = [made for one in recordings if (made := _prompt(hearing, one, code)) is not None]
-    if not prompts:
+    both = [(one, made) for one in recordings if (made := _prompt(hearing, one, code)) is not None]
+    if not both:
         raise AudioError(
             f"no recording fits into a window of {hearing.seconds(hearing.frames):g} s; got "
             f"{len(recordings)} longer ones; cut them at pauses"
         )
-    left_out = len(recordings) - len(prompts)
+    left_out = len(recordings) - len(both)
     return Pair(
         f"{target} with {draft}" + (f" ({left_out} recordings too long)" if left_out else ""),
-        big, small, prompts, hearing.text, word_errors(code), hearing.context // 2, BOUND,
+        big, small, [made for _, made in both], hearing.text, word_errors(code),
+        hearing.context // 2, BOUND, tuple(one for one, _ in both),
     )  # fmt: skip
 
 

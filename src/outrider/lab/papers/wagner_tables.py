@@ -57,6 +57,23 @@ def _main(rows: list[Row], score: str) -> str:
     )  # fmt: skip
 
 
+def _engine(rows: list[Row], score: str) -> str:
+    head = ["arm", "T", score, "seconds", "encoder ms", "decoder ms", "tokens", "tokens a step",
+            "alpha"]  # fmt: skip
+    return _table(
+        head,
+        [
+            [
+                row["arm"], f"{row['temperature']:g}", f"{row['score']:.3f}",
+                f"{row['seconds']:.2f}", f"{row['encoder_ms']:.0f}", f"{row['decoder_ms']:.0f}",
+                str(row["tokens"]), f"{row['tokens_a_step']:.2f}",
+                "" if row["alpha"] is None else f"{row['alpha']:.3f}",
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
 def render(document: Row) -> str:
     """All tables."""
     parts = [
@@ -69,8 +86,8 @@ def render(document: Row) -> str:
         _published(document["score"]),
         "`formula` is the mean of min(1, p^/q^) over drafted tokens, what the paper's acceptance "
         "should be near; a position behind a rejection counts as not accepted.",
-        "Methods draw different texts from one law, so calls and wall time differ by chance: "
-        "compare the time of a step.",
+        "Methods draw different texts from one law, so calls, wall time and score differ by "
+        "chance: compare the time of a step.",
         "\nConstant gamma (figure 3, table 8): ms a step / accepted",
     ]
     names = [row["method"] for row in document["main"]]
@@ -104,6 +121,9 @@ def render(document: Row) -> str:
             [[name, *(f"{row['mb']:.3f}" for row in document["memory"] if row["method"] == name)]
              for name in names],
         )]  # fmt: skip
+    if "engine" in document:
+        parts += ["\nWhole recordings by outrider's own transcription (exact)",
+                  _engine(document["engine"], document["score"])]  # fmt: skip
     if "large" in document:
         parts += [f"\n{document['large']['pair']}", _main(document["large"]["rows"], "score")]
     return "\n".join(parts)

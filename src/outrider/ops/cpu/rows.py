@@ -141,7 +141,7 @@ class Rows:
             self.shift = 0.0
             return 1.0
         scaled = source if inverse == 1.0 else np.multiply(source, inverse, out=head)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is filled otherwise
             np.exp(scaled, out=head)
             if self.floor is not None:
                 np.multiply(head, source >= self.floor[b, r], out=head)

@@ -1,0 +1,180 @@
+"""What users give to be answered, as the engine takes it: prompts, sources and references."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from outrider.drafters import DRAFTERS, Root
+from outrider.engine.request import token_ids
+from outrider.errors import ConfigurationError
+from outrider.text.opening import Opening
+from outrider.text.tokens import encode, separate
+from outrider.types import Drafter, Inputs, LanguageModel, Tokenizer
+
+#: A text or its token ids.
+Text: TypeAlias = str | Sequence[int]
+T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """One entry for each answer that is to be written."""
+
+    prompts: list[list[int]]  #: the tokens that the answer goes on from
+    inputs: list[Inputs] | None  #: what is read besides
+    references: list[list[int]]  #: what may be copied
+
+    def repeated(self, copies: int) -> "Asked":
+        """Each so many times, one after another."""
+        prompts, inputs, references = self
+        return Asked(
+            _times(prompts, copies),
+            None if inputs is None else _times(inputs, copies),
+            _times(references, copies),
+        )
+
+
+def _times(part: list[T], copies: int) -> list[T]:
+    return [one for one in part for _ in range(copies)]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What turns users' prompts into requests."""
+
+    target: LanguageModel
+    tokenizer: Tokenizer | None
+    opening: Opening | None
+    eos_ids: Sequence[int]
+
+    def read(self, prompts: object, begun: object = None, reference: object = None) -> Asked:
+        """Prompts, the beginnings of answers and references of one call.
+
+        `begun` and `reference` are one for all prompts, or a list of one for each.
+
+        Raises PromptError for what is no prompt, ConfigurationError for what this model cannot use.
+        """
+        if self.target.reads == "text":
+            return self._of_texts(prompts, begun, reference)
+        batch = sources(prompts)
+        inputs = [self._source(source, number) for number, source in enumerate(batch)]
+        answers = _each("decoder_prompts", begun, len(batch))
+        started = [self._started(answer, number) for number, answer in enumerate(answers)]
+        return Asked(started, inputs, self._references(reference, len(batch)))
+
+    def _of_texts(self, prompts: object, begun: object, reference: object) -> Asked:
+        """For a model that goes on from its prompt."""
+        if begun is not None:
+            raise ConfigurationError(
+                "decoder_prompts= are the beginnings of an encoder-decoder's answers; got them for "
+                "a model that goes on from its prompt; put them behind the prompt"
+            )
+        if any(isinstance(one, Inputs) or is_features(one) for one in sources(prompts)):
+            raise ConfigurationError(
+                "the model reads text alone; got features; give text or token ids, or load a "
+                "model that reads audio or pixels"
+            )
+        ids = [encode(self.tokenizer, p, i) for i, p in enumerate(separate(prompts))]
+        return Asked(ids, None, self._references(reference, len(ids)))
+
+    def _source(self, given: object, number: int) -> Inputs:
+        """One row that the encoder reads."""
+        device = self.target.device
+        if isinstance(given, Inputs):
+            return given
+        if is_features(given):
+            features = torch.as_tensor(given, device=device)[None]
+            there = 1 if features.dim() == 4 else features.shape[1]  # pixels are read as a whole
+            mask = torch.ones(1, there, dtype=torch.bool, device=device)
+            return Inputs(None, features, mask)
+        ids = torch.tensor([encode(self.tokenizer, given, number)], device=device)
+        return Inputs(ids, None, torch.ones_like(ids, dtype=torch.bool))
+
+    def _started(self, answer: Text | None, number: int) -> list[int]:
+        """The decoder's prompt: its start, and what the answer is given to begin with."""
+        ids = [] if answer is None else self.answer_ids(answer, number)
+        if self.opening is None:
+            if not ids:
+                raise ConfigurationError(
+                    "what answers begin with is not known, as this speculator was not made by "
+                    "load; got no decoder_prompts; give decoder_prompts=[start token id]"
+                )
+            return ids
+        start = self.opening.start
+        return ids if ids[:1] == [start] else [start, *ids]
+
+    def answer_ids(self, text: Text, number: int = 0) -> list[int]:
+        """Token ids of a text as answers are written, without special tokens at its ends."""
+        if not isinstance(text, str):
+            return token_ids(text, number)
+        if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
+            return encode(self.tokenizer, text, number)
+        if self.target.reads == "text":
+            ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            return ids
+        # some families write answers in another vocabulary than they read
+        ids = self.tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _references(self, given: object, rows: int) -> list[list[int]]:
+        """Tokens to copy from. A text that is copied to its end is over there."""
+        references = []
+        for number, one in enumerate(_each("reference", given, rows)):
+            ids = [] if one is None or one == "" else self.answer_ids(one, number)
+            over = self.eos_ids[:1] if isinstance(one, str) and ids else ()
+            references.append([*ids, *over])
+        return references
+
+
+def sources(prompts: object) -> list[object]:
+    """The sources of a call one by one; an array of numbers with a point is one source.
+
+    >>> sources("Hello"), sources([[5, 6], [7]])
+    (['Hello'], [[5, 6], [7]])
+    """
+    if isinstance(prompts, Inputs):
+        return [prompts.take([row]) for row in range(len(prompts.mask_BS))]
+    if is_features(prompts):
+        return [prompts]
+    if isinstance(prompts, (list, tuple)):
+        if any(is_features(one) or isinstance(one, Inputs) for one in prompts):
+            return list(prompts)
+    return separate(prompts)
+
+
+def is_features(given: object) -> bool:
+    """Whether it is an array of samples, frames or pixels."""
+    if isinstance(given, Tensor):
+        return given.is_floating_point() and given.dim() > 0
+    return isinstance(given, np.ndarray) and given.dtype.kind == "f" and given.ndim > 0
+
+
+def _each(name: str, given: Any, rows: int) -> Iterable[Any]:
+    """One for each row of what is given: one text for all, or a list."""
+    if given is None or isinstance(given, str):
+        return [given] * rows
+    each = separate(given)
+    if len(each) == 1 and each[0] is not given[0]:
+        return each * rows  # one list of token ids
+    if len(each) != rows:
+        raise ConfigurationError(
+            f"{name} is one for all prompts, or a list with one for each; got {len(each)} for "
+            f"{rows} prompts; give as many as prompts"
+        )
+    return each
+
+
+def refuse_useless(drafter: Drafter) -> None:
+    """Refuse a reference for a drafter that copies from none; plain decoding needs no draft."""
+    recipe = DRAFTERS.get(drafter.name)
+    if recipe is None or recipe.copies or isinstance(drafter, Root):
+        return
+    able = ", ".join(repr(name) for name, other in DRAFTERS.items() if other.copies)
+    raise ConfigurationError(
+        f"drafter {drafter.name!r} copies from no reference; got reference=...; load with "
+        f"drafter={able}, take speculator.using(outrider.ReferenceLookup()), or leave it out"
+    )

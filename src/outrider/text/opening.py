@@ -1,0 +1,145 @@
+"""How an encoder-decoder's answers begin and which tokens they may hold, by its own configuration.
+
+transformers' `generate` applies what a generation configuration says of tokens to every answer, and
+models are published to be used so: Marian bans its padding, mBART begins with a language. The same
+is applied here, in sight: `Speculator.rules` has it, and `generate(..., rules=...)` replaces it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from outrider.errors import ConfigurationError
+from outrider.laws.sampling import Sampling
+from outrider.rows import Processor
+
+#: Fields of `Sampling` that say which tokens may come where. The others are the user's alone.
+RULES = (
+    "logit_bias",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "encoder_no_repeat_ngram_size",
+    "begin_suppress_tokens",
+    "timestamps",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "processors",
+)
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+#: Settings of a generation configuration that are not applied, and the values that mean nothing.
+UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "encoder_repetition_penalty": (None, 1.0),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "watermarking_config": (None,),
+}
+
+
+class Opening(NamedTuple):
+    """What stands ahead of an answer, and the rules for its tokens."""
+
+    start: int  #: the token that every answer begins behind
+    usual: Sampling = Sampling()  #: its rules; nothing else of it counts
+    min_length: int = 0  #: no end before this many tokens, those that the answer is given included
+    left_out: tuple[str, ...] = ()  #: settings that would change the law and are not applied
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], eos: Sequence[int], name: str) -> "Opening":
+        """From a generation configuration as a mapping; `name` is the model's in messages.
+
+        Settings of the search (beams, temperature, filters) and of the length are the caller's.
+        Raises ConfigurationError if it does not say what answers begin with.
+
+        >>> opening = Opening.of({"decoder_start_token_id": 0, "suppress_tokens": [7]}, [1], "T5")
+        >>> opening.start, opening.rules().logit_bias
+        (0, {7: -inf})
+        """
+        start = settings.get("decoder_start_token_id")
+        start = settings.get("bos_token_id") if start is None else start
+        if not isinstance(start, int):
+            raise ConfigurationError(
+                f"{name} does not say what its answers begin with; got decoder_start_token_id="
+                f"{start!r}; set it in its generation_config"
+            )
+        bias, processors = _biases(settings, eos)
+        several = {name: _ids(settings.get(name)) for name in FORCED}
+        forced = {name: ids[0] if len(ids) == 1 else None for name, ids in several.items()}
+        rules = Sampling(
+            logit_bias=bias or None,
+            repetition_penalty=settings.get("repetition_penalty") or 1.0,
+            no_repeat_ngram_size=settings.get("no_repeat_ngram_size") or 0,
+            encoder_no_repeat_ngram_size=settings.get("encoder_no_repeat_ngram_size") or 0,
+            min_new_tokens=settings.get("min_new_tokens") or 0,
+            begin_suppress_tokens=tuple(settings.get("begin_suppress_tokens") or ()),
+            processors=processors,
+            forced_bos_token_id=forced["forced_bos_token_id"],
+            forced_eos_token_id=forced["forced_eos_token_id"],
+        )
+        left_out = [k for k, nothing in UNKNOWN.items() if settings.get(k) not in nothing]
+        left_out += [name for name, ids in several.items() if len(ids) > 1]
+        return cls(start, rules, settings.get("min_length") or 0, tuple(left_out))
+
+    def rules(self, begun: int = 1) -> Sampling:
+        """The rules for an answer of which so many tokens are given, the start included."""
+        least = max(self.usual.min_new_tokens, self.min_length - begun)
+        return replace(self.usual, min_new_tokens=least)
+
+
+def _ids(given: int | Sequence[int] | None) -> list[int]:
+    """The tokens of which one is forced."""
+    return [] if given is None else [given] if isinstance(given, int) else list(given)
+
+
+def _biases(
+    settings: Mapping[str, Any], eos: Sequence[int]
+) -> tuple[dict[int, float], tuple[Processor, ...]]:
+    """Bans and biases of single tokens, and processors for those of several in a row."""
+    bias = dict.fromkeys(settings.get("suppress_tokens") or (), -float("inf"))
+    weighted = settings.get("sequence_bias") or []
+    if isinstance(weighted, Mapping):
+        weighted = [[list(ids), value] for ids, value in weighted.items()]
+    words = [list(ids) for ids in settings.get("bad_words_ids") or []]
+    words = [ids for ids in words if ids not in [[token] for token in eos]]  # as transformers does
+    for ids in words:
+        if len(ids) == 1:
+            bias[ids[0]] = -float("inf")
+    for ids, value in weighted:
+        if len(ids) == 1:
+            bias[ids[0]] = bias.get(ids[0], 0.0) + value
+    from transformers import generation
+
+    processors: list[Processor] = []
+    longer = [[ids, value] for ids, value in weighted if len(ids) > 1]
+    if longer:
+        processors.append(generation.SequenceBiasLogitsProcessor(longer))
+    phrases = [ids for ids in words if len(ids) > 1]
+    if phrases:
+        processors.append(generation.NoBadWordsLogitsProcessor(phrases))
+    return bias, tuple(processors)
+
+
+def ruled(own: Sampling, rules: Sampling) -> Sampling:
+    """A row's sampling with these rules where it has none of its own.
+
+    Biases and processors are joined: the row's bias of a token goes first, its processors come
+    last.
+
+    >>> ruled(Sampling(0, forced_bos_token_id=5), Sampling(forced_bos_token_id=3)).temperature
+    0
+    >>> ruled(Sampling(logit_bias={1: 2.0}), Sampling(logit_bias={0: 1.0})).logit_bias
+    {0: 1.0, 1: 2.0}
+    """
+    usual = {field.name: field.default for field in fields(Sampling)}
+    changed = {
+        name: getattr(rules, name)
+        for name in RULES
+        if getattr(own, name) == usual[name] and getattr(rules, name) != usual[name]
+    }
+    if rules.logit_bias and own.logit_bias:
+        changed["logit_bias"] = {**rules.logit_bias, **own.logit_bias}
+    if rules.processors and own.processors:
+        changed["processors"] = (*rules.processors, *own.processors)
+    return replace(own, **changed) if changed else own

@@ -1,0 +1,64 @@
+"""What users get: texts with their statistics, whole or block by block."""
+
+from dataclasses import dataclass
+
+from outrider.engine.blocks import HostBlock
+from outrider.stats import RequestStats, Stats
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished request. `token_ids` include the stop token, `text` does not.
+
+    `logprobs` are of the law each token was emitted from: penalties, temperature and filters are
+    in. Greedy requests report the law at temperature 1. `score` is a beam's: its log-probability by
+    its length.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: RequestStats
+    logprobs: list[float] | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All completions of a call, in the order of the prompts, and the totals."""
+
+    completions: list[Completion]
+    stats: Stats
+
+    @property
+    def texts(self) -> list[str]:
+        """The completions' texts."""
+        return [c.text for c in self.completions]
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """What one step emitted for one request."""
+
+    text: str
+    block: HostBlock  #: the tokens up to a stop string, with the trace if one was asked for
+
+    @property
+    def row(self) -> int:
+        """The request's number."""
+        return self.block.row
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the text."""
+        return self.block.token_ids
+
+    @property
+    def accepted(self) -> int:
+        """How many of them were drafted."""
+        return self.block.accepted
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the request ended here, if it did."""
+        return self.block.finish_reason

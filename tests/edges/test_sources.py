@@ -1,0 +1,87 @@
+"""Sources and references on the command line."""
+
+import io
+import json
+import sys
+
+import pytest
+
+import words
+from outrider import Sampling, Stop, load
+from outrider.testing import encoder_decoder
+
+FAST = ["--dtype", "float32", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny BART with a tokenizer of words, as transformers saves them."""
+    path = tmp_path_factory.mktemp("bart")
+    model = encoder_decoder("bart")
+    model.generation_config.no_repeat_ngram_size = 3
+    model.save_pretrained(path)
+    words.tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def answer(folder):
+    def made(**options):
+        speculator = load(folder, dtype="float32", threads=1)
+        done = speculator.generate("w9 w4 w7", Sampling(0), Stop(12), **options)
+        return done.texts[0]
+
+    return made
+
+
+@pytest.mark.parametrize("how", ["text", "file", "input"])
+def test_a_source_is_answered(outrider, folder, answer, tmp_path, how, monkeypatch):
+    path = tmp_path / "source.txt"
+    path.write_text("w9 w4 w7")
+    source = {"text": "w9 w4 w7", "file": str(path), "input": "-"}[how]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w9 w4 w7")))
+    typed = ["generate", "--target", folder, "--source", source, "-n", "12", *FAST]
+    code, out, err = outrider(*typed)
+    assert (code, out, err) == (0, answer() + "\n", "")
+
+
+def test_an_answer_that_has_begun_and_a_reference(outrider, folder, answer, tmp_path):
+    path = tmp_path / "reference.txt"
+    path.write_text(answer(decoder_prompts="w12"))
+    typed = ["generate", "w12", "--target", folder, "--source", "w9 w4 w7", "-n", "12", *FAST]
+    code, out, err = outrider(*typed, "--reference", path, "--json", "-v")
+    document = json.loads(out)
+    assert code == 0
+    assert document["text"] == answer(decoder_prompts="w12")
+    assert document["drafter"] == "reference_lookup"
+    assert document["stats"]["mean_acceptance_length"] > 3
+    assert "rules of the model: no_repeat_ngram_size=3" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        (["w5", "--target", "it"], ["reads a source", "--source TEXT"]),
+        (["--source", "", "--target", "it"], ["source is empty"]),
+        (["--source", "w5", "--reference", "no/such", "--target", "it"], ["reference", "no/such"]),
+        (["--source", "w5"], ["--source is what an encoder-decoder reads", "--target"]),
+        (["x", "--reference", "pyproject.toml"], ["'draft_model' copies from no reference"]),
+        (
+            ["--source", "w5", "--drafter", "root", "--ngram", "1,2", "--target", "it"],
+            ["no use for ngram"],
+        ),
+    ],
+)
+def test_refused(outrider, folder, typed, parts):
+    typed = [folder if word == "it" else word for word in typed]
+    code, out, err = outrider("generate", *typed, *FAST)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    for part in parts:
+        assert part in " ".join(err.split())
+
+
+def test_compare_refuses_a_source(outrider, folder):
+    code, out, err = outrider("compare", "--target", folder, *FAST)
+    assert (code, out) == (2, "")
+    assert "got an encoder-decoder" in " ".join(err.split())

@@ -1,0 +1,142 @@
+"""`outrider transcribe`: files in, texts and captions out, failures named, exit codes."""
+
+import json
+
+import pytest
+import whispers
+from test_audio import written as wav
+
+from outrider import cli
+from outrider.errors import ConfigurationError
+
+BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "root"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Whisper as transformers saves it."""
+    path = tmp_path_factory.mktemp("whisper")
+    model = whispers.whisper()
+    model.generation_config.max_length = 12
+    model.save_pretrained(path)
+    whispers.tokenizer().save_pretrained(path)
+    whispers.extractor().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def talks(tmp_path):
+    return [str(wav(tmp_path / f"{n}.wav", whispers.sound(n, n))) for n in (1, 3)]
+
+
+def run(capsys, monkeypatch, *words):
+    """Exit code, standard output, errors."""
+    monkeypatch.setattr("sys.argv", ["outrider", "transcribe", *map(str, words)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as leave:
+        code = leave.code or 0
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_a_recording_becomes_text(capsys, monkeypatch, folder, talks):
+    code, out, err = run(capsys, monkeypatch, talks[1], "-m", folder, *BRIEF)
+    assert code == 0, err
+    assert out.strip()
+    again = run(capsys, monkeypatch, talks[1], "-m", folder, "-f", "json", *BRIEF)
+    document = json.loads(again[1])
+    lines = [segment["text"].strip() for segment in document["segments"]]
+    assert [line for line in out.split("\n") if line] == [line for line in lines if line]
+    other = run(capsys, monkeypatch, talks[0], "-m", folder, *BRIEF)
+    assert other[1] != out
+
+
+def test_several_are_written_to_a_folder(capsys, monkeypatch, folder, talks, tmp_path):
+    into = tmp_path / "out"
+    words = [*talks, "-m", folder, "-o", into, "-f", "srt", "-f", "json", *BRIEF]
+    code, out, err = run(capsys, monkeypatch, *words, "--timestamps", "word")
+    assert code == 0, err
+    assert out == ""
+    assert sorted(path.name for path in into.iterdir()) == ["1.json", "1.srt", "3.json", "3.srt"]
+    assert "words" in json.loads((into / "3.json").read_text("utf-8"))["segments"][0]
+    before = {path.name: path.read_bytes() for path in into.iterdir()}
+    run(capsys, monkeypatch, *words, "--timestamps", "word")
+    assert {path.name: path.read_bytes() for path in into.iterdir()} == before
+
+
+def test_files_that_fail_are_named_and_the_others_go_on(
+    capsys, monkeypatch, folder, talks, tmp_path
+):
+    empty = tmp_path / "empty.wav"
+    empty.write_bytes(b"")
+    missing = tmp_path / "missing.wav"
+    noise = tmp_path / "noise.wav"
+    noise.write_bytes(b"not sound at all")
+    files = [empty, talks[0], missing, noise, talks[1]]
+    code, out, err = run(capsys, monkeypatch, *files, "-m", folder, *BRIEF)
+    assert code == 1
+    assert out.count("# ") >= 2
+    for path in (empty, missing, noise):
+        assert f"failed: {path}" in err
+    assert "3 of 5 recordings failed" in err
+    assert "Traceback" not in err
+
+
+def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):
+    code, _, err = run(capsys, monkeypatch, talks[0])
+    assert code == 2
+    assert "hf download openai/whisper-base" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-f", "doc"], "unknown format"),
+        (["--timestamps", "phone"], "unknown timestamps"),
+        (["-t", "-1"], "temperature must be"),
+        (["-f", "srt", "-f", "vtt"], "--output"),
+        (["--reference", "a.srt", "--reference", "b.srt"], "--reference is one for each file"),
+        (["--language", "klingon", "-m", "FOLDER"], "unknown language"),
+        (["--compare", "-m", "FOLDER"], "nothing to compare"),
+        (["-m", "/no/such/folder"], "cannot load the target"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(capsys, monkeypatch, folder, talks, words, message):
+    words = [folder if word == "FOLDER" else word for word in words]
+    code, _, err = run(capsys, monkeypatch, talks[0], *words, *BRIEF)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_compare_tells_both_times_and_that_the_texts_are_one(
+    capsys, monkeypatch, folder, talks, tmp_path
+):
+    reference = tmp_path / "talk.txt"
+    reference.write_text("something else", "utf-8")
+    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    words = [talks[1], "-m", folder, "--reference", reference, "--compare", *brief]
+    code, _, err = run(capsys, monkeypatch, *words)
+    assert code == 0, err
+    assert "encoder s" in err
+    assert "the same text in 1 of 1" in err
+
+
+def test_a_draft_of_the_models_own_layers(capsys, monkeypatch, folder, talks):
+    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    plain = run(capsys, monkeypatch, talks[1], "-m", folder, *BRIEF)
+    mine = run(capsys, monkeypatch, talks[1], "-m", folder, "--draft-layers", "0", *brief)
+    assert mine[0] == 0, mine[2]
+    assert mine[1] == plain[1]
+
+
+def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch, talks):
+    monkeypatch.setattr(
+        "outrider.cli.transcribe.load", lambda *a, **k: pytest.fail("it was loaded")
+    )
+    code, _, err = run(capsys, monkeypatch, talks[0], "-m", "x", "--timestamps", "never")
+    assert code == 2
+    assert isinstance(ConfigurationError("x"), ValueError)
+    assert "unknown timestamps" in err
