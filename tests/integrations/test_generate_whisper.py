@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny_whisper import FIRST_TIME, PREVIOUS, features, perturbed, whisper
+from spoken_whisper import FIRST_TIME, PREVIOUS, features, perturbed, whisper
 from transformers import WhisperForCausalLM
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 

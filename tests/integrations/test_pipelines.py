@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import transformers
-from tiny_whisper import extractor, perturbed, tokenizer, whisper
+from spoken_whisper import extractor, perturbed, tokenizer, whisper
 
 from outrider.errors import ConfigurationError
 from outrider.integrations.generate import Speculative, speculative

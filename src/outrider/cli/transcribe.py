@@ -30,7 +30,10 @@ def transcribe(
         typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model: path or hub name. Default: none.")
+        str | None,
+        typer.Option(
+            help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none."
+        ),
     ] = None,
     draft_layers: Annotated[
         str | None,
