@@ -40,15 +40,23 @@ def references(
 
 
 def check(
-    drafter: Drafter, inputs: Sequence[Inputs] | None, copied: Sequence[Sequence[int]] | None
+    drafter: Drafter,
+    named: str | None,
+    inputs: Sequence[Inputs] | None,
+    copied: Sequence[Sequence[int]] | None,
 ) -> None:
-    """Refuse reference lookup that has nothing to look up."""
-    if not isinstance(drafter, ReferenceLookup) or copied is not None:
-        return
-    if inputs is None or inputs[0].ids_BS is None:
+    """Refuse a reference that nobody looks into, and looking by name where there is none."""
+    looks = isinstance(drafter, ReferenceLookup)
+    if copied is not None and not looks:
         raise ConfigurationError(
-            f"drafter={drafter.name!r} copies from a reference, and there is none: no token ids "
-            "of a source have come this far; pass reference=..., or source_ids=... if generate was "
+            f"reference= is what drafter='reference_lookup' copies from; got {drafter.name!r}, "
+            "which has no use for it; leave one of them out"
+        )
+    known = copied is not None or (inputs is not None and inputs[0].ids_BS is not None)
+    if looks and named is not None and not known:
+        raise ConfigurationError(
+            f"drafter={named!r} copies from a reference, and there is none: no token ids of a "
+            "source have come this far; pass reference=..., or source_ids=... if generate was "
             "given encoder_outputs instead of input_ids"
         )
 

@@ -52,7 +52,9 @@ def whisper(models_directory):
         pytest.skip(f"needs Whisper base as {path}")
     model = WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor = transformers.WhisperFeatureExtractor.from_pretrained(path)
-    return model, processor, transformers.WhisperTokenizer.from_pretrained(path)
+    tokenizer = transformers.WhisperTokenizer.from_pretrained(path)
+    tokenizer.pad_token_id = model.config.pad_token_id
+    return model, processor, tokenizer
 
 
 def long_recording(sounds):
