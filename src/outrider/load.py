@@ -40,9 +40,13 @@ Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
 
+#: The shipped draft folder for openai/whisper-base.
+WHISPER_DRAFT = "whisper-base-draft"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
+    "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -101,8 +105,9 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
-                    target "corrector" is the shipped encoder-decoder for damaged Python
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
+                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
+                    "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup", or "reference_lookup" for an
                     encoder-decoder
@@ -153,6 +158,8 @@ def load(
     planned = named(planner)
     if draft_layers is not None:
         draft = _layers(draft_layers, draft)
+    elif isinstance(draft, str) and draft == WHISPER_DRAFT:
+        draft = shipped(WHISPER_DRAFT)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
@@ -169,17 +176,24 @@ def load(
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    costs = _costs(running, planned)
-    engine = Engine(running.models[0], made, judge, planned, costs)
-    eos_ids = first.eos_ids()
-    opening = Opening.of(first.settings(), eos_ids, str(first)) if reads else None
-    hears = hearing.opened(
-        str(first),
-        first.given,
-        first.model(running.setting.dtype, place),
-        tokenizer,
-        [source.config for source in sources[1:]],
-    )
+    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+
+
+def _spoken(
+    engine: Engine,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    notes: Notes,
+    sources: Sources,
+    model: "PreTrainedModel",
+) -> Speculator:
+    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    first, eos_ids = sources[0], sources[0].eos_ids()
+    opening = None
+    if reads_more(first.config):
+        opening = Opening.of(first.settings(), eos_ids, str(first))
+    configs = [source.config for source in sources[1:]]
+    hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 

@@ -61,8 +61,12 @@ def test_sampled_text_is_plain_decodings():
 
 def test_it_corrects():
     """Damages of every day, in a text of its own; most of them are found."""
-    meant = "def total(self, values):\n    for value in values:\n        self.count += value\n    return self.count"
-    damaged = "def total(self, values)\n    for value in values:\n        slef.count += value\n    retrun self.count"
+    meant = """def total(self, values):
+    for value in values:
+        self.count += value
+    return self.count"""
+    damaged = meant.replace("values):", "values)").replace("self.", "slef.", 1)
+    damaged = damaged.replace("return", "retrun")
     text = texts(corrector(), [damaged]).texts[0]
     assert sum(a != b for a, b in zip(text.split("\n"), meant.split("\n"), strict=True)) <= 1
 

@@ -113,7 +113,7 @@ def test_the_model_is_transformers_t5():
 
 
 def test_a_new_model_finds_its_own_last_tokens_in_the_source():
-    """Cross attention of the first layer, before any training; a control with weights of its own."""
+    """Cross attention of the first layer, untrained; a control with weights of its own."""
     torch.manual_seed(0)
     ids = torch.randperm(280)[None, :60] + 10
     ids[0, 40] = ids[0, 10]  # this one stands twice, behind other tokens

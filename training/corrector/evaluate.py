@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True, help="of training.corrector.held_out")
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER)
     parser.add_argument("--most", type=int, help="use only the first so many pairs")
+    parser.add_argument("--each", type=int, default=32, help="pairs of each kind of damage")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = T5ForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32).eval()
@@ -101,7 +102,7 @@ def main() -> None:
     for kind in KINDS:
         tries = (
             Pair(kind(row["reference"], random.Random(row["id"])) or "", row["reference"])
-            for row in rows
+            for row in rows[: args.each]
         )
         sets[kind.__name__] = [pair for pair in tries if pair.damaged not in ("", pair.whole)]
     found = {}

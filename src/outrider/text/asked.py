@@ -109,6 +109,10 @@ class Reader:
         start = self.opening.start
         return ids if ids[:1] == [start] else [start, *ids]
 
+    def begin(self) -> list[int]:
+        """What an answer begins with where it is given nothing."""
+        return self._started(None, 0)
+
     def answer_ids(self, text: Text, number: int = 0) -> list[int]:
         """Token ids of a text as answers are written, without special tokens at its ends."""
         if not isinstance(text, str):
