@@ -171,6 +171,7 @@ EXCEPTIONS = {
     "laws/sampling.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/lookup.py:copied": "only if the tensors lie on a CPU",
     "models/check.py:": "checks a model before any run",
+    "models/shallow_source.py:": "reads a draft folder before any run",
     "models/seq2seq/kinds.py:": "looks at a source when it comes and when its encoder reads it",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "laws/replay.py:": "processors are tried out before a run",

@@ -34,7 +34,7 @@ ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
 HOMES = {
     "transformers": {"models", "speech", "text", "integrations", "lab", "testing"},
     "tokenizers": {"text"},
-    "safetensors": {"drafters", "load"},
+    "safetensors": {"drafters", "load", "models"},
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},

@@ -15,7 +15,17 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.recipes import COMMON
 from outrider.errors import ConfigurationError, UnknownName
 
-OURS = ("draft", "drafter", *COMMON, "drafter_options", "table", "rule", "rule_options")
+OURS = (
+    "draft",
+    "draft_layers",
+    "share_encoder",
+    "drafter",
+    *COMMON,
+    "drafter_options",
+    "table",
+    "rule",
+    "rule_options",
+)
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
 #: Names that a generation configuration of transformers carries.

@@ -40,9 +40,13 @@ Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
 
+#: The shipped draft folder for openai/whisper-base.
+WHISPER_DRAFT = "whisper-base-draft"
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector" (folders), or "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
+    "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -101,8 +105,9 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md). The
-                    target "corrector" is the shipped encoder-decoder for damaged Python
+                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
+                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
+                    "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft, else "prompt_lookup", or "reference_lookup" for an
                     encoder-decoder
@@ -153,20 +158,15 @@ def load(
     planned = named(planner)
     if draft_layers is not None:
         draft = _layers(draft_layers, draft)
+    elif isinstance(draft, str) and draft == WHISPER_DRAFT:
+        draft = shipped(WHISPER_DRAFT)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    elif isinstance(target, str) and target == CORRECTOR:
-        target = shipped(CORRECTOR)
-    first = Source(target, "target")
+    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
     reads = reads_more(first.config)
     recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
-    sources = _sources(first, drafters.models(draft))
-    refusals.check_pair(sources[0].config, [source.config for source in sources[1:]])
-    if share_encoder is True and len(sources) == 1:
-        raise ConfigurationError(
-            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
-        )
+    sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
@@ -176,18 +176,24 @@ def load(
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    costs = _costs(running, planned)
-    engine = Engine(running.models[0], made, judge, planned, costs)
-    eos_ids, opening = first.eos_ids(), None
-    if reads:
+    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+
+
+def _spoken(
+    engine: Engine,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    notes: Notes,
+    sources: Sources,
+    model: "PreTrainedModel",
+) -> Speculator:
+    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    first, eos_ids = sources[0], sources[0].eos_ids()
+    opening = None
+    if reads_more(first.config):
         opening = Opening.of(first.settings(), eos_ids, str(first))
-    hears = hearing.opened(
-        str(first),
-        first.given,
-        first.model(running.setting.dtype, place),
-        tokenizer,
-        [source.config for source in sources[1:]],
-    )
+    configs = [source.config for source in sources[1:]]
+    hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
 
 
@@ -212,14 +218,25 @@ def _layers(layers: Sequence[int], draft: object) -> Layers:
     return Layers(tuple(layers))
 
 
-def _sources(first: Source, drafts: "Sequence[Model | Layers]") -> Sources:
-    """The target ahead of its drafts, some of which may be made of it."""
-    return first, *(
+def _sources(
+    first: Source, drafts: "Sequence[Model | Layers]", share_encoder: ShareEncoder
+) -> Sources:
+    """The target ahead of its drafts, some of which may be made of it.
+
+    Raises UnsupportedModel and ConfigurationError for what no configuration of theirs allows.
+    """
+    if share_encoder is True and not drafts:
+        raise ConfigurationError(
+            "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
+        )
+    beside = [
         ShallowSource(first, draft)
         if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
         else Source(draft, "draft")
         for draft in drafts
-    )
+    ]
+    refusals.check_pair(first.config, [source.config for source in beside])
+    return first, *beside
 
 
 def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:

@@ -7,7 +7,7 @@ import pytest
 
 from outrider import DraftModel, Engine, load, verifiers
 from outrider.certify import Power, bugs, certify
-from outrider.cli import certify as command
+from outrider.cli import certified
 
 pytestmark = pytest.mark.slow
 POWER = Power(tokens=4_096, samples=512, equality=256, effect=0.05)
@@ -23,7 +23,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def prompts(pair):
-    return command.read_prompts(pair, None)
+    return certified.read(pair, None, None).prompts
 
 
 def show(name, report):

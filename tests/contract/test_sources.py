@@ -9,8 +9,7 @@ from transformers import BartForCausalLM, WhisperForCausalLM
 from outrider import DraftModel, Engine, Limits, Root, Run, Sampling, verifiers
 from outrider.engine.request import Request
 from outrider.models import adapt
-from outrider.models.seq2seq.crossed import Crossed
-from outrider.testing import FAMILIES, encoder_decoders, sources
+from outrider.testing import FAMILIES, encoder_decoder, encoder_decoders, sources
 from tiny import DRAFTERS, PROMPTS
 
 MATCH = verifiers.get("match")
@@ -99,16 +98,16 @@ def test_the_text_depends_on_the_source(family):
 
 @pytest.mark.parametrize("family", ["t5", "bart", "whisper"])
 def test_sources_that_do_not_follow_their_rows_are_noticed(family, monkeypatch):
-    monkeypatch.setattr(Crossed, "take", lambda self, rows: self.narrow(len(rows)))
     target, _ = encoder_decoders(family)
+    kept = type(target.open(1, 64, sources(target, 1)[0]).inputs)
+    monkeypatch.setattr(kept, "take", lambda self, rows: self.narrow(len(rows)))
     engine = Engine(target, Root(), MATCH)
     assert told(engine, requests(family, SAMPLED), 3)[0] != plain(family, True)
 
 
 def alone(family):
     """The draft model's decoder by itself, which takes the target's states."""
-    _, draft = encoder_decoders(family)
-    model = draft.runner.model
+    model = encoder_decoder(family, 0.05)  # the draft model's weights
     made = {"bart": BartForCausalLM, "whisper": WhisperForCausalLM}[family]
     config = type(model.config)(**model.config.to_dict())
     decoder = made(config).eval()

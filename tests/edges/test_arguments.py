@@ -13,7 +13,7 @@ from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, a
 from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, StaticTree
 from outrider.drafters.shapes import optimal
-from outrider.integrations.driven import arranged
+from outrider.integrations.arranged import arranged
 from outrider.integrations.generate import speculative
 from outrider.keywords import load_arguments
 from outrider.load import load, shipped

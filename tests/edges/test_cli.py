@@ -31,6 +31,8 @@ def no_measuring(monkeypatch):
         (["--draft", "no/such/model"], ["draft model", "no/such/model"]),
         (["-t", "-1"], ["temperature", "-1", "greedy"]),
         (["--top-p", "0"], ["top_p", "(0, 1]"]),
+        (["--length-penalty", "2"], ["--length-penalty", "--num-beams"]),
+        (["--num-beams", "2", "--stream"], ["--num-beams", "--stream", "drop one"]),
         (["--top-p", "1.5"], ["top_p", "1.5"]),
         (["--top-k", "-2"], ["top_k", "-2"]),
         (["--min-p", "2"], ["min_p", "2"]),
@@ -221,3 +223,11 @@ def test_the_packaged_pair_is_complete():
         assert (shipped(part) / "tokenizer.json").is_file()
     assert "PYTHON SOFTWARE FOUNDATION" in shipped("LICENSE-PSF.txt").read_text()
     assert "Weaknesses" in shipped("MODEL_CARD.md").read_text()
+
+
+def test_beams_are_one_document_with_their_score(outrider):
+    code, out, _ = outrider("generate", PROMPT, "-n", "8", *FAST, "--num-beams", "3", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["score"] < 0
+    assert document["stats"]["new_tokens"] == len(document["token_ids"])

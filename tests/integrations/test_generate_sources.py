@@ -1,5 +1,6 @@
 """`generate(custom_generate=...)` of encoder-decoders against plain generate, token for token."""
 
+import copy
 from collections import Counter
 
 import pytest
@@ -176,3 +177,30 @@ def test_sampled_sequences_follow_the_law(drafting):
 
     assert likelihood(1.0) > 0.001
     assert likelihood(1.2) < 1e-6  # another law is noticed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_of_the_target_draft_on_its_states(family):
+    target, _ = pair(family)
+    plain = target.generate(**batch(), max_new_tokens=16)
+    call = Speculative(draft_layers=(0,))
+    how = {**batch(), "max_new_tokens": 16, "custom_generate": call}
+    target.generate(**how)  # checked when it is first seen
+    with Counting(target) as mine:
+        fast = target.generate(**how)
+    assert torch.equal(fast, plain)
+    assert (mine.calls, call.stats.drafted > 10) == (1, True)
+
+
+@pytest.mark.parametrize("share", ["auto", False])
+def test_a_draft_with_the_same_encoder_reads_the_targets_states(share):
+    target, near = pair("t5")
+    draft = copy.deepcopy(near)
+    draft.encoder.load_state_dict(target.encoder.state_dict())
+    plain = target.generate(**batch(), max_new_tokens=16)
+    how = {"draft_model": draft, "share_encoder": share, "custom_generate": speculative}
+    target.generate(**batch(), max_new_tokens=16, **how)  # checked when it is first seen
+    with Counting(draft) as other:
+        fast = target.generate(**batch(), max_new_tokens=16, **how)
+    assert torch.equal(fast, plain)
+    assert other.calls == (0 if share == "auto" else 1)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny_whisper import FIRST_TIME, PREVIOUS, features, perturbed, whisper
+from spoken_whisper import FIRST_TIME, PREVIOUS, features, perturbed, whisper
 from transformers import WhisperForCausalLM
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
@@ -101,17 +101,21 @@ def test_trees(drafting):
     assert call.total.accepted > 10
 
 
-def test_lookup_in_a_reference():
-    """Every window may copy from the text of all."""
+def test_every_window_copies_from_the_reference_of_its_recording():
     model = whisper()
-    plain, fast, call = both(model, "long", drafter="root")
-    same(fast, plain)
-    frames, mask = features(LONG)
+    frames, mask = features((2.3, 1.4, 3.1))
     how = {"language": "en", "attention_mask": mask, "return_timestamps": True}
-    call = Speculative(drafter="reference_lookup")
-    fast = model.generate(frames, custom_generate=call, reference=plain.tolist(), **how)
-    same(fast, plain)
-    assert call.total.mean_acceptance_length > 1.3
+    plain = model.generate(frames, **how)
+    texts = plain.tolist()
+    steps = {}
+    for name, reference in (("own", texts), ("another's", [texts[1], texts[2], texts[0]])):
+        call = Speculative(drafter="reference_lookup", ngram=(3, 8))
+        fast = model.generate(frames, custom_generate=call, reference=reference, **how)
+        same(fast, plain)
+        steps[name] = call.total.steps
+    assert steps["own"] < 0.8 * steps["another's"]
+    with pytest.raises(ConfigurationError, match="2 for 3 rows"):
+        model.generate(frames, custom_generate=call, reference=texts[:2], **how)
 
 
 @pytest.mark.parametrize("seconds", [(1.0,), SHORT])
@@ -202,18 +206,23 @@ def test_a_decoder_alone_drafts_on_the_models_states():
 
 
 def test_a_draft_that_hears_other_frames():
-    model, draft = whisper(), whisper(seed=4, num_mel_bins=40)
-    frames, _ = features(SHORT)
-    other, mask = features(SHORT, mels=40)
-    how = {"language": "en", "return_timestamps": True}
+    """Its own frames of whole recordings are cut into the windows that the target hears."""
+    model, other = whisper(), whisper(seed=4, num_mel_bins=40)
+    frames, mask = features(LONG)
+    how = {"language": "en", "attention_mask": mask, "return_timestamps": True}
     plain = model.generate(frames, **how)
     with pytest.raises(ConfigurationError, match=r"40 mels, the target .* 80 mels.*draft_inputs="):
-        model.generate(frames, custom_generate=speculative, draft_model=draft, **how)
-    for given in (other, {"input_features": other, "attention_mask": mask}):
-        call = Speculative(draft_model=draft)
-        fast = model.generate(frames, custom_generate=call, draft_inputs=given, **how)
+        model.generate(frames, custom_generate=speculative, draft_model=other, **how)
+    how["draft_inputs"] = frames
+    with pytest.raises(ConfigurationError, match=r"draft_inputs must be frames \[B, 40, F\]"):
+        model.generate(frames, custom_generate=speculative, draft_model=other, **how)
+    drafted = {}
+    for name, given in (("same", {"input_features": frames}), ("rolled", frames.roll(1, 0))):
+        call, how["draft_inputs"] = Speculative(draft_model=perturbed(model)), given
+        fast = model.generate(frames, custom_generate=call, **how)
         same(fast, plain)
-        assert call.stats.drafted > 20
+        drafted[name] = call.total.draft_acceptance_rate
+    assert drafted["same"] > drafted["rolled"] + 0.1
 
 
 def test_rules_are_settings_and_nothing_is_replayed(monkeypatch):

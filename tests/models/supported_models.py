@@ -5,11 +5,13 @@
 tests/models/test_supported_models.py fails when the page and the tables differ.
 """
 
+import textwrap
 from pathlib import Path
 
+import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
 
-from outrider.models import EXCEPTIONS, refusals
+from outrider.models import EXCEPTIONS, refusals, seq2seq
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported-models.md"
 
@@ -18,15 +20,53 @@ HEAD = """\
 
 <!-- written by tests/models/supported_models.py; do not edit -->
 
-Any decoder-only model of transformers whose layers are all attention. The families below are
-checked by `tests/models/test_families.py` on tiny random models, in float32: scores of ragged trees
-(four rows, two rounds, beyond the sliding window of 8) equal the model's own forward of each path
-within 1e-4, and coupled decoding with chains and trees gives the text of plain coupled decoding.
+Any decoder-only model of transformers whose layers are all attention, and the encoder-decoders of
+the second table. The decoder-only families below are checked by `tests/models/test_families.py` on
+tiny random models, in float32: scores of ragged trees (four rows, two rounds, beyond the sliding
+window of 8) equal the model's own forward of each path within 1e-4, and coupled decoding with
+chains and trees gives the text of plain coupled decoding.
 
     pytest tests/models/test_families.py
 
 | family | model_type | masks and positions | attention |
 |---|---|---|---|
+"""
+
+SECOND = """
+## Encoder-decoders
+
+Text, audio and images to text. An encoder reads each source once; cross-attention keys and values
+are made once per row and owned by the cache, whatever the drafter does. The families are checked by
+`tests/models/test_seq2seq.py` on tiny random models, in float32: while rows with sources of
+different lengths join, leave and are replaced, and accepted paths are kept, scores of trees equal
+the model's own forward of each path within 1e-5 of the largest logit. Without what the adapter does
+for positions they differ by more than 1e-2.
+
+    pytest tests/models/test_seq2seq.py
+
+| family | model_type | decoder positions | attention |
+|---|---|---|---|
+"""
+
+THIRD = """
+The decoder of a composite (`encoder-decoder`, `vision-encoder-decoder`) is one of
+{decoders}.
+
+**Decoders alone** attend to the states of the target's encoder and are drafts for it:
+{alone}.
+As a target such a model is refused: it has no encoder to make the states.
+
+**Drafts.** `load(target, draft)` compares the two encoders. If they are equal (models distilled
+with a frozen encoder have it so) the draft attends to the target's states and only one encoder
+runs; `share_encoder=True` does that for unequal encoders of one width, `share_encoder=False` never.
+`speculator.notes.encoder` and `--verbose` say which it is. A draft with an encoder of its own reads
+the source itself, or `Inputs.draft` where it takes something else (Whispers with 80 and with 128
+mel channels).
+
+**Sources** are checked when a request comes: their kind, shape and token ids, and that they are not
+longer than the encoder's positions. Audio of different lengths is read in groups of one length:
+padding would get into the convolutions. What a text is conditioned on so never depends on its
+neighbours in the batch.
 """
 
 MIDDLE = """
@@ -35,11 +75,11 @@ on CUDA, runs through the model's own forward.
 
 ## What is checked when you load
 
-- **A model type that is not in the table** is tried in the same way: trees of two ragged rows are
-  compared with the model's own forward, windows narrowed for the moment so that a short text
-  reaches past them. If trees differ, the **chain fallback** is tried (one row at a time, the
-  model's own mask); a target that scores chains only refuses drafters that branch. If that differs
-  too, the model is refused. The same check guards every family of the table.
+- **A decoder-only model type that is not in the table** is tried in the same way: trees of two
+  ragged rows are compared with the model's own forward, windows narrowed for the moment so that a
+  short text reaches past them. If trees differ, the **chain fallback** is tried (one row at a time,
+  the model's own mask); a target that scores chains only refuses drafters that branch. If that
+  differs too, the model is refused. The same check guards every family of both tables.
 - **Quantised weights** are honoured when scores do not depend on what else is in the call: layers
   that round weights only (4-bit, 8-bit without outlier columns) pass the check. LLM.int8 with
   outlier columns is refused by name, and anything that fails the check is refused with its
@@ -56,7 +96,8 @@ on CUDA, runs through the model's own forward.
 
 TAIL = """
 Also refused: any model with layer types other than full, sliding and chunked attention, any model
-that transformers marks as stateful, and encoder-decoders.
+that transformers marks as stateful, and encoder-decoders of a family that is not in the table: no
+one has tried them.
 
 ## On a CUDA device
 
@@ -83,6 +124,34 @@ def special(config) -> str:
     return "plain mask"
 
 
+def positions(name, config) -> str:
+    """How an encoder-decoder's decoder is told positions."""
+    if config.model_type in ("t5", "mt5", "umt5", "longt5"):
+        return "bias by distance, from its own table"
+    kind = config.decoder.model_type if seq2seq.composed(config) else config.model_type
+    if kind in ("roberta", "xlm-roberta"):
+        return "by argument, counted from behind the padding id"
+    if kind == "t5gemma":
+        return "by argument; windows by position"
+    if kind in ("whisper", "moonshine", "bert", "bert-generation", "gpt2"):
+        return "by argument"
+    return "its own embedding, read by position"
+
+
+def encoder_decoders() -> str:
+    """The section on encoder-decoders."""
+    lines = []
+    for name, made in sorted(seq2seq_families.FAMILIES.items(), key=lambda item: item[0].lower()):
+        config = made()
+        attention = ", ".join(seq2seq_families.attentions(name))
+        row = f"| {name} | `{config.model_type}` | {positions(name, config)} | {attention} |\n"
+        lines.append(row)
+    decoders = ", ".join(f"`{kind}`" for kind in sorted(seq2seq.DECODERS))
+    alone = ", ".join(f"`{kind}`" for kind in sorted(seq2seq_families.DECODERS))
+    decoders, alone = ("\n".join(textwrap.wrap(text, 100)) for text in (decoders, alone))
+    return SECOND + "".join(lines) + THIRD.format(decoders=decoders, alone=alone)
+
+
 def document() -> str:
     """The whole page."""
     lines = []
@@ -91,7 +160,7 @@ def document() -> str:
         attention = "eager" if name in EAGER_ONLY else "eager, sdpa"
         lines.append(f"| {name} | `{config.model_type}` | {special(config)} | {attention} |\n")
     reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(refusals.REASONS.items())]
-    return HEAD + "".join(lines) + MIDDLE + "".join(reasons) + TAIL
+    return HEAD + "".join(lines) + encoder_decoders() + MIDDLE + "".join(reasons) + TAIL
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 from seats import Rows, played
 from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
-from outrider.models import CausalModel
+from outrider.models import CausalModel, check
 from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
 from outrider.models.seq2seq import SUPPORTED, composed, runner_of
 from outrider.models.seq2seq.kinds import there
@@ -87,3 +87,17 @@ def test_a_source_is_read_as_if_it_were_alone(name):
         encoder.set_attention_type("original_full")
         full = encoder(input_ids=ids).last_hidden_state
         assert float((full - together.states_BTE[2:]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["T5", "T5Gemma", "BART", "Whisper", "Speech2Text"])
+def test_half_precision_scores_trees_as_paths(name):
+    model = build(FAMILIES[name]()).to(torch.bfloat16)
+    assert check.paths(CausalModel(runner_of(model)(model)), "target") < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_family_on_a_cuda_device():
+    for name, attention in CASES:
+        model = build(FAMILIES[name](), attention).cuda()
+        assert check.paths(CausalModel(runner_of(model)(model)), name) < 1e-4

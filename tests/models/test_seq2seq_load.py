@@ -9,7 +9,7 @@ from seq2seq_families import ALONE, BART, DECODERS, FAMILIES, IDS, T5, build, ow
 
 from outrider import Limits, Sampling, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import adapt, calibrate
+from outrider.models import CausalModel, adapt, calibrate, runner_of
 from outrider.models.nodes import causal
 from outrider.models.seq2seq.kinds import there
 from outrider.types import Encoded, Inputs
@@ -227,11 +227,12 @@ def test_made_up_states_need_no_encoder():
 @pytest.mark.parametrize("name", ["T5", "BART", "Whisper"])
 @torch.inference_mode()
 def test_hidden_states_are_what_the_output_layer_reads(name):
-    target = adapt(build(FAMILIES[name]()))
+    model = build(FAMILIES[name]())
+    target = CausalModel(runner_of(model)(model))
     cache = target.open(2, 64, target.probe(2))
     at = torch.arange(6).expand(2, -1)
     output = target.forward(cache, causal(at + 5, at, 64), last=3, hidden=True)
-    head = target.runner.model.get_output_embeddings()
+    head = model.get_output_embeddings()
     assert output.hidden_BQE.shape == (2, 3, 32)
     assert torch.allclose(head(output.hidden_BQE), output.logits_BQV, atol=1e-5)
 

@@ -48,7 +48,7 @@ def foreign(
     generator  gets a list of prompts (token ids) and returns the new tokens of each, at most
                `power.new_tokens`, drawn with fresh randomness at every call
     target     a transformers model or a `LanguageModel`, in float32
-    inputs     what the row of each prompt reads, for an encoder-decoder (made up if left out): the
+    inputs     what the row of each prompt reads, where the target reads more than text: the
                generator gets the prompts and, as a second list, which of all prompts each is
     draft      the draft model the generator uses, if there is one: it sharpens the tests
 
@@ -71,6 +71,11 @@ def foreign(
             )
     started = time.perf_counter()
     model = _adapted(target)
+    if model.reads != "text" and inputs is None:
+        raise ConfigurationError(
+            "what a generator reads besides the text is not known here; got no inputs for a "
+            "target with an encoder; give those of each prompt"
+        )
     ids = checked(prompts, model, inputs)
     tolerance = _rounding(model, ids) * margins.stretch(sampling)
     # without a draft model: the target's own law at twice the temperature

@@ -113,6 +113,7 @@ def checked(
     if inputs is None:
         made = target.probe(len(ids))
         assert made is not None
+        made = made._replace(encoded=None)  # a probe may bring states that no encoder made
         inputs = [made.take([row]) for row in range(len(ids))]
     if len(inputs) != len(ids):
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.types import Drafter, LanguageModel, Verifier
+from outrider.types import Drafter, Inputs, LanguageModel, Verifier
 
 ORDER = 3  #: of the n-gram table
 #: Shapes of drafters whose defaults do not cover what matters; others are tried as they come.
@@ -140,6 +140,7 @@ def run(
     path: Path,
     before: Callable[[Pair], Progress | None] | None = None,
     about: str = "",
+    inputs: Sequence[Inputs] | None = None,
 ) -> Iterator[tuple[Pair, Row, bool]]:
     """Certify each pair that the results file does not hold yet, and append it.
 
@@ -153,7 +154,9 @@ def run(
             continue
         progress = before(pair) if before is not None else None
         engine = Engine(target, pair.drafter, pair.rule)
-        report: Report = certify(engine, prompts, sampling, power, progress=progress, known=common)
+        report: Report = certify(
+            engine, prompts, sampling, power, inputs=inputs, progress=progress, known=common
+        )
         row = {"key": pair.key, "settings": _settings(sampling, power, about)} | report.as_dict()
         with path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")

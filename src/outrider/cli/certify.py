@@ -9,16 +9,14 @@ from typing import Annotated
 import typer
 
 from outrider.certify import Power, Report, certify, matrix
-from outrider.cli import options
+from outrider.cli import certified, options
 from outrider.cli.console import out
 from outrider.drafters import DraftModel
-from outrider.errors import ConfigurationError, PromptError
+from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
-from outrider.lab.prompts import read_prompts as read_texts
 from outrider.laws.sampling import Sampling
+from outrider.text.opening import ruled
 from outrider.text.speculator import Speculator
-
-CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
 
 
 @options.with_setup
@@ -33,6 +31,13 @@ def command(
         Path | None,
         typer.Option(help="JSON lines with 'prompt', or one a line. Default: held-out code."),
     ] = None,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            help="For encoder-decoders, one a line: texts, or recordings' paths. Default: made up."
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Texts decoded together.")] = Power.rows,
     tokens: Annotated[int, typer.Option(help="Tokens for the conditional tests.")] = Power.tokens,
     samples: Annotated[int, typer.Option(help="Runs of the marginal test.")] = Power.samples,
     equality: Annotated[int, typer.Option(help="Tokens of each certificate.")] = Power.equality,
@@ -60,7 +65,7 @@ def command(
     Exit code 0: exact, 1: not exact, 3: not judged, 2: an error. Tests: greedy certificate, coupled
     equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
     """
-    power = Power(tokens, samples, equality, level, effect=effect, seed=seed)
+    power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
     sampling = Sampling(temperature, top_k, top_p, min_p)
     if every is not None and setup.choices():
         raise ConfigurationError(
@@ -69,36 +74,27 @@ def command(
             "certify one pair"
         )
     speculator = setup.load(dtype)
-    ids = read_prompts(speculator, prompts)
+    decoded = certified.read(speculator, prompts, sources)
+    sampling = ruled(sampling, speculator.rules)
     if every is not None:
-        _matrix(speculator, ids, sampling, power, every, as_json)
+        _matrix(speculator, decoded, sampling, power, every, as_json)
         return
     about = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
     with bar("certify") as show:
-        report = certify(speculator.engine, ids, sampling, power, setup=about, progress=show)
+        report = certify(
+            speculator.engine,
+            decoded.prompts,
+            sampling,
+            power,
+            inputs=decoded.inputs,
+            setup=about,
+            progress=show,
+        )
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict()) + "\n")
     else:
         _print(report)
     raise typer.Exit(report.exit_code)
-
-
-def read_prompts(speculator: Speculator, path: Path | None) -> list[list[int]]:
-    """Token ids of the prompts, the last few of each."""
-    texts = read_texts(path)
-    if speculator.tokenizer is None:
-        raise ConfigurationError(
-            "prompts are text, but the target has no tokenizer; got none beside its weights; "
-            "use outrider.certify.certify with token ids"
-        )
-    ids = [list(speculator.tokenizer.encode(text))[-CUT:] for text in texts]
-    for text, tokens in zip(texts, ids, strict=True):
-        if len(tokens) < 3:
-            raise PromptError(
-                f"prompts must have at least 3 tokens; got {len(tokens)} in {text!r}; make it "
-                "longer or remove it"
-            )
-    return ids
 
 
 def _print(report: Report) -> None:
@@ -135,19 +131,20 @@ def explain(report: Report) -> str:
 
 def _matrix(
     speculator: Speculator,
-    ids: list[list[int]],
+    decoded: certified.Decoded,
     sampling: Sampling,
     power: Power,
     path: Path,
     as_json: bool,
 ) -> None:
-    target = speculator.engine.target
+    target, ids = speculator.engine.target, decoded.prompts
     drafter = speculator.engine.drafter  # nobody chose it: the draft model's chain, if there is one
     draft = drafter.model if isinstance(drafter, DraftModel) else None
     made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
     todo = matrix.pairs(made)
     notes = speculator.notes
-    about = matrix.identity([notes.target, notes.draft, notes.dtype, target.device], ids)
+    models = [notes.target, notes.draft, notes.dtype, target.device]
+    about = matrix.identity([*models, *filter(None, [decoded.named])], ids)
     known = matrix.done(path, sampling, power, about)
     left = sum(pair.key not in known for pair in todo)
     if not as_json:
@@ -159,7 +156,9 @@ def _matrix(
         for name in matrix.missing(made):
             out.print(f"left out: {name}, which needs a draft model", style="yellow")
     rows, began, fresh = [], time.perf_counter(), 0
-    for pair, row, old in matrix.run(target, todo, ids, sampling, power, path, about=about):
+    for pair, row, old in matrix.run(
+        target, todo, ids, sampling, power, path, about=about, inputs=decoded.inputs
+    ):
         rows.append(row)
         fresh += not old
         if as_json:

@@ -13,6 +13,7 @@ from outrider import verifiers
 from outrider.cli import options, paint
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
+from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.text.results import Generation
@@ -59,6 +60,12 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
+    num_beams: Annotated[
+        int, typer.Option(help="Beams of a search in place of one text; 1 is off.", min=1)
+    ] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of beams: above 0 long ones win more often.")
+    ] = 1.0,
     dtype: options.Dtype = "auto",
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")
@@ -84,6 +91,7 @@ def generate(
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
         )
+    beams = _beams(num_beams, length_penalty, stream or trace)
     how = Sampling(
         temperature,
         top_k,
@@ -106,6 +114,10 @@ def generate(
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
         _describe(speculator, how_made)
+    if beams is not None:
+        found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
+        _finish(found, how_made if as_json else None, printed=False)
+        return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
     told = partial(_finish, about=how_made if as_json else None, printed=stream or trace)
     try:
@@ -115,6 +127,22 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     told(running.result())
+
+
+def _beams(count: int, penalty: float, streamed: bool) -> Beams | None:
+    """The beam search asked for, if one is."""
+    if count == 1 and penalty == 1:
+        return None
+    if count == 1:
+        raise ConfigurationError(
+            f"--length-penalty compares beams; got {penalty:g} without any; give --num-beams"
+        )
+    if streamed:
+        raise ConfigurationError(
+            "beams are not known before their search ends; got --num-beams with --stream or "
+            "--trace; drop one"
+        )
+    return Beams(count, penalty)
 
 
 def _how_made(speculator: Speculator, greedy: bool) -> dict[str, object]:
@@ -178,6 +206,7 @@ def _finish(result: Generation, about: dict[str, object] | None, printed: bool) 
             "text": done.text,
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
+            **({} if done.score is None else {"score": done.score}),
             **about,
             "stats": result.stats.as_dict(),
         }

@@ -24,7 +24,21 @@ Target = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(help="Draft model: path or hub name. Default: shipped, if the target is."),
+    typer.Option(
+        help="Draft model: path, hub name or draft folder. Default: shipped, if the target is."
+    ),
+]
+DraftLayers = Annotated[
+    str | None,
+    typer.Option(help="Decoder layers of the target itself as the draft model, e.g. 0,5."),
+]
+Planned = Annotated[
+    str | None,
+    typer.Option(
+        "--planner",
+        help="What to draft in each step: fixed (default), or adaptive: what is fastest, nothing "
+        "included. Greedy and coupled texts stay the same.",
+    ),
 ]
 DrafterName = Annotated[
     str | None,
@@ -138,6 +152,7 @@ class Setup:
 
     target: Target = None
     draft: Draft = None
+    draft_layers: DraftLayers = None
     drafter: DrafterName = None
     num_speculative_tokens: Gamma = None
     branching: Branching = None
@@ -150,12 +165,13 @@ class Setup:
     rule: Rule = None
     rule_option: RuleOption = None
     coupled: Coupled = False
+    planner: Planned = None
     device: Device = None
     threads: Threads = None
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ("target", "draft", "device", "threads")
+        models = ("target", "draft", "draft_layers", "device", "threads")
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -178,6 +194,8 @@ class Setup:
                 table=self.table,
                 coupled=self.coupled,
                 drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
+                draft_layers=numbers("--draft-layers", self.draft_layers, int, "0,5"),
+                planner=self.planner,
                 rule=self.rule,
                 rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
                 dtype=dtype,

@@ -30,7 +30,10 @@ def transcribe(
         typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(help="Draft model: path or hub name. Default: none.")
+        str | None,
+        typer.Option(
+            help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none."
+        ),
     ] = None,
     draft_layers: Annotated[
         str | None,
@@ -286,7 +289,7 @@ def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[st
             sums[arm][0] += stats.decoder_ms
             sums[arm][1] += stats.milliseconds
             table.add_row(
-                name,
+                Path(name).name,
                 arm,
                 f"{stats.encoder_ms / 1e3:.2f}",
                 f"{stats.decoder_ms / 1e3:.2f}",

@@ -120,7 +120,9 @@ class ReferenceLookup:
         order = torch.where(inside, wide + ahead, at)
         rank = torch.where(run >= self.least_ngram, (run + close) * 4 * wide + order, -1)
         goes_on = (at == next_B1) & inside & (corpus_BC >= 0)
-        return torch.where(goes_on & (rank < 0), 0, rank)
+        # at first its start goes before a single token that stands somewhere in it
+        least = torch.where(next_B1 == 0, 8 * wide - 1, 0)
+        return torch.where(goes_on & (rank < least), least, rank)
 
     def commit(
         self, memory: Place, context: Context, draft: Draft, verdict: Verdict, scores: Scores

@@ -100,7 +100,7 @@ class Adaptive:
     committed, never from a step's own draws, so every law stays the target's. Greedy and coupled
     texts stay the same, too; other sampled texts follow from the seed and the costs.
 
-    >>> from outrider.types import Costs, Curve
+    >>> from outrider.types import PLAIN, Costs, Curve
     >>> chain = [Shape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
     >>> costs = Costs(Curve.of({1: 6.0, 8: 7.0}), Curve.of({1: 2.0}))
     >>> seen = Adaptive().open(chain, costs)

@@ -9,8 +9,8 @@ from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from outrider.integrations import attentions, references, silence, sources
+from outrider.integrations.arranged import arranged
 from outrider.integrations.call import Call, Made, Rows
-from outrider.integrations.driven import arranged
 from outrider.integrations.inputs import refuse
 from outrider.integrations.padding import left_padding
 from outrider.models.config import read
@@ -38,14 +38,14 @@ def decoded(
     """Sequences, or what `return_dict_in_generate` asks for, and the statistics of the run."""
     refuse(model, asked.config, asked.model_kwargs)
     pads = left_padding(model, asked.input_ids, asked.model_kwargs)
-    engine, encoder = arranged(model, settings)
+    engine, encoder = arranged(model, settings, asked.reference is not None)
     count, inputs = len(asked.input_ids), None
     if model.config.is_encoder_decoder:
         inputs = sources.read_sources(model, encoder, asked.model_kwargs, asked.given, count)
     else:
         sources.refuse(model, asked.given)
-    copied = references.references(model, asked.reference, count)
-    references.check(engine.drafter, inputs, copied)
+    copied = references.references(asked.reference, count, asked.given.windows)
+    references.check(engine.drafter, settings.get("drafter"), inputs, copied)
     processors = silence.listened(model, asked.processors, asked.input_ids, asked.model_kwargs)
     call = Call(
         engine,

@@ -31,6 +31,7 @@ from outrider.integrations.driven import named
 from outrider.integrations.inputs import refuse_beams, refuse_kept_back
 from outrider.integrations.references import Ids
 from outrider.integrations.sources import EncoderInputs, Given
+from outrider.integrations.windows import windows_of
 from outrider.keywords import KNOWN, OURS, load_arguments
 from outrider.models.guard import evaluating
 from outrider.stats import Stats
@@ -72,7 +73,8 @@ class Speculative:
 
         `inputs_tensor` is what the encoder of an encoder-decoder has read; `generate` fills it in.
         """
-        refuse_kept_back(sys._getframe(1))
+        caller = sys._getframe(1)
+        refuse_kept_back(caller)
         own = {name: keywords.pop(name, None) for name in SETTINGS}
         configured = named(generation_config)
         asked = dict(self.settings)
@@ -89,7 +91,7 @@ class Speculative:
                 list(stopping_criteria or ()),
                 generation_config,
                 keywords,
-                Given(inputs_tensor, source_ids, draft_inputs),
+                Given(inputs_tensor, source_ids, draft_inputs, windows_of(caller)),
                 reference,
                 out_streamer,
             )

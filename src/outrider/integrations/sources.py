@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.integrations.references import Ids, lists
+from outrider.integrations.windows import Windows
 from outrider.models.config import read
 from outrider.models.seq2seq.kinds import Window, kind_of
 from outrider.types import Encoded, Inputs
@@ -28,6 +29,7 @@ class Given(NamedTuple):
     inputs_tensor: Tensor | None = None  #: what `generate` gave the encoder
     source_ids: Ids | None = None  #: the caller's word on the rest
     draft_inputs: EncoderInputs | None = None
+    windows: Windows | None = None  #: what the rows are, if Whisper's `generate` calls
 
 
 def refuse(model: PreTrainedModel, given: Given) -> None:
@@ -56,7 +58,7 @@ def read_sources(
     source = _source(model, model_kwargs, given, rows)
     draft = None
     if encoder is not None and given.draft_inputs is not None:
-        draft = _inputs(encoder, given.draft_inputs, "draft_inputs", rows)
+        draft = _inputs(encoder, given.draft_inputs, "draft_inputs", rows, given.windows)
     elif encoder is not None:
         _check_draft(model, encoder, source)
     if source is None:
@@ -129,9 +131,15 @@ def _source(
     return _inputs(model, fields, "inputs", rows)
 
 
-def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) -> Inputs:
+def _inputs(
+    model: PreTrainedModel,
+    given: EncoderInputs,
+    name: str,
+    rows: int,
+    windows: Windows | None = None,
+) -> Inputs:
     """What a processor or tokenizer made for this model's encoder."""
-    fields = {"": given} if isinstance(given, Tensor) else dict(given)
+    fields = {"": given} if not isinstance(given, Mapping) else dict(given)
     mask = fields.pop("attention_mask", None)
     tensor = next(iter(fields.values()), None)
     if len(fields) != 1 or not isinstance(tensor, Tensor):
@@ -139,11 +147,7 @@ def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) 
         arguments.refuse(name, "a tensor, or a mapping of one and an attention_mask", given, do)
     kind = kind_of(model)
     if isinstance(kind, Window):  # frames stand in columns there, and silence counts
-        if tensor.shape[1:] != (kind.mels, kind.frames):
-            what = f"one window for each prompt: {kind.mels} mels, {kind.frames} frames"
-            do = f"pass what {type(model).__name__}'s processor makes of the same sound"
-            arguments.refuse(name, what, f"shape {list(tensor.shape)}", do)
-        tensor, mask = tensor.transpose(1, 2), None
+        tensor, mask = _window(kind, tensor, name, windows), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
         mask = torch.ones(rows, 1 if tensor.dim() == 4 else tensor.shape[1])
@@ -151,6 +155,21 @@ def _inputs(model: PreTrainedModel, given: EncoderInputs, name: str, rows: int) 
     if tensor.is_floating_point():
         return Inputs(None, tensor, mask)
     return Inputs(tensor, None, mask)
+
+
+def _window(kind: Window, frames_BMF: Tensor, name: str, windows: Windows | None) -> Tensor:
+    """The window [B, F, M] of each row, cut out of whole recordings [B, M, F]."""
+    if frames_BMF.dim() != 3 or frames_BMF.shape[1] != kind.mels:
+        what = f"frames [B, {kind.mels}, F] of the same sound"
+        do = "pass what the draft model's own processor makes of it"
+        arguments.refuse(name, what, f"shape {list(frames_BMF.shape)}", do)
+    if windows is None:
+        cut = list(frames_BMF[..., : kind.frames])
+    else:
+        starts = zip(windows.own(list(frames_BMF)), windows.starts, strict=True)
+        cut = [frames[:, start : start + kind.frames] for frames, start in starts]
+    padded = [torch.nn.functional.pad(one, (0, kind.frames - one.shape[1])) for one in cut]
+    return torch.stack(padded).transpose(1, 2)
 
 
 def _mels(model: PreTrainedModel) -> int | None:

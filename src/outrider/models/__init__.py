@@ -82,8 +82,9 @@ def adapt(
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
-    encoder-decoder's own encoder unused: a draft model then attends to the target's states. Raises
-    UnsupportedModel, with the reason, for models that cannot be driven exactly.
+    encoder-decoder's own encoder unused (models of text alone have none): a draft model then
+    attends to the target's states. Raises UnsupportedModel, with the reason, for models that
+    cannot be driven exactly.
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"

@@ -8,9 +8,8 @@ chain would round differently in half precision. Scores equal transformers' to r
 (tests/models); plain and speculative decoding run through it alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -124,14 +123,9 @@ class WhisperReader:
     """Log-mel frames to states, and states to the keys and values of every layer."""
 
     def __init__(
-        self,
-        config: WhisperConfig,
-        layers: Sequence[_Layer],
-        encoder: Callable[[], WhisperEncoder] | None,
+        self, config: WhisperConfig, layers: Sequence[_Layer], encoder: WhisperEncoder | None
     ) -> None:
-        """`encoder` is made when it is first asked: a draft that shares another's needs none."""
-        self._layers, self._make = layers, encoder
-        self._encoder: WhisperEncoder | None = None
+        self._layers, self._encoder = layers, encoder
         self._heads: int = config.decoder_attention_heads
         self._width: int = config.d_model
         self._shapes = config.max_source_positions, config.num_mel_bins
@@ -151,11 +145,9 @@ class WhisperReader:
 
         Whisper attends to padding, too: a window is 30 seconds, what follows the audio is silence.
         """
+        assert self._encoder is not None
         self._window.examine(inputs)
         assert inputs.features is not None
-        if self._encoder is None:
-            assert self._make is not None, "a decoder alone has no encoder"
-            self._encoder = self._make()
         states = self._encoder(inputs.features)
         return Encoded(states, states.new_ones(states.shape[:2], dtype=torch.bool))
 
@@ -204,7 +196,7 @@ class WhisperRunner:
         self._act = ACT2FN[config.activation_function]
         encoder = None
         if isinstance(model, WhisperForConditionalGeneration) and not shares:
-            encoder = partial(WhisperEncoder, model.model.encoder, packed)
+            encoder = WhisperEncoder(model.model.encoder, packed)
         self.reader: Reader = WhisperReader(config, self._layers, encoder)
 
     @property

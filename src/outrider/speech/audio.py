@@ -20,7 +20,7 @@ from outrider.errors import AudioError
 
 Samples: TypeAlias = NDArray[np.float32]
 #: A path, samples, or `{"array": samples, "sampling_rate": 44100}` as datasets have it.
-Audio: TypeAlias = "str | Path | NDArray[Any] | torch.Tensor | Sequence[float] | Mapping[str, Any]"
+Audio: TypeAlias = str | Path | NDArray[Any] | torch.Tensor | Mapping[str, Any]
 
 LOUDEST = 32.0  #: samples beyond it were never scaled to [-1, 1]
 
@@ -46,7 +46,9 @@ class Recording:
         return resampled(samples, self.sampling_rate, rate, self.name)
 
 
-def look(given: Audio, number: int, sampling_rate: int | None, usual: int) -> Recording:
+def look(
+    given: Audio | Sequence[float], number: int, sampling_rate: int | None, usual: int
+) -> Recording:
     """What is asked for, looked at but not read: the header of a file, the shape of an array.
 
     `number` names a recording that is no file. `sampling_rate` is what the caller says it is: of

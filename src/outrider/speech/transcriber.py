@@ -16,6 +16,7 @@ from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_t
 from outrider.speech.script import Script
 from outrider.speech.settings import Settings
 from outrider.speech.windows import Heard, Window, Windows, opened
+from outrider.types import Inputs
 
 
 @dataclass(eq=False)
@@ -167,16 +168,9 @@ class Transcription(Iterator[Segment]):
         script = None if lines is None else Script(lines, self._hearing.encode, seconds)
         return _Track(number, recording, windows, self._language, script, stats)
 
-    def _job(self, track: _Track, window: Window, inputs: Any) -> Job:
+    def _job(self, track: _Track, window: Window, inputs: Inputs) -> Job:
         ear = self._hearing
-        ids, start = prompt.prompt(
-            ear.vocabulary,
-            track.language,
-            self._task,
-            self.settings.timed,
-            window.previous,
-            ear.context // 2 - 1,
-        )
+        ids, start = self._prompt(track, window)
         reference: list[int] = []
         if track.script is not None:
             begin = ear.seconds(window.first)
@@ -184,6 +178,17 @@ class Transcription(Iterator[Segment]):
             reference = track.script.tokens(begin, end, not window.whole)
         seed = self.settings.seed + 65536 * window.number
         return Job(inputs, ids, start, seed, reference)
+
+    def _prompt(self, track: _Track, window: Window) -> tuple[list[int], int]:
+        """What a window's text begins with, and the place of its start token."""
+        return prompt.prompt(
+            self._hearing.vocabulary,
+            track.language,
+            self._task,
+            self.settings.timed,
+            window.previous,
+            self._hearing.context // 2 - 1,
+        )
 
     def _tell(self, track: _Track, job: Job) -> None:
         """A window's text is there."""
@@ -208,14 +213,7 @@ class Transcription(Iterator[Segment]):
         window, text, ear = heard.window, heard.text, self._hearing
         said = None
         if self.settings.timestamps == "word":
-            head, _ = prompt.prompt(
-                ear.vocabulary,
-                track.language,
-                self._task,
-                self.settings.timed,
-                window.previous,
-                ear.context // 2 - 1,
-            )
+            head, _ = self._prompt(track, window)
             said = words.of_window(ear, heard, head, track.language)
         return [
             Segment(

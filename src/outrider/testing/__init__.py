@@ -6,7 +6,7 @@
 Needs no test framework; inside one, run the CHECKS one by one.
 """
 
-from outrider.testing import checks
+from outrider.testing import checks, source_checks
 from outrider.testing.case import CHECKS, SETTINGS, Case, Check, Maker
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
@@ -53,6 +53,7 @@ __all__ = [
     "p_value",
     "pair",
     "perturbed",
+    "source_checks",
     "sources",
     "text_law",
 ]

@@ -4,7 +4,6 @@ target, draft = encoder_decoders("t5")
 Engine(target, MyDrafter(draft)).run(prompts, inputs=sources(target, len(prompts)))
 """
 
-import copy
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -112,13 +111,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def encoder_decoder(family: str = "t5", seed: int = 0) -> PreTrainedModel:
+def encoder_decoder(family: str = "t5", size: float = 0.0) -> PreTrainedModel:
     """A random model of a family in FAMILIES, peaked enough to disagree about.
+
+    `size` is that of the noise on its weights, as in `perturbed`.
 
     >>> encoder_decoder("t5").config.vocab_size
     32
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,6 +127,9 @@ def encoder_decoder(family: str = "t5", seed: int = 0) -> PreTrainedModel:
                 parameter.copy_(0.3 * torch.randn_like(parameter))
             else:  # norms and biases are not left at 1 and 0
                 parameter.add_(0.05 * torch.randn_like(parameter))
+    if size:
+        torch.manual_seed(1)
+        disturb(model, size)
     return model
 
 
@@ -139,11 +143,7 @@ def encoder_decoders(family: str = "t5", size: float = 0.05) -> tuple[CausalMode
     >>> target.reads, draft.reads
     ('source', 'source')
     """
-    model = encoder_decoder(family)
-    small = copy.deepcopy(model)
-    torch.manual_seed(1)
-    disturb(small, size)
-    return adapt(model), adapt(small)
+    return adapt(encoder_decoder(family)), adapt(encoder_decoder(family, size))
 
 
 def sources(target: CausalModel, rows: int) -> list[Inputs]:

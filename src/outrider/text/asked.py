@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -73,12 +74,13 @@ class Reader:
                 "decoder_prompts= are the beginnings of an encoder-decoder's answers; got them for "
                 "a model that goes on from its prompt; put them behind the prompt"
             )
-        if any(isinstance(one, Inputs) or is_features(one) for one in sources(prompts)):
+        batch = sources(prompts)
+        if any(isinstance(one, Inputs) or (is_features(one) and one.ndim > 1) for one in batch):
             raise ConfigurationError(
                 "the model reads text alone; got features; give text or token ids, or load a "
                 "model that reads audio or pixels"
             )
-        ids = [encode(self.tokenizer, p, i) for i, p in enumerate(separate(prompts))]
+        ids = [encode(self.tokenizer, prompt, number) for number, prompt in enumerate(batch)]
         return Asked(ids, None, self._references(reference, len(ids)))
 
     def _source(self, given: object, number: int) -> Inputs:
@@ -106,6 +108,10 @@ class Reader:
             return ids
         start = self.opening.start
         return ids if ids[:1] == [start] else [start, *ids]
+
+    def begin(self) -> list[int]:
+        """What an answer begins with where it is given nothing."""
+        return self._started(None, 0)
 
     def answer_ids(self, text: Text, number: int = 0) -> list[int]:
         """Token ids of a text as answers are written, without special tokens at its ends."""
@@ -146,7 +152,7 @@ def sources(prompts: object) -> list[object]:
     return separate(prompts)
 
 
-def is_features(given: object) -> bool:
+def is_features(given: object) -> TypeGuard[Tensor | NDArray[Any]]:
     """Whether it is an array of samples, frames or pixels."""
     if isinstance(given, Tensor):
         return given.is_floating_point() and given.dim() > 0

@@ -11,7 +11,8 @@ class Completion:
     """One finished request. `token_ids` include the stop token, `text` does not.
 
     `logprobs` are of the law each token was emitted from: penalties, temperature and filters are
-    in. Greedy requests report the law at temperature 1.
+    in. Greedy requests report the law at temperature 1. `score` is a beam's: its log-probability by
+    its length.
     """
 
     text: str
@@ -19,6 +20,7 @@ class Completion:
     finish_reason: str
     stats: RequestStats
     logprobs: list[float] | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)

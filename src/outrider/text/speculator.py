@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
@@ -13,14 +12,17 @@ from outrider import arguments, verifiers
 from outrider.drafters import ReferenceLookup, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, spread
+from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
+from outrider.speech.audio import Audio
 from outrider.speech.hearing import Hearing
 from outrider.speech.result import Transcript
 from outrider.speech.settings import Options as SpeechOptions
 from outrider.speech.settings import Settings
 from outrider.speech.transcriber import Transcription, transcription
-from outrider.text.asked import Reader, Text, refuse_useless
+from outrider.text import beamed
+from outrider.text.asked import Asked, Reader, Text, refuse_useless
 from outrider.text.opening import Opening, ruled
 from outrider.text.results import Generation
 from outrider.text.stop import Stop
@@ -33,9 +35,6 @@ Prompt: TypeAlias = (
     str | Sequence[int] | Sequence[Mapping[str, Any]] | NDArray[np.floating[Any]] | Tensor | Inputs
 )
 
-#: A file, samples, or samples with their rate: {"array": ..., "sampling_rate": ...}.
-Audio: TypeAlias = str | Path | NDArray[Any] | Tensor | Mapping[str, Any]
-
 
 class Options(TypedDict, total=False):
     """What else may be asked of `generate` and `stream`, by name."""
@@ -44,6 +43,7 @@ class Options(TypedDict, total=False):
     #: begin with: one text for all, or one for each prompt
     reference: Text | Sequence[Text | None] | None  #: text to copy from, as `decoder_prompts`;
     #: an encoder-decoder's drafters copy from its source if there is none
+    beams: Beams | None  #: the finished beams of a search, the best first, in place of one text
     rules: Sampling | None  #: of tokens, in place of the model's own `Speculator.rules`
     num_return_sequences: int  #: completions of each prompt; copy i of a seeded one has seed + i
     logprobs: bool  #: of the law that each token was emitted from
@@ -108,9 +108,15 @@ class Speculator:
         encoder-decoder it is the source: text, ids, or an array of what its processor makes of one
         recording (frames [S, F], samples [S]) or image ([C, H, W]). See `Options`.
 
+        With `beams` a prompt's completions are the best beams of a search, drawn if its sampling
+        has a temperature; without any sampling they are not (docs/beams.md).
+
         >>> speculator.generate("teh cat", Sampling(0)).texts  # doctest: +SKIP
         ['the cat']
         """
+        beams = options.pop("beams", None)
+        if beams is not None:
+            return self._beamed(beams, prompts, sampling, stop, options)
         stream = self.stream(prompts, sampling, stop, **options)
         stream.drain()
         return stream.result()
@@ -123,6 +129,7 @@ class Speculator:
         *,
         decoder_prompts: Text | Sequence[Text | None] | None = None,
         reference: Text | Sequence[Text | None] | None = None,
+        beams: Beams | None = None,
         rules: Sampling | None = None,
         num_return_sequences: int = 1,
         logprobs: bool = False,
@@ -130,10 +137,12 @@ class Speculator:
         trace: bool = False,
     ) -> "Stream":
         """An iterator of TextBlocks; `result()` gives what has been generated so far."""
-        if reference is not None:
-            refuse_useless(self.engine.drafter)
-        reader = Reader(self.engine.target, self.tokenizer, self.opening, self.eos_ids)
-        asked = reader.read(prompts, decoder_prompts, reference)
+        if beams is not None:
+            raise ConfigurationError(
+                "beams are not known before their search ends; got beams=... for a stream; use "
+                "generate"
+            )
+        asked = self._asked(prompts, decoder_prompts, reference)
         stops = spread("stop", stop, Stop(), len(asked.prompts))
         settings = spread("sampling", sampling, Sampling(), len(asked.prompts))
         do = "use 1 for one completion"
@@ -157,6 +166,30 @@ class Speculator:
             logprobs=logprobs,
         )
         return Stream(run, self.tokenizer, stops, asked.prompts, [end.stop_ids for end in limits])
+
+    def _beamed(
+        self, beams: Beams, prompts: object, sampling: Any, stop: Any, options: Options
+    ) -> Generation:
+        """`generate` by beam search."""
+        if not isinstance(beams, Beams):
+            arguments.refuse("beams", "a Beams", beams, "write beams=outrider.Beams(5)")
+        asked = self._asked(
+            prompts, options.pop("decoder_prompts", None), options.pop("reference", None)
+        )
+        rules = options.pop("rules", None)
+        stops = spread("stop", stop, Stop(), len(asked.prompts))
+        beamed.check(stops, {name: value for name, value in options.items() if value})
+        settings = spread("sampling", sampling, Sampling(0), len(asked.prompts))
+        limits = [Limits(s.max_new_tokens, self._stop_ids(s)) for s in stops]
+        ruled = self._ruled(settings, asked.prompts, rules)
+        return beamed.beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
+
+    def _asked(self, prompts: object, begun: object, reference: object) -> Asked:
+        """What is asked, as the engine takes it."""
+        if reference is not None:
+            refuse_useless(self.engine.drafter)
+        reader = Reader(self.engine.target, self.tokenizer, self.opening, self.eos_ids)
+        return reader.read(prompts, begun, reference)
 
     @overload
     def transcribe(self, audio: Audio, **options: Unpack[SpeechOptions]) -> Transcript: ...

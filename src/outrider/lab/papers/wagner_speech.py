@@ -17,6 +17,7 @@ from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
 from outrider.lab.recordings import Spoken
+from outrider.load import WHISPER_DRAFT, shipped
 from outrider.models.shallow_source import ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer
 from outrider.speech.audio import look
@@ -46,6 +47,8 @@ def speech_pair(
             f"recordings need a Whisper as the target; got {target!r}, a "
             f"{source.config.model_type}; give one, or --prompts instead"
         )
+    if draft == WHISPER_DRAFT:
+        draft = str(shipped(WHISPER_DRAFT))
     big = weights(source, device, dtype)
     tokenizer = read_tokenizer(target)
     hearing = opened(target, target, big, tokenizer)

@@ -41,10 +41,8 @@ class Seq2SeqRunner(TransformersRunner):
         with torch.no_grad():
             self._patches = self._tables()
         self.tracks = self.tracks or any(patch.by_key for patch in self._patches)
-        made = StatesReader if shares else EncoderReader
-        self.reader: EncoderReader | StatesReader = made(
-            model, self.crossed, states_width(model.config)
-        )
+        wide, kind = states_width(model.config), StatesReader if shares else self.encoder
+        self.reader: EncoderReader | StatesReader = kind(model, self.crossed, wide)
 
     def _takes_positions(self) -> bool:
         """Whether positions go by argument: by name, or by prefix to a decoder of its own kind."""

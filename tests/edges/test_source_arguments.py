@@ -54,7 +54,7 @@ def test_an_answer_that_has_begun_and_a_reference(outrider, folder, answer, tmp_
     assert code == 0
     assert document["text"] == answer(decoder_prompts="w12")
     assert document["drafter"] == "reference_lookup"
-    assert document["stats"]["mean_acceptance_length"] > 3
+    assert document["stats"]["mean_acceptance_length"] > 1.5
     assert "rules of the model: no_repeat_ngram_size=3" in err
 
 

@@ -1,0 +1,93 @@
+"""Draft models beside a target: loaded models, layers of the target itself, draft folders."""
+
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider import arguments
+from outrider.errors import ConfigurationError
+from outrider.integrations.driven import driven, runner
+from outrider.models import CausalModel, check, reads_more, refusals, shallow, sharing
+from outrider.models.shallow_source import Layers, ShallowSource, is_folder
+from outrider.models.sources import ShareEncoder, Source
+
+Draft: TypeAlias = "PreTrainedModel | Layers | str | Path"
+#: Outputs of one family are padded to multiples of at most this.
+_PADDING = 1024
+
+
+class _Cut(NamedTuple):
+    """A draft made of a target's own tensors."""
+
+    of: tuple[int, ...]  #: those tensors: another target, if they are replaced
+    model: PreTrainedModel
+    ids_K: torch.Tensor | None  #: the tokens that it proposes, if not all
+
+
+#: Per target and what was asked for. No weight is copied.
+_CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
+
+
+def beside(
+    target: CausalModel, model: PreTrainedModel, draft: Draft, share: ShareEncoder = "auto"
+) -> CausalModel:
+    """A draft model with as many outputs as the target, `model`.
+
+    One family is padded differently: the target's law stays whole, ids unknown to the draft model
+    have draft probability 0. A draft whose encoder equals the target's attends to its states.
+    """
+    if isinstance(draft, Layers) or is_folder(draft):
+        if share is False and reads_more(model.config):
+            raise ConfigurationError(
+                "layers of the target read what its encoder made; got share_encoder=False; leave "
+                "it out"
+            )
+        return _cut(target, model, draft)
+    made = driven(draft, "draft", _shares(model, draft, share))
+    sizes = {"target": target.vocab_size, "draft": made.vocab_size}
+    if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
+        check.vocabulary(None, None, sizes)
+    return CausalModel(made.runner, target.vocab_size)
+
+
+def layers_of(given: object, draft: object) -> object:
+    """`draft_layers` as the draft."""
+    if given is None:
+        return draft
+    if draft is not None:
+        raise ConfigurationError(
+            f"draft_layers makes a draft of the target; got {arguments.shown(draft)} as a draft "
+            "model, too; leave one of them out"
+        )
+    return Layers(given)  # type: ignore[arg-type]
+
+
+def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
+    if not isinstance(draft, PreTrainedModel) or not draft.config.is_encoder_decoder:
+        return False  # a decoder alone always does, other things are refused
+    if not model.config.is_encoder_decoder or share is False:
+        return False
+    if share is True:
+        refusals.check_widths(model.config, draft.config)
+        return True
+    return sharing.same_encoder(model, draft)
+
+
+def _cut(target: CausalModel, model: PreTrainedModel, draft: Layers | str | Path) -> CausalModel:
+    """Layers of the target as a model, put together once."""
+    made, of = _CUTS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    key = str(draft if isinstance(draft, Layers) else Path(draft).resolve())
+    if key not in made or made[key].of != of:
+        source = ShallowSource(Source(model, "target"), draft)
+        dtype = str(model.dtype).removeprefix("torch.")
+        small = source.model(dtype, torch.device(model.device))
+        if source.ids_K is not None:
+            shallow.trim(small, source.ids_K)
+        made[key] = _Cut(of, small, source.ids_K)
+    _, small, ids = made[key]
+    causal = CausalModel(runner(small, reads_more(small.config)), target.vocab_size)
+    causal.ids_K = None if ids is None else ids.to(small.device)
+    return causal

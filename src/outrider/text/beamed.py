@@ -1,0 +1,71 @@
+"""Answers by beam search: the finished beams as texts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request
+from outrider.engine.search import Beams
+from outrider.engine.search.decode import search
+from outrider.errors import ConfigurationError
+from outrider.laws.sampling import Sampling
+from outrider.stats import RequestStats, Stats
+from outrider.text.asked import Asked
+from outrider.text.results import Completion, Generation
+from outrider.text.stop import Stop
+from outrider.text.tokens import Detokenizer
+from outrider.types import Inputs
+
+
+def beamed(
+    engine: Engine,
+    tokenizer: Any,
+    asked: Asked,
+    settings: Sequence[Sampling],
+    limits: Sequence[Limits],
+    beams: Beams,
+) -> Generation:
+    """The best `num_return_sequences` beams of each prompt, one prompt after another.
+
+    A completion's `steps` are calls of the target, which all prompts share.
+    """
+    given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
+    every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
+    requests = [Request(*each) for each in every]
+    found = search(engine.target, engine.drafter, requests, beams)
+    completions = []
+    for request, row in zip(requests, found.hypotheses, strict=True):
+        stops = request.limits.stop_ids
+        for one in row:
+            ids = one.token_ids
+            ended = bool(ids) and ids[-1] in stops
+            stats = RequestStats(len(request.prompt), len(ids), found.counts.calls)
+            stats.seconds = found.seconds
+            text = ""
+            if tokenizer is not None:
+                words = Detokenizer(tokenizer, (), request.prompt)
+                text = words.push(ids[:-1] if ended else ids) + words.finish()
+            reason = "stop" if ended else "length"
+            if not ended and len(request.prompt) + len(ids) >= engine.target.context:
+                reason = "context"
+            completions.append(Completion(text, ids, reason, stats, score=one.score))
+    totals = Stats(engine_steps=found.counts.calls)
+    for completion in completions:
+        totals.add(completion.stats)
+    totals.steps, totals.seconds = found.counts.calls, found.seconds
+    return Generation(completions, totals)
+
+
+def check(stops: Sequence[Stop], useless: dict[str, object]) -> None:
+    """Refuse what a beam search has no use for: ConfigurationError."""
+    named = [name for name, value in useless.items() if value is not None]
+    if named:
+        raise ConfigurationError(
+            f"a beam search has no use for {', '.join(named)}; got beams=..., too; leave "
+            f"{'it' if len(named) == 1 else 'them'} out (Beams has num_return_sequences of its own)"
+        )
+    if any(stop.strings for stop in stops):
+        raise ConfigurationError(
+            "stop strings end texts between tokens, which no beam's score says; got strings in "
+            "Stop for a beam search; use token_ids, or cut the texts"
+        )

@@ -1,0 +1,44 @@
+"""`outrider certify` of encoder-decoders: sources of a file, made up, and what is refused."""
+
+import json
+
+import pytest
+from test_sources import folder  # noqa: F401
+
+FEW = "--tokens 256 --samples 32 --equality 32 --effect 0.6 --rows 16 --threads 1 --json".split()
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["of a file", "made up"])
+def test_an_encoder_decoder_is_certified(outrider, folder, tmp_path, given):  # noqa: F811
+    path = tmp_path / "sources.txt"
+    path.write_text('w9 w4 w7\n{"source": "w1 w2"}\n')
+    typed = ["certify", "--target", folder, "--draft", folder, "--branching", "2,1", *FEW]
+    code, out, err = outrider(*typed, *(["--sources", path] if given else []))
+    report = json.loads(out)
+    assert not report["failed"], err
+    assert code == (0 if report["verdict"] == "exact" else 3)
+    assert report["setup"]["sampling"]["no_repeat_ngram_size"] == 3  # the model's own rules
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["--prompts", "{0}"], "got an encoder-decoder; give --sources"),
+        (["--sources", "{0}/none"], "cannot read prompts"),
+    ],
+)
+def test_one_line_says_what_is_wrong(outrider, folder, tmp_path, typed, says):  # noqa: F811
+    path = tmp_path / "texts"
+    path.write_text("w1\n")
+    given = [word.format(path) for word in typed]
+    code, _, err = outrider("certify", "--target", folder, *given, *FEW)
+    assert (code, err.count("\n")) == (2, 1)
+    assert says in err
+
+
+def test_sources_for_a_model_of_text_are_refused(outrider, tmp_path):
+    path = tmp_path / "texts"
+    path.write_text("x = 1\n")
+    code, _, err = outrider("certify", "--sources", path, *FEW)
+    assert code == 2
+    assert "got a model that goes on from its prompt; give --prompts" in err

@@ -1,0 +1,89 @@
+"""Whisper base on recorded speech: the lean runner against transformers, drafts of its own layers.
+
+The folders `whisper-base` and `speech` of OUTRIDER_MODELS. Half a minute on one core.
+"""
+
+import pytest
+import torch
+from training.whisper_recordings import asterisk, joined
+from training.whisper_speech import RATE
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider.models.calibrate import Setting
+from outrider.models.linear import can_pack
+from outrider.models.nodes import causal
+from outrider.models.shallow_source import Layers, ShallowSource
+from outrider.models.sources import Source
+from outrider.types import Inputs
+
+pytestmark = pytest.mark.real
+
+PROMPT = [50258, 50259, 50359, 50363]  # English, transcribe, no timestamps
+END, CPU = 50257, torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def path(models_directory):
+    for name in ("whisper-base", "speech"):
+        if not (models_directory / name).is_dir():
+            pytest.skip(f"needs Whisper base and recordings: {models_directory / name} is missing")
+    return models_directory
+
+
+@pytest.fixture(scope="module")
+def columns(path):
+    """Log-mel frames of one window, [1, mels, frames]."""
+    window = next(joined(asterisk(path / "speech", "en")))
+    extractor = WhisperFeatureExtractor.from_pretrained(path / "whisper-base")
+    return extractor(window.samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
+
+
+def inputs(columns):
+    frames = columns.transpose(1, 2)
+    return Inputs(None, frames, torch.ones(frames.shape[:2], dtype=torch.bool))
+
+
+def driven(path, dtype):
+    packed = can_pack(getattr(torch, dtype))
+    source, setting = Source(path / "whisper-base", "target"), Setting(1, dtype, packed)
+    target = source.driven(setting, CPU, 51865)
+    return target, ShallowSource(source, Layers((0, 5))).driven(setting, CPU, 51865)
+
+
+def text(target, drafter, source):
+    run = Engine(target, drafter, "match").run(
+        [PROMPT], Sampling(0), Limits(48, (END,)), inputs=[source]
+    )
+    return [token for block in run for token in block.token_ids], run.stats
+
+
+@torch.inference_mode()
+def test_states_scores_and_text_are_transformers(path, columns):
+    model = WhisperForConditionalGeneration.from_pretrained(path / "whisper-base").float()
+    target, _ = driven(path, "float32")
+    source = target.encode(inputs(columns))
+    states = model.model.encoder(columns).last_hidden_state
+    assert (source.encoded.states_BTE - states).abs().max() < 1e-3 * states.abs().max()
+    found, _ = text(target, Root(), source)
+    ids = torch.tensor([PROMPT + found])
+    expected = model(encoder_outputs=(states,), decoder_input_ids=ids).logits
+    at = torch.arange(ids.shape[1])[None]
+    scores = target.forward(target.open(1, 128, source), causal(ids, at, 128)).logits_BQV
+    assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert expected[0, len(PROMPT) - 1 : -1].argmax(-1).tolist() == found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_drafts_of_its_own_layers_leave_the_text_alone(path, columns, dtype):
+    target, draft = driven(path, dtype)
+    source = target.encode(inputs(columns))
+    expected, _ = text(target, Root(), source)
+    for counts in ((1, 1, 1), (2, 2)):
+        found, stats = text(target, DraftModel(draft, counts), source)
+        assert found == expected
+        assert stats.drafted
+    found, stats = text(target, DraftModel(target, (1, 1, 1)), source)
+    assert found == expected
+    assert stats.draft_acceptance_rate > 0.95  # the model is its own draft

@@ -1,0 +1,40 @@
+"""Whisper base with its shipped draft on a reader's recordings: the text is plain decoding's, and
+steps are saved.
+
+The folders `whisper-base` and `speech` of OUTRIDER_MODELS; the latter holds Debian's
+`pocketsphinx-testdata`, unpacked. Half a minute on one core.
+"""
+
+import pytest
+
+import outrider
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def recordings(models_directory):
+    found = sorted((models_directory / "speech").rglob("librivox/*.wav"))
+    if not found:
+        pytest.skip(f"needs pocketsphinx-testdata unpacked in {models_directory / 'speech'}")
+    return [str(file) for file in found]
+
+
+@pytest.fixture(scope="module")
+def speculator(models_directory):
+    path = models_directory / "whisper-base"
+    if not path.is_dir():
+        pytest.skip(f"needs openai/whisper-base as {path}")
+    return outrider.load(path, draft="whisper-base-draft", dtype="float32", threads=1, packed=True)
+
+
+@pytest.mark.parametrize("timestamps", ["none", "segment"])
+def test_texts_are_plain_decodings_in_fewer_steps(speculator, recordings, timestamps):
+    asked = {"language": "en", "temperature": 0, "timestamps": timestamps}
+    drafted = speculator.transcribe(recordings, **asked)
+    plain = speculator.plain().transcribe(recordings, **asked)
+    assert [one.text for one in drafted] == [one.text for one in plain]
+    assert "rather cold-hearted and rather selfish" in drafted[2].text
+    tokens = sum(one.stats.decoded.new_tokens for one in drafted)
+    assert tokens / sum(one.stats.decoded.steps for one in drafted) > 1.8
+    assert tokens / sum(one.stats.decoded.steps for one in plain) <= 1
