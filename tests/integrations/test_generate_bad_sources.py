@@ -75,9 +75,17 @@ def test_lookup_needs_something_to_look_up():
 )
 def test_what_cannot_be_honoured_is_refused(given, words, error):
     target, draft = pair("bart")
-    how = {"draft_model": draft, "return_dict_in_generate": True, **batch(), **SHORT}
+    how = {"return_dict_in_generate": True, **batch(), **SHORT}
+    if "reference" not in given:
+        how["draft_model"] = draft
     with refused(words, error):
         target.generate(**how, **given)
+
+
+def test_a_reference_is_for_those_who_look_into_it():
+    target, draft = pair("bart")
+    with refused("reference= is what drafter='reference_lookup' copies from; got 'draft_model'"):
+        target.generate(**batch(), **SHORT, draft_model=draft, reference=[5, 6])
 
 
 def test_sources_are_for_encoder_decoders():
