@@ -14,6 +14,7 @@ Shipped pair, T = 1, no filters:
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from transformers.generation import utils
 
 from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
-from outrider.lab.papers.wagner import Pair, compare, generate, methods, shipped_pair, tiny_pair
+from outrider.lab.papers.wagner import compare, generate, methods
+from outrider.lab.papers.wagner_pairs import Pair, continued, shipped_pair, tiny_pair
 from outrider.laws.sampling import Sampling
 
 
@@ -54,9 +56,9 @@ def prefixes(pair: Pair, prompts: int, tokens: int) -> dict[str, int]:
 def law(pair: Pair, tokens: int, samples: int) -> dict[str, Any]:
     """The certificate of texts that patched assisted generation wrote, and how it was called."""
     power = Power(tokens=tokens, samples=samples, new_tokens=24, rows=8, effect=0.1)
-    short = [prompt[:, :32] for prompt in pair.prompts]
-    started = Pair(pair.name, pair.target, pair.draft, short, pair.references, pair.decode)
-    numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(short)}
+    ids = [prompt.arguments["input_ids"][0, :32].tolist() for prompt in pair.prompts]
+    started = replace(pair, prompts=[continued(row, "", str(pair.device)) for row in ids])
+    numbers = {tuple(row): i for i, row in enumerate(ids)}
     seeds = iter(range(10**9))
 
     def write(prompts: list[list[int]]) -> list[list[int]]:

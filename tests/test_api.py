@@ -80,7 +80,10 @@ def unmeasured(monkeypatch):
 
 
 RUN = ["README.md"]
-RUN += [f"docs/{page}.md" for page in "guide adding-a-drafter adding-a-rule rows-and-seats".split()]
+RUN += [
+    f"docs/{page}.md"
+    for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams".split()
+]
 
 
 @pytest.mark.parametrize("page", RUN)

@@ -70,7 +70,8 @@ def theirs(
 
 def rows(pair: Pair, batch: int) -> Sequence[Tensor]:
     """The first prompts, again from the front if they are too few."""
-    return [pair.prompts[i % len(pair.prompts)] for i in range(batch)]
+    ids = [prompt.arguments["input_ids"] for prompt in pair.prompts]
+    return [ids[i % len(ids)] for i in range(batch)]
 
 
 def plain(pair: Pair, prompts: Sequence[Tensor], tokens: int, temperature: float) -> int:

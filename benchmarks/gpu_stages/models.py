@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_stages.card import Card
-from outrider.lab.papers.wagner import Pair, shipped_pair
+from outrider.lab.papers.wagner_pairs import Pair, Prompt, continued, shipped_pair
 
 TEMPERATURE = 2.0
 
@@ -61,15 +60,15 @@ def random_pair(card: Card, name: str, vocab: int, context: int) -> Pair:
     target, draft = PAIRS[name]
     return Pair(
         f"{name}, random weights, T = {TEMPERATURE:g}", llama(card, target, vocab, context, 0),
-        llama(card, draft, vocab, context, 1), [], [], lambda ids: "",
+        llama(card, draft, vocab, context, 1), [], lambda ids: "",
     )  # fmt: skip
 
 
-def random_prompts(card: Card, vocab: int, length: int) -> list[Tensor]:
-    """32 prompts [1, length] of random tokens."""
+def random_prompts(card: Card, vocab: int, length: int) -> list[Prompt]:
+    """32 prompts of random tokens."""
     rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, vocab, (32, length), generator=rng).to(card.device)
-    return list(ids.split(1))
+    ids = torch.randint(1, vocab, (32, length), generator=rng).tolist()
+    return [continued(row, "", str(card.device)) for row in ids]
 
 
 def packaged(card: Card) -> Pair:
@@ -97,7 +96,7 @@ class Pairs:
         if name == "shipped":
             return self._pair
         prompts = random_prompts(card, vocab, prompt or card.pick(128, 8))
-        return replace(self._pair, prompts=prompts, references=[""] * len(prompts))
+        return replace(self._pair, prompts=prompts)
 
 
 def weight_bytes(model: Any) -> int:

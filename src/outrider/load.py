@@ -23,9 +23,9 @@ from outrider.models.config import vocabulary_of
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.speech import hearing
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
+from outrider.text.speech import hearing
 from outrider.types import Costs, Curve, Drafter, Verifier
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def load(
 
     Raises ConfigurationError and its kin before any prompt is read.
 
-    >>> import outrider
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     options = DraftOptions(
@@ -156,16 +155,15 @@ def load(
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     planned = named(planner)
-    if draft_layers is not None:
-        draft = _layers(draft_layers, draft)
-    elif isinstance(draft, str) and draft == WHISPER_DRAFT:
-        draft = shipped(WHISPER_DRAFT)
+    draft = _draft(draft, draft_layers)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
         target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    if drafter is not None:  # what it lacks is said before anything is read
+        drafters.check(drafter, options, draft, table)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
-    reads = reads_more(first.config)
-    recipe = drafters.check(drafter or drafters.usual(draft, reads), options, draft, table)
+    drafter = drafter or drafters.usual(draft, reads_more(first.config))
+    recipe = drafters.check(drafter, options, draft, table)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
@@ -208,8 +206,12 @@ def _shipped_parts(
     return shipped("target"), draft, table
 
 
-def _layers(layers: Sequence[int], draft: object) -> Layers:
-    """Layers of the target as the draft."""
+def _draft(
+    draft: "Model | Sequence[Model] | None", layers: Sequence[int] | None
+) -> "Model | Layers | Sequence[Model] | None":
+    """The draft as it is to be read: a shipped one by its name, or layers of the target."""
+    if layers is None:
+        return shipped(WHISPER_DRAFT) if draft == WHISPER_DRAFT else draft
     if draft is not None:
         raise ConfigurationError(
             f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "

@@ -24,6 +24,7 @@ from gpu_stages.record import ATTEMPTS, DONE, FAILED, DamagedFile, Record
 
 NAMES = [stage.name for stage in STAGES]
 TREE_BYTES = 60 << 20
+LEFT = ("src/outrider/pair/whisper-base-draft/", "src/outrider/pair/corrector/")
 
 
 def command(out, *more):
@@ -273,13 +274,13 @@ def test_every_test_of_a_kernel_on_a_device_is_in_one_group():
 
 
 def test_what_the_day_needs_stays_small():
-    """docs/gpu.md: everything that travels, weights included."""
+    """docs/gpu.md: everything that travels but for what it names first to be left behind."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     sizes = [
         (ROOT / name).stat().st_size
         for name in listed.stdout.decode().split("\0")
-        if name and (ROOT / name).is_file()
+        if name and not name.startswith(LEFT) and (ROOT / name).is_file()
     ]
     assert sum(sizes) < TREE_BYTES, f"{sum(sizes) / 2**20:.1f} MiB; docs/gpu.md says what to leave"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_sources import folder  # noqa: F401
+from test_source_arguments import folder  # noqa: F401
 
 FEW = "--tokens 256 --samples 32 --equality 32 --effect 0.6 --rows 16 --threads 1 --json".split()
 

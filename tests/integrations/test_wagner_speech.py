@@ -7,6 +7,7 @@ import wave
 import numpy as np
 import pytest
 import torch
+import whispers
 from safetensors.torch import save_file
 from transformers import GenerationMixin
 
@@ -24,7 +25,6 @@ from outrider.lab.recordings import read_folder
 from outrider.load import shipped
 from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import Source
-from speech import whispers
 
 
 def written(folder, name, seconds, seed=0):

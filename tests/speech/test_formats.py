@@ -5,10 +5,10 @@ import json
 import pytest
 
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.speech import captions
-from outrider.speech.formats import FORMATS, clock, written
-from outrider.speech.result import Segment, Transcript, TranscriptStats, Word, whole_text
-from outrider.speech.script import Script
+from outrider.text.speech import captions
+from outrider.text.speech.formats import FORMATS, clock, written
+from outrider.text.speech.result import Segment, Transcript, TranscriptStats, Word, whole_text
+from outrider.text.speech.script import Script
 
 
 def segment(text, start, end, words=None):

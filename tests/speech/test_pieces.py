@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from outrider.errors import ConfigurationError, UnknownName, UnsupportedModel
-from outrider.speech import fallback, silences
-from outrider.speech.fallback import Thresholds
-from outrider.speech.pieces import cut
-from outrider.speech.prompt import prompt
-from outrider.speech.vocabulary import Vocabulary
+from outrider.text.speech import fallback, silences
+from outrider.text.speech.fallback import Thresholds
+from outrider.text.speech.pieces import cut
+from outrider.text.speech.prompt import prompt
+from outrider.text.speech.vocabulary import Vocabulary
 
 FIRST = 100  # the timestamp 0.00 s
 WORDS = Vocabulary(1, 0, 99, 2, {"en": 10, "fr": 11}, {"transcribe": 20, "translate": 21})

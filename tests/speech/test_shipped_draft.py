@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+import whispers
 from safetensors.torch import load_file
 
 import outrider
 from outrider.errors import ConfigurationError
 from outrider.load import shipped
-from speech import whispers
 
 FIRST_TIME, END, VOCABULARY = 50_364, 50_257, 51_865
 

@@ -9,11 +9,10 @@ import whispers
 from test_audio import written as wav
 
 import outrider
-from conftest import loaded
 from outrider import AudioError, ConfigurationError, DraftModel, PromptLookup
 from outrider.drafters import ReferenceLookup, SampledTree
 from outrider.models import CausalModel
-from outrider.speech.decoding import Rows
+from outrider.text.speech.decoding import Rows
 
 GREEDY = {"temperature": 0, "language": "en", "max_new_tokens": 12}
 
@@ -254,7 +253,7 @@ def test_files_and_rates_are_one_recording(tiny, tmp_path):
 def test_a_draft_with_another_encoder_reads_its_own_features(tiny):
     """Other mel channels: its frames come from the same samples."""
     model = whispers.whisper(seed=2, layers=1, mels=40)
-    mine = loaded(draft=model, drafter="draft_model", num_speculative_tokens=2)
+    mine = whispers.loaded(draft=model, drafter="draft_model", num_speculative_tokens=2)
     assert mine.hearing.draft_extractor.feature_size == 40
     samples = whispers.sound(3)
     assert outline(mine.transcribe(samples, **GREEDY)) == outline(

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from outrider.errors import ConfigurationError, PromptError
 from outrider.lab.prompts import read_prompts, read_rows
-from outrider.speech import audio, features
-from outrider.speech.hearing import Hearing, one_row
-from outrider.speech.prompt import prompt
 from outrider.text.asked import Reader
 from outrider.text.speculator import Speculator
+from outrider.text.speech import audio, features
+from outrider.text.speech.hearing import Hearing, one_row
+from outrider.text.speech.prompt import prompt
 from outrider.types import Inputs
 
 CUT = 32  #: last tokens of each prompt: contexts should differ, not be long

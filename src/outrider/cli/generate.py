@@ -60,12 +60,8 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be repeated.")
     ] = None,
-    num_beams: Annotated[
-        int, typer.Option(help="Beams of a search in place of one text; 1 is off.", min=1)
-    ] = 1,
-    length_penalty: Annotated[
-        float, typer.Option(help="Of beams: above 0 long ones win more often.")
-    ] = 1.0,
+    num_beams: options.NumBeams = 1,
+    length_penalty: options.LengthPenalty = 1.0,
     dtype: options.Dtype = "auto",
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")

@@ -40,6 +40,10 @@ Planned = Annotated[
         "included. Greedy and coupled texts stay the same.",
     ),
 ]
+NumBeams = Annotated[
+    int, typer.Option(min=1, help="Beams of a search in place of one text; 1 is off.")
+]
+LengthPenalty = Annotated[float, typer.Option(help="Of beams: above 0 long ones win more often.")]
 DrafterName = Annotated[
     str | None,
     typer.Option(

@@ -3,107 +3,47 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 
-from outrider.cli import options
+from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
 from outrider.load import load
-from outrider.speech import audio
-from outrider.speech.formats import FORMATS, written
-from outrider.speech.result import Transcript
-from outrider.speech.settings import TIMES, Settings
 from outrider.text.speculator import Speculator
+from outrider.text.speech import audio
+from outrider.text.speech.formats import FORMATS, written
+from outrider.text.speech.result import Transcript
+from outrider.text.speech.settings import Settings
 
 EXIT_SOME = 1  #: some recordings failed, the others are done
 FETCH = "hf download openai/whisper-base"
 
 
 def transcribe(
-    files: Annotated[list[str], typer.Argument(help="Recordings: WAV; others by soundfile.")],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Whisper model: local folder or hub name."),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft model: path, hub name or, shipped, whisper-base-draft. Default: none."
-        ),
-    ] = None,
-    draft_layers: Annotated[
-        str | None,
-        typer.Option(help="Draft with these layers of the model's own decoder, e.g. 0,5."),
-    ] = None,
+    files: hearing.Files,
+    model: hearing.Model = None,
+    draft: hearing.Draft = None,
+    draft_layers: hearing.DraftLayers = None,
     drafter: options.DrafterName = None,
     num_speculative_tokens: options.Gamma = None,
-    language: Annotated[
-        str | None, typer.Option("--language", "-l", help="Code or name. Default: detected.")
-    ] = None,
-    task: Annotated[
-        str, typer.Option(help="transcribe, or translate into English.")
-    ] = "transcribe",
-    timestamps: Annotated[
-        str, typer.Option(help=f"Times of {', '.join(TIMES[1:])}s, or none.")
-    ] = "segment",
-    format: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format", "-f", help=f"{', '.join(FORMATS)}; may be repeated. Default: txt."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for the files. Default: standard output."),
-    ] = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Captions or text to copy from (srt, vtt, txt, json); one for each file, in "
-            "their order."
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Above 1: cut at pauses and decode so many windows at once. Default: windows "
-            "follow each other, files side by side.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--temperature",
-            "-t",
-            help="0 is greedy; may be repeated: the next one is tried where a text will not do. "
-            "Default: 0 to 1 by 0.2.",
-        ),
-    ] = None,
-    best_of: Annotated[
-        int | None, typer.Option(min=1, help="Texts drawn at a temperature above 0.")
-    ] = None,
-    initial_prompt: Annotated[
-        str | None, typer.Option(help="Told to the model first: names, spelling.")
-    ] = None,
-    condition_on_previous_text: Annotated[
-        bool | None,
-        typer.Option(
-            "--condition-on-previous-text/--no-condition-on-previous-text",
-            help="Tell windows what was said before. Default: where they follow each other.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of temperatures above 0.")] = 0,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare", help="Also decode plainly, and print both times, encoder and decoder."
-        ),
-    ] = False,
+    planner: options.Planned = None,
+    language: hearing.Language = None,
+    task: hearing.Task = "transcribe",
+    timestamps: hearing.Times = "segment",
+    format: hearing.Formats = None,
+    output: hearing.Output = None,
+    reference: hearing.Reference = None,
+    batch_size: hearing.BatchSize = None,
+    temperature: hearing.Temperature = None,
+    best_of: hearing.BestOf = None,
+    initial_prompt: hearing.InitialPrompt = None,
+    condition_on_previous_text: hearing.ConditionOnPreviousText = None,
+    seed: hearing.Seed = 0,
+    compare: hearing.Compare = False,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     threads: options.Threads = None,
@@ -140,6 +80,7 @@ def transcribe(
                 draft_layers=options.numbers("--draft-layers", draft_layers, int, "0,5"),
                 drafter=name,
                 num_speculative_tokens=num_speculative_tokens,
+                planner=planner,
                 dtype=dtype,
                 device=device,
                 threads="auto" if threads is None else threads,

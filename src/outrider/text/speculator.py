@@ -15,16 +15,16 @@ from outrider.engine.request import Limits, spread
 from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.speech.audio import Audio
-from outrider.speech.hearing import Hearing
-from outrider.speech.result import Transcript
-from outrider.speech.settings import Options as SpeechOptions
-from outrider.speech.settings import Settings
-from outrider.speech.transcriber import Transcription, transcription
 from outrider.text import beamed
 from outrider.text.asked import Asked, Reader, Text, refuse_useless
 from outrider.text.opening import Opening, ruled
 from outrider.text.results import Generation
+from outrider.text.speech.audio import Audio
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.result import Transcript
+from outrider.text.speech.settings import Options as SpeechOptions
+from outrider.text.speech.settings import Settings
+from outrider.text.speech.transcriber import Transcription, transcription
 from outrider.text.stop import Stop
 from outrider.text.stream import Stream
 from outrider.text.tokens import special_stops
@@ -205,7 +205,7 @@ class Speculator:
         """Speech to text, by a Whisper model: one recording, or several as one ragged batch.
 
         A recording is a path (WAV; other formats by soundfile), samples in [-1, 1], or a mapping of
-        `array` and `sampling_rate`. The options are those of `outrider.speech.settings.Settings`.
+        `array` and `sampling_rate`. Options: those of `outrider.text.speech.settings.Settings`.
 
         Raises AudioError for what cannot be read, ConfigurationError for options that the model
         cannot honour. Where one of several fails on its way, the first error comes when the others

@@ -38,8 +38,9 @@ class Beams:
     patience: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "num_return_sequences"):
-            count = arguments.whole(name, getattr(self, name), "give at least 1", least=1)
+        counts = {"num_beams": self.num_beams, "num_return_sequences": self.num_return_sequences}
+        for name, given in counts.items():
+            count = arguments.whole(name, given, "give at least 1", least=1)
             object.__setattr__(self, name, count)
         if self.num_return_sequences > self.num_beams:
             raise ConfigurationError(

@@ -74,7 +74,7 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
     with torch.no_grad():
         for weight in draft.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
-    prompts = [_continued(list(range(5 * i + 1, 5 * i + 6)), "", device) for i in range(4)]
+    prompts = [continued(list(range(5 * i + 1, 5 * i + 6)), "", device) for i in range(4)]
     name = f"random weights, V={vocab}, constructed agreement"
     return Pair(name, target, draft, prompts, lambda ids: "")
 
@@ -100,7 +100,7 @@ def load_pair(
     prompts = []
     for row in rows:
         ids = start + tokenizer.encode(row["prompt"].rstrip(), add_special_tokens=bool(reads))
-        prompt = _continued(ids, row.get("reference", ""), device)
+        prompt = continued(ids, row.get("reference", ""), device)
         prompts.append(replace(prompt, length=1) if reads else prompt)  # 1: the decoder's start
     return Pair(
         f"{target} with {draft}", big, small, prompts,
@@ -108,7 +108,7 @@ def load_pair(
     )  # fmt: skip
 
 
-def _continued(ids: list[int], reference: str, device: str) -> Prompt:
+def continued(ids: list[int], reference: str, device: str) -> Prompt:
     """Token ids that a decoder goes on from."""
     row = torch.tensor([ids], device=device)
     return Prompt({"input_ids": row, "attention_mask": torch.ones_like(row)}, len(ids), reference)

@@ -20,10 +20,10 @@ from outrider.lab.recordings import Spoken
 from outrider.load import WHISPER_DRAFT, shipped
 from outrider.models.shallow_source import ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer
-from outrider.speech.audio import look
-from outrider.speech.features import frames
-from outrider.speech.hearing import Hearing, hears, opened
-from outrider.speech.prompt import prompt
+from outrider.text.speech.audio import look
+from outrider.text.speech.features import frames
+from outrider.text.speech.hearing import Hearing, hears, opened
+from outrider.text.speech.prompt import prompt
 
 BOUND = 1e3  # the paper's alpha and beta for speech
 

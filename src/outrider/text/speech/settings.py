@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.speech.captions import Reference
-from outrider.speech.fallback import Thresholds
-from outrider.speech.silences import Vad
+from outrider.text.speech.captions import Reference
+from outrider.text.speech.fallback import Thresholds
+from outrider.text.speech.silences import Vad
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 TIMES = ("none", "segment", "word")

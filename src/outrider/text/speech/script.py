@@ -4,8 +4,8 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-from outrider.speech import captions
-from outrider.speech.captions import Line
+from outrider.text.speech import captions
+from outrider.text.speech.captions import Line
 
 _AHEAD = 250  #: words of a window at most
 _SLACK = 30  #: words of doubt about where a window begins

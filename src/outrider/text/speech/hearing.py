@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtrac
 
 from outrider.models.nodes import causal
 from outrider.models.prefill import ROUND, inference
-from outrider.speech.vocabulary import Vocabulary
+from outrider.text.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
 
 

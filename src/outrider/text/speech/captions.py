@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.speech.result import Transcript
+from outrider.text.speech.result import Transcript
 
 #: A path, text (SubRip, WebVTT, JSON of a recogniser, or plain), or a transcript.
 Reference: TypeAlias = "str | Path | Transcript | Mapping[str, Any]"

@@ -13,10 +13,10 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
-from outrider.speech import fallback
-from outrider.speech.hearing import Hearing
-from outrider.speech.settings import Settings
 from outrider.stats import RequestStats
+from outrider.text.speech import fallback
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.settings import Settings
 from outrider.types import Inputs
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from outrider.errors import UnknownName
-from outrider.speech.result import Segment, Transcript
+from outrider.text.speech.result import Segment, Transcript
 
 
 class Cue(NamedTuple):

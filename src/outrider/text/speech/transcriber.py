@@ -8,14 +8,14 @@ from typing import Any
 
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.speech import audio, captions, hearing, prompt, words
-from outrider.speech.audio import Recording
-from outrider.speech.decoding import Job, Rows, device_of
-from outrider.speech.hearing import Hearing
-from outrider.speech.result import Segment, Transcript, TranscriptStats, whole_text
-from outrider.speech.script import Script
-from outrider.speech.settings import Settings
-from outrider.speech.windows import Heard, Window, Windows, opened
+from outrider.text.speech import audio, captions, hearing, prompt, words
+from outrider.text.speech.audio import Recording
+from outrider.text.speech.decoding import Job, Rows, device_of
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.result import Segment, Transcript, TranscriptStats, whole_text
+from outrider.text.speech.script import Script
+from outrider.text.speech.settings import Settings
+from outrider.text.speech.windows import Heard, Window, Windows, opened
 from outrider.types import Inputs
 
 

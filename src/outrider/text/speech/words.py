@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp
 
-from outrider.speech import alignment
-from outrider.speech.hearing import Hearing
-from outrider.speech.result import Word
-from outrider.speech.windows import Heard
+from outrider.text.speech import alignment
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.result import Word
+from outrider.text.speech.windows import Heard
 
 #: Languages that are written without blanks: every character may begin a word.
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})

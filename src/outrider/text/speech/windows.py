@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.speech import silences
-from outrider.speech.audio import Samples
-from outrider.speech.decoding import Text
-from outrider.speech.features import frames
-from outrider.speech.hearing import Hearing
-from outrider.speech.pieces import Piece, cut
-from outrider.speech.settings import Settings
+from outrider.text.speech import silences
+from outrider.text.speech.audio import Samples
+from outrider.text.speech.decoding import Text
+from outrider.text.speech.features import frames
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.pieces import Piece, cut
+from outrider.text.speech.settings import Settings
 from outrider.types import Inputs
 
 
