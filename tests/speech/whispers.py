@@ -11,14 +11,14 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+import outrider
+
 SECONDS = 2
 STATES = 50 * SECONDS
 LANGUAGES = ("en", "fr", "de")
 NAMES = ["<|endoftext|>", "<|startoftranscript|>"]
 MULTILINGUAL = [f"<|{code}|>" for code in LANGUAGES] + ["<|translate|>", "<|transcribe|>"]
 LAST = ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
-
-import outrider
 
 
 def specials(english):
