@@ -49,7 +49,7 @@ def ours(settings, beams, proposer, seed=None):
         admitted = shaping.admit([settings], [prompt], [STOPS], VOCAB, "cpu")[0]
         drawn = None if seed is None else torch.Generator().manual_seed(seed)
         rules.append(Rules(beams, len(prompt), len(prompt) + BUDGET, frozenset(STOPS), drawn=drawn))
-        shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu"))
+        shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu", len(prompt) + BUDGET))
     oracle = Oracle(model, PROMPTS, 256, shapers=shapers)
     ahead = Offered(PromptLookup(3), "cpu") if proposer else None
     return Search(

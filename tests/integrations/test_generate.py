@@ -318,7 +318,11 @@ def test_differently_padded_outputs_work_and_other_vocabularies_do_not(pair):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"num_beams": 2}, "num_beams=2 is not supported"),
+        (
+            {"num_beams": 2, "return_dict_in_generate": True, "output_logits": True},
+            "output_logits or output_attentions of beams",
+        ),
+        ({"num_beams": 2, "max_time": 60.0}, "MaxTimeCriteria of beams"),
         (
             {"return_dict_in_generate": True, "output_hidden_states": True},
             "output_hidden_states is not supported",

@@ -68,7 +68,7 @@ def test_lookup_needs_something_to_look_up():
         ({"source_ids": [[5], [6]]}, "source_ids has 2 rows for 3", ConfigurationError),
         ({"draft_inputs": 5}, "draft_inputs must be a tensor", ConfigurationError),
         ({"draft_inputs": {}}, "draft_inputs must be a tensor", ConfigurationError),
-        ({"num_beams": 2}, "num_beams=2 is not supported", ConfigurationError),
+        ({"num_beams": 2, "output_logits": True}, "output_logits or", ConfigurationError),
         ({"output_attentions": True}, "attn_implementation='eager'", ConfigurationError),
         ({"output_hidden_states": True}, "output_hidden_states is not supp", ConfigurationError),
     ],

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from outrider.integrations import attentions, references, silence, sources
+from outrider.integrations import attentions, beamed, references, silence, sources
 from outrider.integrations.arranged import arranged
 from outrider.integrations.call import Call, Made, Rows
 from outrider.integrations.inputs import refuse
@@ -16,7 +16,7 @@ from outrider.integrations.padding import left_padding
 from outrider.models.config import read
 from outrider.stats import Stats
 
-Result: TypeAlias = Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
+Result: TypeAlias = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | beamed.Result
 
 
 class Asked(NamedTuple):
@@ -37,6 +37,14 @@ def decoded(
 ) -> tuple[Result, Stats]:
     """Sequences, or what `return_dict_in_generate` asks for, and the statistics of the run."""
     refuse(model, asked.config, asked.model_kwargs)
+    beams = beamed.beams_of(asked.config)
+    if beams > 1:
+        pair = bool(model.config.is_encoder_decoder)
+        wanted = beamed.Search(asked.processors, asked.criteria, asked.config, pair)
+        streamed, windows = asked.streamer is not None, asked.given.windows is not None
+        beamed.check(asked.config, wanted, streamed, windows)
+        ids, beside = beamed.one_row_each(asked.input_ids, asked.model_kwargs, beams)
+        asked = asked._replace(input_ids=ids, model_kwargs=beside)
     pads = left_padding(model, asked.input_ids, asked.model_kwargs)
     engine, encoder = arranged(model, settings, asked.reference is not None)
     count, inputs = len(asked.input_ids), None
@@ -47,9 +55,12 @@ def decoded(
     copied = references.references(asked.reference, count, asked.given.windows)
     references.check(engine.drafter, settings.get("drafter"), inputs, copied)
     processors = silence.listened(model, asked.processors, asked.input_ids, asked.model_kwargs)
+    rows = Rows(asked.input_ids, pads, inputs, copied)
+    if beams > 1:
+        return beamed.searched(engine, rows, wanted)
     call = Call(
         engine,
-        Rows(asked.input_ids, pads, inputs, copied),
+        rows,
         processors,
         asked.criteria,
         asked.config,

@@ -28,7 +28,7 @@ from outrider.drafters import models
 from outrider.errors import ConfigurationError
 from outrider.integrations.decoded import Asked, Result, decoded
 from outrider.integrations.driven import named
-from outrider.integrations.inputs import refuse_beams, refuse_kept_back
+from outrider.integrations.inputs import refuse_kept_back
 from outrider.integrations.references import Ids
 from outrider.integrations.sources import EncoderInputs, Given
 from outrider.integrations.windows import windows_of
@@ -95,7 +95,6 @@ class Speculative:
                 reference,
                 out_streamer,
             )
-            refuse_beams(generation_config)
             result, self.stats = decoded(model, found, call)
         self.total.follow(self.stats)
         return result

@@ -81,16 +81,6 @@ def refuse_kept_back(caller: FrameType | None) -> None:
         )
 
 
-def refuse_beams(config: hf.GenerationConfig) -> None:
-    """Refuse beam search, whoever asks for it."""
-    if (read(config, "num_beams", int) or 1) > 1:
-        _refuse(
-            f"num_beams={config.num_beams}",
-            "use num_beams=1 (pipelines may have another default: for speech it is 5, which "
-            'generate_kwargs={"num_beams": 1, "custom_generate": speculative} changes)',
-        )
-
-
 def refuse(
     model: PreTrainedModel, config: hf.GenerationConfig, model_kwargs: Mapping[str, object]
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from outrider.drafters import DraftModel, Root
 from outrider.drafters.growing import inputs_for
 from outrider.engine.batch import encoded, references
-from outrider.engine.request import Request, check
+from outrider.engine.request import Request, check, source_ids
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import NARROW, Oracle
 from outrider.engine.search.pace import Pace
@@ -67,8 +67,16 @@ def search(
     )
     inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
     shapers = [
-        shaper(s, p, ids, target.vocab_size, device, None if inputs is None else inputs.take([row]))
-        for row, (s, p, ids) in enumerate(zip(settings, prompts, stops, strict=True))
+        shaper(
+            how,
+            request.prompt,
+            request.limits.stop_ids,
+            target.vocab_size,
+            device,
+            request.end(target.context)[0],
+            source_ids(request.inputs),
+        )
+        for request, how in zip(requests, settings, strict=True)
     ]
     rules = []
     for request, how in zip(requests, settings, strict=True):

@@ -12,7 +12,7 @@ from outrider.laws import sampling, shaping
 from outrider.laws.sampling import Sampling
 from outrider.rows import SamplingRows
 from outrider.tree import chain
-from outrider.types import Context, Inputs
+from outrider.types import Context
 
 
 def shaper(
@@ -21,14 +21,18 @@ def shaper(
     stops: Sequence[int],
     vocab: int,
     device: torch.device | str,
-    inputs: Inputs | None = None,
+    end: int,
+    source: Sequence[int] = (),
 ) -> Shaper | None:
     """What a request asks to be done to log-probabilities; None if it asks for nothing.
 
-    `settings` are admitted (`shaping.admit`). A temperature above 0 means beams that are drawn:
+    `settings` are admitted (`shaping.admit`), `end` is the length at which texts end, `source` the
+    ids that an encoder has read. A temperature above 0 means beams that are drawn:
     temperature and filters act then, too.
     """
-    built = shaping.build([settings], [prompt], [stops], vocab, device)
+    built = shaping.build(
+        [settings], [prompt], [stops], vocab, device, ends=[end], sources=[source]
+    )
     drawn = settings.temperature > 0
     if built is None and not drawn:
         return None
@@ -45,7 +49,6 @@ def shaper(
                 torch.full((len(texts),), length, device=logs_WV.device),
                 length,
                 plain.take(rows),
-                None if inputs is None else inputs.take(rows),
             )
             many = built.take(rows)
             logs_W1V = shaping.shape(logs_W1V, many, context, tokens_BL[:, -1:], root)

@@ -1,0 +1,134 @@
+"""Beam search behind `model.generate`: a row for each prompt where transformers has one a beam."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import generation as hf
+from transformers.generation.utils import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+)
+
+from outrider.engine.engine import Engine
+from outrider.engine.request import Limits, Request, source_ids
+from outrider.engine.search import Beams
+from outrider.engine.search.decode import search
+from outrider.errors import ConfigurationError
+from outrider.integrations.call import Rows
+from outrider.integrations.criteria import Criteria
+from outrider.integrations.native import Prompts, ids_of
+from outrider.integrations.processors import of_row, settings
+from outrider.laws.sampling import Sampling
+from outrider.models.config import read
+from outrider.stats import Stats
+
+Result: TypeAlias = Tensor | GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
+
+
+class Search(NamedTuple):
+    """What `generate` prepared for a beam search."""
+
+    processors: Sequence[hf.LogitsProcessor]
+    criteria: Sequence[hf.StoppingCriteria]
+    config: hf.GenerationConfig
+    encoder: bool  #: whether the model has one: it returns another output then
+
+
+def beams_of(config: hf.GenerationConfig) -> int:
+    """How many beams are asked for; 1 is no search."""
+    return read(config, "num_beams", int) or 1
+
+
+def one_row_each(
+    input_ids: Tensor, model_kwargs: Mapping[str, object], beams: int
+) -> tuple[Tensor, dict[str, Any]]:
+    """Prompts and what stands beside them, without the copies that `generate` makes for beams."""
+    rows = len(input_ids)
+
+    def once(value: object) -> object:
+        if isinstance(value, Tensor) and value.dim() and len(value) == rows:
+            return value[::beams]
+        if isinstance(value, Mapping):
+            return type(value)(**{name: once(part) for name, part in value.items()})
+        return value
+
+    return input_ids[::beams], {name: once(value) for name, value in model_kwargs.items()}
+
+
+def check(config: hf.GenerationConfig, asked: Search, streamed: bool, windows: bool) -> None:
+    """Refuse what a search here cannot give: ConfigurationError."""
+    wrong = None
+    if windows:
+        wrong = (
+            "beams of Whisper's generate",
+            (
+                'use num_beams=1 (the speech pipeline asks for 5: generate_kwargs={"num_beams": 1, '
+                '"custom_generate": speculative} changes that)'
+            ),
+        )
+    elif streamed:
+        wrong = "a streamer for beams", "leave it out: they are known when their search ends"
+    elif config.return_dict_in_generate and (config.output_logits or config.output_attentions):
+        wrong = "output_logits or output_attentions of beams", "leave it out"
+    known = (hf.MaxLengthCriteria, hf.EosTokenCriteria)
+    others = [type(one).__name__ for one in asked.criteria if not isinstance(one, known)]
+    if wrong is None and others:
+        wrong = f"stopping criterion {others[0]} of beams", "leave it out, or use num_beams=1"
+    if wrong is not None:
+        raise ConfigurationError(f"{wrong[0]} is not supported by outrider's generate; {wrong[1]}")
+
+
+def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
+    """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics."""
+    config = asked.config
+    count, width = rows.input_ids.shape
+    prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
+    criteria = Criteria(list(asked.criteria), config, count)
+    eos = criteria.eos
+    about = Prompts(
+        width,
+        any(rows.pads),
+        eos,
+        engine.target.vocab_size,
+        min(criteria.longest, engine.target.context),
+        [source_ids(inputs) for inputs in rows.inputs or ()],
+    )
+    how = settings(list(asked.processors), bool(config.do_sample), about)
+    limits = Limits(max(criteria.longest - width, 1), tuple(eos))
+    requests = [
+        Request(
+            prompt,
+            Sampling(**of_row(how, row, count), padding=tuple(rows.input_ids[row, :pad].tolist())),
+            limits,
+            None if rows.inputs is None else rows.inputs[row],
+            () if rows.references is None else rows.references[row],
+        )
+        for row, (prompt, pad) in enumerate(zip(prompts, rows.pads, strict=True))
+    ]
+    beams = Beams(
+        beams_of(config),
+        float(config.length_penalty),
+        config.early_stopping,
+        int(config.num_return_sequences or 1),
+    )
+    found = search(engine.target, engine.drafter, requests, beams)
+    every = [one for row in found.hypotheses for one in row]
+    pad = ids_of(read(config, "_pad_token_tensor", Tensor))
+    fill = -1
+    if eos:  # as there: a pad token of id 0 counts as none
+        fill = pad[0] if any(pad) else eos[0]
+    longest = max(len(one.token_ids) for one in every)
+    made = torch.full((len(every), longest), fill, dtype=torch.int64)
+    for line, one in zip(made, every, strict=True):
+        line[: len(one.token_ids)] = torch.tensor(one.token_ids)
+    ahead = rows.input_ids.repeat_interleave(beams.num_return_sequences, 0)
+    sequences = torch.cat([ahead, made.to(ahead.device)], 1)
+    stats = Stats(engine_steps=found.counts.calls, seconds=found.seconds)
+    stats.steps, stats.new_tokens = found.counts.calls, sum(len(one.token_ids) for one in every)
+    if not config.return_dict_in_generate:
+        return sequences, stats
+    scores = torch.tensor([one.score for one in every]) if config.output_scores else None
+    kind = GenerateBeamEncoderDecoderOutput if asked.encoder else GenerateBeamDecoderOnlyOutput
+    return kind(sequences=sequences, sequences_scores=scores), stats

@@ -1,0 +1,75 @@
+"""`model.generate` with beams: transformers' own sequences and scores, by fewer rows."""
+
+import pytest
+import torch
+from tiny_pairs import FAMILIES, batch, pair
+
+from outrider.integrations.generate import Speculative
+from outrider.testing import llama
+
+SETTINGS = {
+    "plain": {"num_beams": 4},
+    "several sequences": {"num_beams": 5, "num_return_sequences": 3, "length_penalty": 2.0},
+    "early": {"num_beams": 3, "early_stopping": True, "length_penalty": -0.5},
+    "never": {"num_beams": 3, "early_stopping": "never"},
+    "bans": {"num_beams": 3, "no_repeat_ngram_size": 2, "min_new_tokens": 3},
+    "penalty": {"num_beams": 4, "repetition_penalty": 1.6, "bad_words_ids": [[9], [11]]},
+}
+DRAFTING = {
+    "root": {"drafter": "root"},
+    "draft": {"num_speculative_tokens": 3},
+    "lookup": {"drafter": "prompt_lookup"},
+}
+
+
+def same(model, inputs, drafting, **how):
+    """Whether sequences and scores are those of plain generate; the statistics."""
+    how = {"max_new_tokens": 12, "do_sample": False} | how
+    told = {"return_dict_in_generate": True, "output_scores": True}
+    plain = model.generate(**inputs, **how, **told)
+    call = Speculative(**drafting)
+    fast = model.generate(**inputs, custom_generate=call, **how, **told)
+    assert torch.equal(fast.sequences, plain.sequences)
+    torch.testing.assert_close(fast.sequences_scores, plain.sequences_scores, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model.generate(**inputs, custom_generate=call, **how), plain.sequences)
+    return call.stats
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_encoder_decoders(family, name):
+    target, draft = pair(family)
+    for drafting in DRAFTING.values():
+        more = drafting if "drafter" in drafting else drafting | {"draft_model": draft}
+        same(target, batch(), more, **SETTINGS[name])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_padded_prompts_of_a_decoder(name):
+    model = llama()
+    ids = torch.tensor([[0, 0, 3, 9, 4], [5, 6, 7, 5, 6], [0, 11, 12, 13, 14]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    how = {"eos_token_id": 7, "pad_token_id": 0} | SETTINGS[name]
+    if "repetition_penalty" in how:
+        how.pop("bad_words_ids")
+    for drafting in ({"drafter": "root"}, {"drafter": "prompt_lookup"}):
+        same(model, inputs, drafting, **how)
+
+
+def test_a_good_draft_saves_calls():
+    target, _ = pair("t5")
+    plain = same(target, batch(), {"drafter": "root"}, num_beams=3)
+    drafted = same(target, batch(), {"draft_model": target}, num_beams=3)
+    assert drafted.steps < plain.steps
+
+
+def test_the_encoder_runs_once():
+    target, _ = pair("bart")
+    calls = []
+    handle = target.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    try:
+        call = Speculative(drafter="root")
+        target.generate(**batch(), custom_generate=call, num_beams=4, max_new_tokens=8)
+    finally:
+        handle.remove()
+    assert len(calls) == 1
