@@ -12,15 +12,12 @@ from transformers.generation.utils import (
 )
 
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request, source_ids
 from outrider.engine.search import Beams
 from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError
-from outrider.integrations.call import Rows
+from outrider.integrations.call import Rows, requested
 from outrider.integrations.criteria import Criteria
-from outrider.integrations.native import Prompts, ids_of
-from outrider.integrations.processors import of_row, settings
-from outrider.laws.sampling import Sampling
+from outrider.integrations.native import ids_of
 from outrider.models.config import read
 from outrider.stats import Stats
 
@@ -83,30 +80,8 @@ def check(config: hf.GenerationConfig, asked: Search, streamed: bool, windows: b
 def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
     """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics."""
     config = asked.config
-    count, width = rows.input_ids.shape
-    prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
-    criteria = Criteria(list(asked.criteria), config, count)
-    eos = criteria.eos
-    about = Prompts(
-        width,
-        any(rows.pads),
-        eos,
-        engine.target.vocab_size,
-        min(criteria.longest, engine.target.context),
-        [source_ids(inputs) for inputs in rows.inputs or ()],
-    )
-    how = settings(list(asked.processors), bool(config.do_sample), about)
-    limits = Limits(max(criteria.longest - width, 1), tuple(eos))
-    requests = [
-        Request(
-            prompt,
-            Sampling(**of_row(how, row, count), padding=tuple(rows.input_ids[row, :pad].tolist())),
-            limits,
-            None if rows.inputs is None else rows.inputs[row],
-            () if rows.references is None else rows.references[row],
-        )
-        for row, (prompt, pad) in enumerate(zip(prompts, rows.pads, strict=True))
-    ]
+    criteria = Criteria(asked.criteria, config, len(rows.input_ids))
+    requests = requested(engine, rows, asked.processors, criteria, bool(config.do_sample))
     beams = Beams(
         beams_of(config),
         float(config.length_penalty),
@@ -117,8 +92,8 @@ def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
     every = [one for row in found.hypotheses for one in row]
     pad = ids_of(read(config, "_pad_token_tensor", Tensor))
     fill = -1
-    if eos:  # as there: a pad token of id 0 counts as none
-        fill = pad[0] if any(pad) else eos[0]
+    if criteria.eos:  # as there: a pad token of id 0 counts as none
+        fill = pad[0] if any(pad) else criteria.eos[0]
     longest = max(len(one.token_ids) for one in every)
     made = torch.full((len(every), longest), fill, dtype=torch.int64)
     for line, one in zip(made, every, strict=True):

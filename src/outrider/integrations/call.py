@@ -10,7 +10,7 @@ from transformers import generation as hf
 
 from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Engine, Run
-from outrider.engine.request import Limits, source_ids
+from outrider.engine.request import Limits, Request, source_ids
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores
@@ -28,6 +28,37 @@ class Rows(NamedTuple):
     pads: list[int]  #: pad tokens ahead of each prompt
     inputs: Sequence[Inputs] | None = None  #: what each row reads besides its text
     references: Sequence[Sequence[int]] | None = None  #: tokens that each may copy from
+
+
+def requested(
+    engine: Engine,
+    rows: Rows,
+    processors: Sequence[hf.LogitsProcessor],
+    criteria: Criteria,
+    do_sample: bool,
+) -> list[Request]:
+    """A request for each row: its prompt without padding, its processors as settings, its end."""
+    count, width = rows.input_ids.shape
+    about = Prompts(
+        width,
+        any(rows.pads),
+        criteria.eos,
+        engine.target.vocab_size,
+        min(criteria.longest, engine.target.context),
+        [source_ids(inputs) for inputs in rows.inputs or ()],
+    )
+    how = settings(list(processors), do_sample, about)
+    limits = Limits(max(criteria.longest - width, 1), tuple(criteria.eos))
+    return [
+        Request(
+            rows.input_ids[row, pad:].tolist(),
+            Sampling(**of_row(how, row, count), padding=tuple(rows.input_ids[row, :pad].tolist())),
+            limits,
+            None if rows.inputs is None else rows.inputs[row],
+            () if rows.references is None else rows.references[row],
+        )
+        for row, pad in enumerate(rows.pads)
+    ]
 
 
 class Made(NamedTuple):
@@ -57,24 +88,8 @@ class Call:
             raise ConfigurationError(
                 f"a streamer takes one sequence; got a batch of {self.count}; stream one at a time"
             )
-        prompts = [rows.input_ids[row, pad:].tolist() for row, pad in enumerate(rows.pads)]
         self.criteria = Criteria(criteria, config, self.count)
-        eos = self.criteria.eos
-        about = Prompts(
-            self.width,
-            any(rows.pads),
-            eos,
-            engine.target.vocab_size,
-            min(self.criteria.longest, self.context),
-            [source_ids(inputs) for inputs in rows.inputs or ()],
-        )
-        how = settings(processors, bool(config.do_sample), about)
-        each = [
-            Sampling(
-                **of_row(how, row, self.count), padding=tuple(rows.input_ids[row, :pad].tolist())
-            )
-            for row, pad in enumerate(rows.pads)
-        ]
+        requests = requested(engine, rows, processors, self.criteria, bool(config.do_sample))
         wanted = bool(config.return_dict_in_generate)
         self.kept = KeptScores(
             self.count, wanted and bool(config.output_scores), wanted and bool(config.output_logits)
@@ -84,9 +99,9 @@ class Call:
         scored = self.kept.scored if self.kept.scores else None
         self.judge = Judge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
         self.run: Run = engine.run(
-            prompts,
-            each,
-            Limits(max(self.criteria.longest - self.width, 1), tuple(eos)),
+            [request.prompt for request in requests],
+            [request.sampling for request in requests],
+            [request.limits for request in requests],
             inputs=rows.inputs,
             references=rows.references,
             observe=self.kept.observe if self.kept.wanted else None,
