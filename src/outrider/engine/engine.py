@@ -27,7 +27,7 @@ from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.planner import Planner, named
+from outrider.engine.planner import Planner, Row, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
@@ -43,6 +43,7 @@ from outrider.types import (
     Costs,
     Draft,
     Drafter,
+    Foreseeing,
     Inputs,
     LanguageModel,
     Scores,
@@ -89,6 +90,8 @@ class Engine:
                 "branches; use a chain (leave branching out)"
             )
         self.target, self.drafter = target, drafter
+        on_host = torch.device(target.device).type == "cpu"
+        self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         self.planner = named(planner)
         self.costs = costs
@@ -352,7 +355,8 @@ class Run(Iterator[HostBlock]):
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         clock = self._clock
         while self._seating.rows:
-            batch, shape = self._bounded(), self._shape()
+            batch = self._bounded()
+            shape = self._shape(batch)
             clock.start()
             try:
                 made = self._made(batch, shape)
@@ -417,8 +421,17 @@ class Run(Iterator[HostBlock]):
         bound = min(longest + ahead, self._seating.capacity - self._size)
         return batch._replace(context=batch.context._replace(bound=bound))
 
-    def _shape(self) -> Shape:
-        shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
+    def _shape(self, batch: Batch) -> Shape:
+        foreseeing, numbers = self.engine.foreseeing, self._seating.rows
+        gains: Sequence[Sequence[float] | None] = [None] * len(numbers)
+        if foreseeing is not None:
+            gains = foreseeing.foresee(batch.memory, batch.context)
+        entries = [self._ledger.entries[number] for number in numbers]
+        rows = [
+            Row(number, entry.request, entry.length, each)
+            for number, entry, each in zip(numbers, entries, gains, strict=True)
+        ]
+        shape = self.engine.planner.plan(self._plan, rows)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
