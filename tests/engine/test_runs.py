@@ -212,6 +212,29 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
+    engine = engine_of("chain")
+    run, texts = Run(engine, 3, CAPACITY), {}
+    for turn in range(60):
+        if turn < 40:
+            texts[run.submit(REQUESTS[turn % len(REQUESTS)])] = []
+        if turn % 7 == 6:
+            waiting = [n for n in texts if run.reason(n) is None]
+            run.end(waiting[-1])
+        for block in run.step():
+            texts[block.row] += block.token_ids
+        for number in [n for n in texts if run.reason(n) is not None]:
+            stats = run.forget(number)
+            assert stats.new_tokens == len(texts.pop(number))
+    assert run.done and not texts
+    assert not run.requests and run.stats.new_tokens > 100
+    assert run.submit(REQUESTS[0]) == 40
+    with refuses(ConfigurationError, "no request 3", "this run has 1"):
+        run.forget(3)
+    with refuses(ConfigurationError, "request 40 is not over"):
+        run.forget(40)
+
+
 def test_free_seats_use_up_no_seeds():
     """Requests without a seed draw one from torch's generator; the next ones must not move."""
     target, small = pair()

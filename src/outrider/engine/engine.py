@@ -215,7 +215,7 @@ class Run(Iterator[HostBlock]):
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
         target, entries = self.engine.target, self._ledger.entries
-        for number, request in enumerate(requests, len(entries)):
+        for number, request in enumerate(requests, self._ledger.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
@@ -226,8 +226,8 @@ class Run(Iterator[HostBlock]):
             [request.limits.stop_ids for request in requests],
             target.vocab_size,
             self._device,
-            len(entries),
-            [entry.request.sampling for entry in entries if not entry.over],
+            self._ledger.count,
+            [entry.request.sampling for entry in entries.values() if not entry.over],
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
@@ -260,6 +260,18 @@ class Run(Iterator[HostBlock]):
         if self.done:
             self._mark = 0.0
 
+    def forget(self, number: int) -> RequestStats:
+        """Keep nothing of a request that is over, for runs that never end; its statistics.
+
+        Raises ConfigurationError for one that is not over, or not there.
+        """
+        stats = self._ledger.forget(number)
+        if self.done:  # no turn will come
+            self._read(0)
+            self._seating.leave()
+            self._sweep()
+        return stats
+
     # ------------------------------------------------------------------ what has become of them
 
     @property
@@ -275,22 +287,27 @@ class Run(Iterator[HostBlock]):
     @property
     def phases(self) -> list[Phase]:
         """Where each request stands."""
-        return [entry.phase for entry in self._ledger.entries]
+        return [entry.phase for entry in self._ledger.entries.values()]
 
     @property
     def reasons(self) -> list[str | None]:
         """Why each request is over, None while it is not."""
-        return [entry.reason for entry in self._ledger.entries]
+        return [entry.reason for entry in self._ledger.entries.values()]
+
+    def reason(self, number: int) -> str | None:
+        """Why a request is over, None while it is not."""
+        self._ledger.check(number)
+        return self._ledger.entries[number].reason
 
     @property
     def requests(self) -> list[RequestStats]:
-        """Statistics of each request."""
-        return [entry.stats for entry in self._ledger.entries]
+        """Statistics of each request that is not forgotten."""
+        return [entry.stats for entry in self._ledger.entries.values()]
 
     @property
     def errors(self) -> dict[int, Exception]:
         """The errors of requests that failed."""
-        entries = enumerate(self._ledger.entries)
+        entries = self._ledger.entries.items()
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
     def watched(self, number: int) -> Tensor | None:
@@ -343,6 +360,7 @@ class Run(Iterator[HostBlock]):
         if any(self._ledger.entries[number].cut for number in self._seating.rows):
             self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
+        self._sweep()
         spent = self._seating.arrive()
         if self._seating.rows:
             self._advance()
@@ -448,6 +466,11 @@ class Run(Iterator[HostBlock]):
         cause.add_note(f"in a logits processor of request {number} after {length} tokens")
         self._ledger.ready.append(self._ledger.fail(number, cause))
         self._seating.leave()
+
+    def _sweep(self) -> None:
+        """Drop what is forgotten, but for requests that blocks on their way still name."""
+        on_their_way = [number for pending in self._unread for number in pending.requests]
+        self._ledger.sweep(self._seating.named + on_their_way)
 
     def _all_over(self) -> bool:
         return all(self._ledger.entries[number].over for number in self._seating.rows)
