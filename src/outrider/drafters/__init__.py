@@ -15,6 +15,7 @@ from outrider.drafters import (
     prompt_lookup,
     reference_lookup,
     shapes,
+    string_match,
 )
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
@@ -28,6 +29,7 @@ from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.drafters.string_match import StringMatch
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -43,6 +45,7 @@ DRAFTERS: dict[str, Recipe] = {
     "prompt_lookup": prompt_lookup.RECIPE,
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
+    "string_match": string_match.RECIPE,
 }
 
 
@@ -146,4 +149,5 @@ __all__ = [
     "Root",
     "SampledTree",
     "StaticTree",
+    "StringMatch",
 ]
