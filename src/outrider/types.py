@@ -472,6 +472,9 @@ class Context(NamedTuple):
     #: host constant: plain steps since the last proposal, at most one token of any row each, which
     #: a draft model has not read
     unread: int = 0
+    #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
+    #: it writes there lies at and behind the pending token's slot, which the target writes anew
+    cache: Any = None
 
     @property
     def seed_B(self) -> Tensor:
@@ -535,4 +538,19 @@ class Drafter(Protocol):
         """Learn what was kept. `context` is the one the draft was proposed in.
 
         After a plain step the draft is node 0 alone, and has no laws.
+        """
+
+
+@runtime_checkable
+class Foreseeing(Drafter, Protocol):
+    """A drafter on the host that can tell ahead of a step what its drafts are worth.
+
+    What it knows of a row it has learnt from that row alone: rows may share a seed, and then one
+    row's verdict would tell another's noise (docs/rules.md).
+    """
+
+    def foresee(self, memory: Any, context: Context) -> Sequence[Sequence[float]]:
+        """For each row and number of drafted nodes, from none on: tokens gained, as expected.
+
+        Called ahead of `propose` in the same step; the best n nodes are a draft of n nodes.
         """

@@ -4,7 +4,7 @@ import pytest
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling, testing, verifiers
 from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import PLANNERS, Adaptive, named
+from outrider.engine.planner import PLANNERS, Adaptive, Row, named
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.testing import text_law
@@ -13,7 +13,7 @@ from tiny import DRAFTERS, PROMPTS, Mislabelled, decode, llama, pair
 
 COSTS = Costs(Curve.of({1: 6.0, 8: 7.0}), Curve.of({1: 2.0}))
 CHAIN = [*(Shape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)), PLAIN]
-ROW = [Request([1])]
+ROW = [Row(0, Request([1]), 1)]
 
 
 def block(accepted, drafted):

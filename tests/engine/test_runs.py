@@ -212,6 +212,31 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
+    engine = engine_of("chain")
+    run, texts = Run(engine, 3, CAPACITY), {}
+    for turn in range(60):
+        if turn < 40:
+            texts[run.submit(REQUESTS[turn % len(REQUESTS)])] = []
+        if turn % 7 == 6:
+            waiting = [n for n in texts if run.reason(n) is None]
+            run.end(waiting[-1])
+        for block in run.step():
+            texts[block.row] += block.token_ids
+        for number in [n for n in texts if run.reason(n) is not None]:
+            stats = run.forget(number)
+            assert stats.new_tokens == len(texts.pop(number))
+    assert run.done
+    assert not texts
+    assert not run.requests
+    assert run.stats.new_tokens > 100
+    assert run.submit(REQUESTS[0]) == 40
+    with refuses(ConfigurationError, "no request 3", "this run has 1"):
+        run.forget(3)
+    with refuses(ConfigurationError, "request 40 is not over"):
+        run.forget(40)
+
+
 def test_free_seats_use_up_no_seeds():
     """Requests without a seed draw one from torch's generator; the next ones must not move."""
     target, small = pair()
@@ -397,7 +422,8 @@ class Turns:
         return shapes, 0
 
     def plan(self, state, rows):
-        assert all(isinstance(request, Request) for request in rows)
+        assert all(isinstance(row.request, Request) for row in rows)
+        assert all(row.length >= len(row.request.prompt) and row.gains is None for row in rows)
         shapes, at = state
         shape = shapes[at % len(shapes)]
         most = [at % 3] * len(rows)
@@ -443,3 +469,34 @@ def test_a_planner_outside_the_declared_shapes_is_refused():
 def test_another_shape_every_step_in_a_batch_that_others_join():
     target, small = pair()
     check("coupled chain", Engine(target, Restless(DRAFTERS["coupled chain"](small))), FIXED)
+
+
+class Seer:
+    """A drafter that foresees, over one that does not."""
+
+    def __init__(self, inner):
+        self.inner, self.name, self.hidden = inner, "seer", False
+        self.kinds, self.shapes = inner.kinds, inner.shapes
+        self.open, self.commit, self.told = inner.open, inner.commit, []
+
+    def foresee(self, memory, context):
+        return [[0.0, float(length)] for length in context.length_B.tolist()]
+
+    def propose(self, memory, context, shape):
+        assert context.cache is not None
+        return self.inner.propose(memory, context, shape)
+
+
+def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
+    target, small = pair()
+    looked = []
+
+    class Looking(Turns):
+        def plan(self, state, rows):
+            looked.append([(row.number, row.length, row.gains[1]) for row in rows])
+            return state[0][0]
+
+    engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())
+    list(engine.run(PROMPTS, Sampling(0), Limits(6)))
+    assert [number for number, _, _ in looked[0]] == list(range(len(PROMPTS)))
+    assert all(length == gain for step in looked for _, length, gain in step)

@@ -27,7 +27,7 @@ from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.planner import Planner, named
+from outrider.engine.planner import Planner, Row, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
@@ -43,6 +43,7 @@ from outrider.types import (
     Costs,
     Draft,
     Drafter,
+    Foreseeing,
     Inputs,
     LanguageModel,
     Scores,
@@ -89,6 +90,8 @@ class Engine:
                 "branches; use a chain (leave branching out)"
             )
         self.target, self.drafter = target, drafter
+        on_host = torch.device(target.device).type == "cpu"
+        self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         self.planner = named(planner)
         self.costs = costs
@@ -212,7 +215,7 @@ class Run(Iterator[HostBlock]):
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
         target, entries = self.engine.target, self._ledger.entries
-        for number, request in enumerate(requests, len(entries)):
+        for number, request in enumerate(requests, self._ledger.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
@@ -223,8 +226,8 @@ class Run(Iterator[HostBlock]):
             [request.limits.stop_ids for request in requests],
             target.vocab_size,
             self._device,
-            len(entries),
-            [entry.request.sampling for entry in entries if not entry.over],
+            self._ledger.count,
+            [entry.request.sampling for entry in entries.values() if not entry.over],
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
@@ -257,6 +260,18 @@ class Run(Iterator[HostBlock]):
         if self.done:
             self._mark = 0.0
 
+    def forget(self, number: int) -> RequestStats:
+        """Keep nothing of a request that is over, for runs that never end; its statistics.
+
+        Raises ConfigurationError for one that is not over, or not there.
+        """
+        stats = self._ledger.forget(number)
+        if self.done:  # no turn will come
+            self._read(0)
+            self._seating.leave()
+            self._sweep()
+        return stats
+
     # ------------------------------------------------------------------ what has become of them
 
     @property
@@ -272,22 +287,27 @@ class Run(Iterator[HostBlock]):
     @property
     def phases(self) -> list[Phase]:
         """Where each request stands."""
-        return [entry.phase for entry in self._ledger.entries]
+        return [entry.phase for entry in self._ledger.entries.values()]
 
     @property
     def reasons(self) -> list[str | None]:
         """Why each request is over, None while it is not."""
-        return [entry.reason for entry in self._ledger.entries]
+        return [entry.reason for entry in self._ledger.entries.values()]
+
+    def reason(self, number: int) -> str | None:
+        """Why a request is over, None while it is not."""
+        self._ledger.check(number)
+        return self._ledger.entries[number].reason
 
     @property
     def requests(self) -> list[RequestStats]:
-        """Statistics of each request."""
-        return [entry.stats for entry in self._ledger.entries]
+        """Statistics of each request that is not forgotten."""
+        return [entry.stats for entry in self._ledger.entries.values()]
 
     @property
     def errors(self) -> dict[int, Exception]:
         """The errors of requests that failed."""
-        entries = enumerate(self._ledger.entries)
+        entries = self._ledger.entries.items()
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
     def watched(self, number: int) -> Tensor | None:
@@ -340,6 +360,7 @@ class Run(Iterator[HostBlock]):
         if any(self._ledger.entries[number].cut for number in self._seating.rows):
             self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
+        self._sweep()
         spent = self._seating.arrive()
         if self._seating.rows:
             self._advance()
@@ -352,7 +373,8 @@ class Run(Iterator[HostBlock]):
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         clock = self._clock
         while self._seating.rows:
-            batch, shape = self._bounded(), self._shape()
+            batch = self._bounded()
+            shape = self._shape(batch)
             clock.start()
             try:
                 made = self._made(batch, shape)
@@ -417,8 +439,17 @@ class Run(Iterator[HostBlock]):
         bound = min(longest + ahead, self._seating.capacity - self._size)
         return batch._replace(context=batch.context._replace(bound=bound))
 
-    def _shape(self) -> Shape:
-        shape = self.engine.planner.plan(self._plan, self._seating.requests(self._seating.rows))
+    def _shape(self, batch: Batch) -> Shape:
+        foreseeing, numbers = self.engine.foreseeing, self._seating.rows
+        gains: Sequence[Sequence[float] | None] = [None] * len(numbers)
+        if foreseeing is not None:
+            gains = foreseeing.foresee(batch.memory, batch.context)
+        entries = [self._ledger.entries[number] for number in numbers]
+        rows = [
+            Row(number, entry.request, entry.length, each)
+            for number, entry, each in zip(numbers, entries, gains, strict=True)
+        ]
+        shape = self.engine.planner.plan(self._plan, rows)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
@@ -435,6 +466,11 @@ class Run(Iterator[HostBlock]):
         cause.add_note(f"in a logits processor of request {number} after {length} tokens")
         self._ledger.ready.append(self._ledger.fail(number, cause))
         self._seating.leave()
+
+    def _sweep(self) -> None:
+        """Drop what is forgotten, but for requests that blocks on their way still name."""
+        on_their_way = [number for pending in self._unread for number in pending.requests]
+        self._ledger.sweep(self._seating.named + on_their_way)
 
     def _all_over(self) -> bool:
         return all(self._ledger.entries[number].over for number in self._seating.rows)

@@ -16,13 +16,23 @@ from outrider.types import Costs, Shape
 P = TypeVar("P")
 
 
+class Row(NamedTuple):
+    """What a planner may look at of a running row: all of it is committed."""
+
+    number: int  #: the request's, as blocks name it
+    request: Request
+    length: int  #: committed tokens that the host knows of
+    #: gains[n]: tokens that n drafted nodes are expected to add, of drafters that foresee
+    gains: Sequence[float] | None = None
+
+
 class Planner(Protocol[P]):
     """Chooses a shape for every step. Its state is its own and goes through the loop."""
 
     def open(self, shapes: Sequence[Shape], costs: Costs | None) -> P:
         """The state of a new run over these shapes, the usual one first; `PLAIN` is among them."""
 
-    def plan(self, state: P, rows: Sequence[Request]) -> Shape:
+    def plan(self, state: P, rows: Sequence[Row]) -> Shape:
         """One of the shapes, for a step of these rows; `most_B` may ask for less in some."""
 
     def learn(self, state: P, blocks: Sequence[HostBlock]) -> P:
@@ -43,7 +53,7 @@ class Fixed:
         """The usual shape."""
         return shapes[0]
 
-    def plan(self, state: Shape, rows: Sequence[Request]) -> Shape:
+    def plan(self, state: Shape, rows: Sequence[Row]) -> Shape:
         """The usual shape."""
         return state
 
@@ -103,12 +113,12 @@ class Adaptive:
     >>> from outrider.types import PLAIN, Costs, Curve
     >>> chain = [Shape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
     >>> costs = Costs(Curve.of({1: 6.0, 8: 7.0}), Curve.of({1: 2.0}))
-    >>> seen = Adaptive().open(chain, costs)
-    >>> Adaptive().plan(seen, [Request([1])]).max_depth
+    >>> seen, row = Adaptive().open(chain, costs), Row(0, Request([1]), 1)
+    >>> Adaptive().plan(seen, [row]).max_depth
     2
-    >>> Adaptive().plan(seen._replace(kept=19, tried=20), [Request([1])]).max_depth
+    >>> Adaptive().plan(seen._replace(kept=19, tried=20), [row]).max_depth
     4
-    >>> Adaptive().plan(seen._replace(kept=1, tried=20, pause=16), [Request([1])]) == PLAIN
+    >>> Adaptive().plan(seen._replace(kept=1, tried=20, pause=16), [row]) == PLAIN
     True
     """
 
@@ -121,7 +131,7 @@ class Adaptive:
             )
         return Seen(tuple(shapes), costs)
 
-    def plan(self, state: Seen, rows: Sequence[Request]) -> Shape:
+    def plan(self, state: Seen, rows: Sequence[Row]) -> Shape:
         """The fastest shape, or the cheapest draft if it is time for another look."""
         best = state.best(len(rows))
         drafts = [shape for shape in state.shapes if shape.max_depth]

@@ -49,7 +49,8 @@ def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft
     wanted = drafter.shapes[0] if shape is None else shape
     if wanted.key == PLAIN.key and wanted.max_depth == 0:
         return bare(batch.context)
-    draft = drafter.propose(batch.memory, batch.context, wanted)
+    context = batch.context._replace(cache=batch.cache)
+    draft = drafter.propose(batch.memory, context, wanted)
     if wanted.most_B is None:
         return draft
     return shallower(draft, wanted.most_B.to(draft.tokens_BN.device))
