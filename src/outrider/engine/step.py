@@ -56,15 +56,15 @@ def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft
 
 
 @inference
-def score(target: LanguageModel, batch: Batch, draft: Draft, hidden: bool = False) -> Scores:
+def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ...] = ()) -> Scores:
     """The target's laws at every node, from one call. Siblings share a position, never a slot.
 
-    With `hidden` the states that they were computed from come along, for a drafter that asks.
+    The target's states at the taps come along, for a drafter that reads them.
     """
     tree, context = draft.tree, batch.context
     wide = width(context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    logits, states = target.forward(batch.cache, nodes, hidden=hidden)
+    logits, states = target.forward(batch.cache, nodes, taps=taps)
     shaping = context.sampling.shaping
     if shaping is None:
         return Scores(warp(logits, context.sampling), states)
