@@ -20,9 +20,9 @@ from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMism
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
+from outrider.models.retold import Translation
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
-from outrider.models.retold import Translation
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.models.spelling import Spelling
 from outrider.models.translated import TranslatedModel
@@ -77,6 +77,7 @@ class Notes:
     tree_check: float
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
+    vocabulary: str | None = None  #: what a draft model with another tokenizer shares
 
 
 def load(
@@ -113,8 +114,8 @@ def load(
                     are the target "corrector", an encoder-decoder for damaged Python, and the draft
                     "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
-                    encoder-decoder
+                    if there is a draft ("string_match" if it has another tokenizer), else
+                    "prompt_lookup", or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     5 for "dynamic_tree", 8 for lookups, else 4
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -138,8 +139,7 @@ def load(
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
-    tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
-    draft_tokenizer the draft model's; None: the one beside it. It may differ from the target's
+    tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
                     instead of running its own; "auto": if the two encoders are equal
 
@@ -167,14 +167,13 @@ def load(
     if drafter is not None:  # what it lacks is said before anything is read
         drafters.check(drafter, options, draft, table)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
-    drafter = drafter or drafters.usual(draft, reads_more(first.config))
-    recipe = drafters.check(drafter, options, draft, table)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     words = _vocabulary(sources, tokenizer, draft_tokenizer)
-    counts = _counts(table, words.size)
-    ahead = options.num_speculative_tokens or recipe.depth
+    drafter = drafter or drafters.usual(draft, reads_more(first.config), any(words.drafts))
+    recipe = drafters.check(drafter, options, draft, table)
+    counts, ahead = _counts(table, words.size), options.num_speculative_tokens or recipe.depth
     running = _run(sources, wish, place, words, ahead, share_encoder)
     made = recipe.make(Parts(words.over(running.models[1:]), counts, words.size), options)
     _check_shape(made, sources, running.models, options)
@@ -422,4 +421,5 @@ def _notes(
         running.calibration,
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
+        "; ".join(str(other) for other in words.drafts if other is not None) or None,
     )

@@ -80,10 +80,14 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object, reads: bool = False) -> str:
-    """The drafter of a user who names none; `reads` says whether the target reads a source."""
+def usual(draft: object, reads: bool = False, translated: bool = False) -> str:
+    """The drafter of a user who names none.
+
+    reads       whether the target reads a source
+    translated  whether the draft model has another tokenizer than the target
+    """
     if draft is not None:
-        return "draft_model"
+        return "string_match" if translated else "draft_model"
     return "reference_lookup" if reads else "prompt_lookup"
 
 

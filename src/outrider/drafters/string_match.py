@@ -31,7 +31,7 @@ class StringMatch:
     model: TranslatedModel
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "string_match"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
@@ -79,7 +79,9 @@ class StringMatch:
 
 def _texts(context: Context) -> list[list[int]]:
     """The committed tokens of every row."""
-    rows = zip(context.tokens_BL[:, : context.bound].tolist(), context.length_B.tolist(), strict=True)
+    rows = zip(
+        context.tokens_BL[:, : context.bound].tolist(), context.length_B.tolist(), strict=True
+    )
     return [tokens[:length] for tokens, length in rows]
 
 

@@ -28,7 +28,7 @@ class Translation:
 
     def __init__(self, target: Spelling, draft: Spelling) -> None:
         self.target, self.draft = target, draft
-        both = [(n, draft.ids[spelled]) for spelled, n in target.ids.items() if spelled in draft.ids]
+        both = [(n, draft.ids[text]) for text, n in target.ids.items() if text in draft.ids]
         self.common = len(both)  #: tokens that spell the same
         self.ends: dict[int, int] = {}  #: the target's end of a text by the draft's
         if "eos" in target.roles and "eos" in draft.roles:
@@ -42,6 +42,12 @@ class Translation:
     def overlap(self) -> float:
         """The share of the target's vocabulary that the draft has, too."""
         return self.common / max(len(self.target.ids), 1)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.common:,} of the {len(self.target.ids):,} tokens of {self.target.name} are in "
+            f"the {len(self.draft.ids):,} of {self.draft.name} ({self.overlap:.1%})"
+        )
 
     def back(self, ids: list[int]) -> list[int]:
         """What follows a text, in the target's tokens: up to its end, if the draft says so."""

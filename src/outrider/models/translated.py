@@ -147,13 +147,18 @@ class TranslatedModel:
         return TranslatedCache(self.model.open(rows, room), texts, capacity)
 
     def forward(
-        self, cache: TranslatedCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self,
+        cache: TranslatedCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
     ) -> Output:
         """Logits [B, Q, V] of (the last `last` of) Q nodes, -inf for tokens the draft has not."""
-        if hidden:
+        if taps:
             raise ConfigurationError(
-                "a draft model with another tokenizer tells no hidden states; got hidden=True; "
-                "leave it out"
+                "a draft model with another tokenizer tells no states, as its tokens are others; "
+                f"got taps={taps}; leave them out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])
@@ -226,7 +231,6 @@ class TranslatedModel:
             for row, text, end in zip(cache.rows, texts, ends, strict=True)
         ]
         most = max(end - first for end, first in zip(ends, known, strict=True))
-        wide = width(max(known) + most, 0, cache.own.capacity)
         if most > _FEW:
             for start in range(0, most - 1, CHUNK):
                 stop = min(start + CHUNK, most - 1)
