@@ -114,7 +114,7 @@ def load(
                     are the target "corrector", an encoder-decoder for damaged Python, and the draft
                     "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft ("string_match" if it has another tokenizer), else
+                    if there is a draft ("translated" if it has another tokenizer), else
                     "prompt_lookup", or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     5 for "dynamic_tree", 8 for lookups, else 4
@@ -304,7 +304,7 @@ def _vocabulary(
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
         words = None
-        if reads_more(source.config):
+        if reads_more(sources[0].config) or reads_more(source.config):
             check.vocabulary(tokenizer, told, each)
         elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
             check.vocabulary(tokenizer, None, each)

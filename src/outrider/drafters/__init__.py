@@ -16,6 +16,7 @@ from outrider.drafters import (
     reference_lookup,
     shapes,
     string_match,
+    translated,
 )
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
@@ -30,6 +31,7 @@ from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
 from outrider.drafters.string_match import StringMatch
+from outrider.drafters.translated import Translated
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -46,6 +48,7 @@ DRAFTERS: dict[str, Recipe] = {
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
     "string_match": string_match.RECIPE,
+    "translated": translated.RECIPE,
 }
 
 
@@ -80,14 +83,14 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object, reads: bool = False, translated: bool = False) -> str:
+def usual(draft: object, reads: bool = False, differs: bool = False) -> str:
     """The drafter of a user who names none.
 
-    reads       whether the target reads a source
-    translated  whether the draft model has another tokenizer than the target
+    reads    whether the target reads a source
+    differs  whether the draft model has another tokenizer than the target
     """
     if draft is not None:
-        return "string_match" if translated else "draft_model"
+        return "translated" if differs else "draft_model"
     return "reference_lookup" if reads else "prompt_lookup"
 
 
@@ -154,4 +157,5 @@ __all__ = [
     "SampledTree",
     "StaticTree",
     "StringMatch",
+    "Translated",
 ]

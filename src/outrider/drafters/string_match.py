@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import lookup, recipes
+from outrider.drafters import growing, lookup, recipes
 from outrider.drafters.growing import shapes
 from outrider.models.translated import TranslatedCache, TranslatedModel
-from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,23 @@ class StringMatch:
 
     def open(self, context: Context, capacity: int) -> TranslatedCache:
         """The draft model's cache, with all but the pending token read."""
-        cache = self.model.open(context.length_B.shape[0], capacity)
+        inputs = growing.inputs_for(self.model, context.inputs)
+        cache = self.model.open(context.length_B.shape[0], capacity, inputs)
         self.model.listen(cache, [text[:-1] for text in _texts(context)])
         return cache
 
     def propose(self, memory: TranslatedCache, context: Context, shape: Shape) -> Draft:
         """The draft model's own continuation, one call of it for each of its tokens."""
+        corpus = self.strings(memory, context, shape)
+        start_B1 = torch.zeros_like(corpus[:, :1])
+        return lookup.copied(corpus, start_B1, context, corpus.shape[1])
+
+    def strings(self, memory: TranslatedCache, context: Context, shape: Shape) -> Tensor:
+        """The same as target ids alone, [B, n], -1 padded."""
         count = shapes.declared(self, shape).max_depth
         said = self.model.continued(memory, _texts(context), count)
-        corpus = torch.full((len(said), count), -1, dtype=torch.int64)
-        for row, ids in enumerate(said):
-            corpus[row, : len(ids)] = torch.tensor(ids)
-        start_B1 = torch.zeros(len(said), 1, dtype=torch.int64)
-        device = context.length_B.device
-        return lookup.copied(corpus.to(device), start_B1.to(device), context, count)
+        padded = [(ids + [-1] * count)[:count] for ids in said]
+        return torch.tensor(padded, device=context.length_B.device)
 
     def commit(
         self,
@@ -85,8 +89,8 @@ def _texts(context: Context) -> list[list[int]]:
     return [tokens[:length] for tokens, length in rows]
 
 
-def _made(model: LanguageModel, num_speculative_tokens: int = 4) -> StringMatch:
-    return StringMatch(model, num_speculative_tokens)  # type: ignore[arg-type]
+def _made(model: TranslatedModel, num_speculative_tokens: int = 4) -> StringMatch:
+    return StringMatch(model, num_speculative_tokens)
 
 
 RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens",))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.nodes import causal
@@ -86,19 +87,13 @@ class TranslatedModel:
     cuts it. The nodes of a tree that branches follow the text one to one, in the draft's tokens of
     the same bytes.
 
-    Raises VocabularyMismatch if no token is shared, ConfigurationError for an encoder-decoder.
+    Raises VocabularyMismatch if no token is shared.
     """
 
-    reads: Reads = "text"
     context = 1 << 30  #: of a text that is too long for the draft it reads the last part
 
     def __init__(self, model: LanguageModel, translation: Translation, vocab_size: int) -> None:
         target, draft = translation.target, translation.draft
-        if model.reads != "text":
-            raise ConfigurationError(
-                "a draft model with another tokenizer must be a model of text alone; got one that "
-                f"reads {model.reads}; use one with the target's tokenizer"
-            )
         self.model, self.translation, self.vocab_size = model, translation, vocab_size
         shared = [(t, d) for t, d in translation.shared if t < vocab_size and d < model.vocab_size]
         if not shared:
@@ -126,25 +121,30 @@ class TranslatedModel:
         """Whether drafts may branch."""
         return self.model.trees
 
+    @property
+    def reads(self) -> Reads:
+        """What it reads besides its text."""
+        return self.model.reads
+
     def examine(self, inputs: Inputs) -> None:
-        """Refused: it reads text alone."""
+        """Refuse inputs that the model cannot read: ConfigurationError."""
         self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
-        """Refused: it reads text alone."""
-        return self.model.encode(inputs)
+        """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
+        return self.model.encode(inputs if inputs.encoded else self._source(inputs))
 
-    def probe(self, rows: int) -> None:
-        """It reads text alone."""
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs; None for a model of text alone."""
+        return self.model.probe(rows)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> TranslatedCache:
         """An empty cache; `capacity` counts the target's tokens."""
-        if inputs is not None:
-            self.examine(inputs)
+        read = None if inputs is None else self.encode(inputs)
         limit = min(self.model.context, _EACH * capacity)
         room = -(-(limit + capacity + _FEW) // ROUND) * ROUND
         texts = [_Row(Retold(self.translation, limit)) for _ in range(rows)]
-        return TranslatedCache(self.model.open(rows, room), texts, capacity)
+        return TranslatedCache(self.model.open(rows, room, read), texts, capacity)
 
     def forward(
         self,
@@ -199,15 +199,28 @@ class TranslatedModel:
         rows, ends = cache.rows, self.translation.draft.special
         for row, text in zip(rows, texts, strict=True):
             row.rewrite(text)
-        calls = max(math.ceil(count * row.retold.ratio) for row in rows)
+        most = [math.ceil(count * row.retold.ratio) for row in rows]
         said: list[list[int]] = [[] for _ in rows]
-        for _ in range(calls):
+        for _ in range(max(most)):
             known = [row.retold.ids + more for row, more in zip(rows, said, strict=True)]
             best: list[int] = self._ahead(cache, known).argmax(-1).tolist()
-            for more, token in zip(said, best, strict=True):
-                if not more or more[-1] not in ends:
+            for more, token, enough in zip(said, best, most, strict=True):
+                if len(more) < enough and (not more or more[-1] not in ends):
                     more.append(token)
         return [self.translation.back(more)[:count] for more in said]
+
+    def _source(self, inputs: Inputs) -> Inputs:
+        """The same source in the draft's tokens."""
+        if inputs.ids_BS is None:
+            return inputs
+        told = []
+        for ids, there in zip(inputs.ids_BS.tolist(), inputs.mask_BS.tolist(), strict=True):
+            source = Retold(self.translation, self.model.context)
+            source.follow([token for token, here in zip(ids, there, strict=True) if here], 0)
+            told.append(torch.tensor(source.ids or [0], device=self.model.device))
+        ones = [torch.ones_like(ids, dtype=torch.bool) for ids in told]
+        ids_BS, mask_BS = (pad_sequence(each, batch_first=True) for each in (told, ones))
+        return inputs._replace(ids_BS=ids_BS, mask_BS=mask_BS)
 
     def _text(
         self, cache: TranslatedCache, slots: list[list[int]], tokens: list[list[int]], wanted: int
