@@ -20,11 +20,10 @@ from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMism
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
-from outrider.models.retold import Translation
+from outrider.models.retold import Translation, between
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.models.spelling import Spelling
 from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
@@ -297,6 +296,7 @@ def _vocabulary(
     other: "str | Path | PreTrainedTokenizerBase | None",
 ) -> _Words:
     """How many tokens the target has, and which of them its draft models share."""
+    check.draft_tokenizer(other, sources[1:])
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
@@ -304,12 +304,12 @@ def _vocabulary(
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
         words = None
-        if reads_more(sources[0].config) or reads_more(source.config):
-            check.vocabulary(tokenizer, told, each)
-        elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
+        if tokenizer is None or told is None:
             check.vocabulary(tokenizer, None, each)
-        else:
-            words = Translation(Spelling(tokenizer), Spelling(told))
+        elif reads_more(sources[0].config) or reads_more(source.config):
+            check.vocabulary(tokenizer, told, each)
+        elif (words := between(tokenizer, told)) is None:
+            check.vocabulary(tokenizer, None, each)
         found = found._replace(drafts=(*found.drafts, words))
     return found
 
