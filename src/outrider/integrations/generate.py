@@ -4,6 +4,8 @@
 
     model.generate(**inputs, custom_generate=speculative, draft_model=small)
     model.generate(**inputs, custom_generate=speculative, prompt_lookup_num_tokens=8)
+    model.generate(**inputs, custom_generate=speculative, draft_model=small,
+                   tokenizer=ours, assistant_tokenizer=theirs)
     model.generate(**inputs, custom_generate=speculative, draft_model=small, branching=(3, 2, 1))
 
 The result is what `generate` would return: at temperature 0 the same sequences, scores, logits and

@@ -45,8 +45,8 @@ def vocabulary(
             names = name_of(target_tokenizer), name_of(draft_tokenizer)
             raise VocabularyMismatch(
                 f"the tokenizers of target and draft model, {' and '.join(names)}, differ, and "
-                f"only models of text alone are translated; {_difference(known, other)}; use a draft "
-                "model with the target's tokenizer, or a drafter without one"
+                f"only models of text alone are translated; {_difference(known, other)}; use a "
+                "draft model with the target's tokenizer, or a drafter without one"
             )
     real: int = max(known.values()) + 1
     for name, size in sizes.items():
