@@ -1,8 +1,8 @@
 """Forty-eight prompts of six kinds, eight each, from what Python brings: documentation and source.
 
-    summarise, correct, edit    the answer copies much of the prompt, or most of it
-    complete                    the rest of a function of the standard library
-    question, story             free text, with nothing to copy
+summarise, correct, edit    the answer copies much of the prompt, or most of it
+complete                    the rest of a function of the standard library
+question, story             free text, with nothing to copy
 """
 
 import calendar
@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 
 KINDS = ("summarise", "correct", "edit", "complete", "question", "story")
 
-_TEXTS = ("execmodel", "context-managers", "exceptions", "assignment", "import", "with", "raise", "class")
+_TEXTS = (
+    "execmodel",
+    "context-managers",
+    "exceptions",
+    "assignment",
+    "import",
+    "with",
+    "raise",
+    "class",
+)
 _SHORT = ("break", "continue", "global", "del", "lists", "truth", "numbers", "booleans")
 _CODE: tuple[Callable[..., Any], ...] = (
     textwrap.shorten,

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import (
+    Beam,
+    DynamicTree,
+    HubTree,
+    Paths,
+    Recall,
+    SampledTree,
+    StaticTree,
+    Suffix,
+)
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -38,6 +47,9 @@ __all__ = [
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "suffix": lambda small: Suffix(6),
+    "recall": lambda small: Recall(8),
+    "recall chain": lambda small: Recall(6, chain=True),
     "reference_lookup": lambda small: ReferenceLookup(4),
     "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),

@@ -13,8 +13,10 @@ from outrider.drafters import (
     ngram_table,
     paths,
     prompt_lookup,
+    recall,
     reference_lookup,
     shapes,
+    suffix,
 )
 from outrider.drafters.beam import Beam
 from outrider.drafters.draft_model import DraftModel
@@ -23,11 +25,13 @@ from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.recall import Recall
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -41,6 +45,8 @@ DRAFTERS: dict[str, Recipe] = {
     "static_tree": shapes.recipe(StaticTree),
     "dynamic_tree": dynamic_tree.RECIPE,
     "prompt_lookup": prompt_lookup.RECIPE,
+    "suffix": suffix.RECIPE,
+    "recall": recall.RECIPE,
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
 }
@@ -141,9 +147,11 @@ __all__ = [
     "Parts",
     "Paths",
     "PromptLookup",
+    "Recall",
     "Recipe",
     "ReferenceLookup",
     "Root",
     "SampledTree",
     "StaticTree",
+    "Suffix",
 ]

@@ -102,6 +102,19 @@ def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:
     ]
 
 
+def bigrams(draft: Draft) -> list[list[tuple[int | None, int]]]:
+    """For every node that a row has: the token above it (the pending one: None), and its own."""
+    tokens, parents = draft.tokens_BN.tolist(), draft.tree.parent_BN.tolist()
+    counts = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
+    parents *= len(tokens) // len(parents)  # a topology may be shared,
+    counts *= len(tokens) // len(counts)  # and what is there of it
+    found: list[list[tuple[int | None, int]]] = []
+    for own, above, count in zip(tokens, parents, counts, strict=True):
+        below = [(own[above[node]], own[node]) for node in range(1, count + 1)]
+        found.append([(None, own[0]), *below])
+    return found
+
+
 def _depths(parents: list[int]) -> list[int]:
     depths = [0]
     for parent in parents[1:]:
@@ -121,9 +134,7 @@ class _Constant(NamedTuple):
 def _chain(length: int, kind: Kind) -> _Constant:
     counts = (1,) * length
     kinds = frozenset({kind}) if length else frozenset[Kind]()
-    return _Constant(
-        branching(counts), children(counts), *_kinds(length + 1, 1, kind), kinds
-    )
+    return _Constant(branching(counts), children(counts), *_kinds(length + 1, 1, kind), kinds)
 
 
 @lru_cache(maxsize=1024)

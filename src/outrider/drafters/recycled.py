@@ -20,9 +20,10 @@ class Successors:
     ([7, 8], [7, 8], ())
     """
 
-    __slots__ = ("_one", "_two")
+    __slots__ = ("_one", "_two", "shared")
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = False) -> None:
+        self.shared = shared  #: by rows, which do not copy it then
         self._one: dict[int, Sequence[int]] = {}
         self._two: dict[int, Sequence[int]] = {}
 
