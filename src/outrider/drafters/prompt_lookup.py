@@ -67,4 +67,5 @@ RECIPE = recipes.Recipe(
     _made,
     takes=("num_speculative_tokens", "ngram"),
     depth=PromptLookup.num_speculative_tokens,
+    deepest=16,
 )

@@ -9,8 +9,8 @@ is the right one. Of that, `Odds` tell by the length of the match, by the place 
 recycled ones, and by whether these name the copied token as well. So the first n nodes are the best
 tree of n nodes, and their survivals summed up are the tokens that it is expected to add.
 
-Every committed token corrects the odds of all that was known of it, scored or not: nothing has to be
-tried to be learnt. All of it belongs to the row (docs/rules.md: rows may share a seed).
+Every committed token corrects the odds of all that was known of it, scored or not: nothing has to
+be tried to be learnt. All of it belongs to the row (docs/rules.md: rows may share a seed).
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from outrider.drafters.automaton import Automaton
 from outrider.drafters.earlier import Earlier
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Rows
-from outrider.drafters.odds import Odds
 from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import WIDTH, Successors
 from outrider.errors import ConfigurationError
+from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
 FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
-_ALONE = len(suffix.PRIOR) - 1  #: recycled tokens without a copy beside them: a bucket of its own
+_ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
 
 
 def _copied_prior() -> list[float]:
@@ -41,7 +41,7 @@ def _copied_prior() -> list[float]:
     agree = [1.0, 0.8, 0.8] + [0.65] * (WIDTH - 2)
     sure = [1.0] + [0.9] * WIDTH
     return [
-        chance * (agree if size < 6 else sure)[place]
+        chance * (agree if size < 5 else sure)[place]
         for size, chance in enumerate(suffix.PRIOR)
         for place in range(WIDTH + 1)
     ]
@@ -51,12 +51,12 @@ def _recycled_prior() -> list[float]:
     """By the length of the match beside them, and by place; without a match in the last bucket."""
     alone = (0.30, 0.12, 0.07, 0.05, 0.03, 0.025, 0.02, 0.015)
     beside = (0.20, 0.13, 0.06, 0.045, 0.03, 0.025, 0.02, 0.012)
-    known = [(1 - chance) * part for chance in suffix.PRIOR[:_ALONE] for part in beside]
+    known = [(1 - chance) * part for chance in suffix.PRIOR for part in beside]
     return [*known, *alone]
 
 
 COPIED, RECYCLED = _copied_prior(), _recycled_prior()
-WEIGHTS, KEEP = (5.0, 8.0), (0.995, 0.998)
+KEEP = 0.998  #: what a look counts for beside the next one: recycled tokens are looked at often
 
 
 class Guess(NamedTuple):
@@ -94,14 +94,14 @@ class Row:
 
         copy, match  what a copy goes on with there, and how long its match is
         """
-        row, chances = self.after.row(before, token), self.recycled.chances
+        row, chance = self.after.row(before, token), self.recycled.chance
         if copy is None:
-            return [Guess(chances[_ALONE * WIDTH + k], x, False) for k, x in enumerate(row)]
-        size = suffix.bucket(match)
+            return [Guess(chance(_ALONE * WIDTH + k), x, False) for k, x in enumerate(row)]
+        size = bucket(match)
         place = row.index(copy) if copy in row else WIDTH
-        first = min(size, _ALONE - 1) * WIDTH
-        found = [Guess(chances[first + k], x, False) for k, x in enumerate(row) if k != place]
-        found.append(Guess(self.copied.chances[size * (WIDTH + 1) + place], copy, True))
+        first = size * WIDTH
+        found = [Guess(chance(first + k), x, False) for k, x in enumerate(row) if k != place]
+        found.append(Guess(self.copied.chance(size * (WIDTH + 1) + place), copy, True))
         found.sort(reverse=True)
         return found
 
@@ -118,13 +118,13 @@ class Row:
         row = self.after.row(tokens[-2] if len(tokens) > 1 else -1, tokens[-1])
         first, place = _ALONE * WIDTH, -1
         if text.match and tokens[text.place] >= 0:
-            copy, size = tokens[text.place], suffix.bucket(text.match)
+            copy, size = tokens[text.place], bucket(text.match)
             place = row.index(copy) if copy in row else WIDTH
-            first = min(size, _ALONE - 1) * WIDTH
-            self.copied.learn(size * (WIDTH + 1) + place, copy == token)
+            first = size * WIDTH
+            self.copied.saw(size * (WIDTH + 1) + place, copy == token)
         for k, likely in enumerate(row):
             if k != place:
-                self.recycled.learn(first + k, likely == token)
+                self.recycled.saw(first + k, likely == token)
 
 
 class _Foreseen(NamedTuple):
@@ -252,8 +252,8 @@ class Recall:
                 Row(
                     text,
                     self._after or Successors(),
-                    Odds(COPIED, WEIGHTS[0], KEEP[0]),
-                    Odds(RECYCLED, WEIGHTS[1], KEEP[1]),
+                    Odds(COPIED, STRENGTH, suffix.KEEP),
+                    Odds(RECYCLED, STRENGTH, KEEP),
                 )
                 for text in suffix.automata(context, self._earlier)
             )

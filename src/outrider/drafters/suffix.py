@@ -21,23 +21,14 @@ from outrider.drafters.automaton import Automaton
 from outrider.drafters.earlier import Earlier
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Nothing, Rows
-from outrider.drafters.odds import Odds
 from outrider.errors import ConfigurationError
+from outrider.odds import STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 LONGEST = 16  #: tokens of a suffix that are compared on a device
-#: Chances that a copy's next token is right, by the logarithm of the match's length.
-PRIOR = (0.1, 0.2, 0.25, 0.5, 0.68, 0.76, 0.8, 0.9, 0.91, 0.93, 0.98, 0.98, 0.99)
-WEIGHT, KEEP = 5.0, 0.995
-
-
-def bucket(match: int) -> int:
-    """Twice the binary logarithm of a match's length, up to 64 tokens; 0 for no match.
-
-    >>> [bucket(match) for match in (0, 1, 2, 3, 4, 8, 200)]
-    [0, 1, 3, 4, 5, 7, 12]
-    """
-    return min((match * match).bit_length(), 12)
+#: Chances that a copy's next token is right, by the bucket of its match's length.
+PRIOR = (0.2, 0.3, 0.5, 0.68, 0.76, 0.8, 0.9, 0.91, 0.93, 0.98, 0.98, 0.99)
+KEEP = 0.995
 
 
 class Row:
@@ -54,10 +45,10 @@ class Row:
 
     def gains(self, most: int) -> list[float]:
         """Tokens that a chain of n copies is expected to add, n = 0, 1, ..., `most`."""
-        match, chances = self.text.match, self.odds.chances
+        match, odds = self.text.match, self.odds
         expected, survives, gains = 0.0, 1.0, [0.0]
         for size in range(match, match + most) if match else ():
-            survives *= chances[bucket(size)]
+            survives *= odds.chance(bucket(size))
             expected += survives
             gains.append(expected)
         return gains
@@ -67,7 +58,7 @@ class Row:
         text, odds = self.text, self.odds
         for token in tokens:
             if text.match:
-                odds.learn(bucket(text.match), text.tokens[text.place] == token)
+                odds.saw(bucket(text.match), text.tokens[text.place] == token)
             text.push(token)
 
 
@@ -121,7 +112,7 @@ class Suffix:
                 )
             return Nothing()
         texts = automata(context, self._earlier)
-        return Rows(tuple(Row(text, Odds(PRIOR, WEIGHT, KEEP)) for text in texts))
+        return Rows(tuple(Row(text, Odds(PRIOR, STRENGTH, KEEP)) for text in texts))
 
     def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
         """What a copy of each length is expected to add."""

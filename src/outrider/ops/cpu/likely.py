@@ -1,4 +1,4 @@
-"""The most probable tokens of laws on a CPU: two passes over each, and no sorting of a vocabulary."""
+"""The most probable tokens of laws on a CPU: two passes over each, and nothing is sorted whole."""
 
 import numpy as np
 import torch
