@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import (
+    Beam,
+    DynamicTree,
+    HubTree,
+    NgramTree,
+    Paths,
+    Random,
+    SampledTree,
+    StaticTree,
+)
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -22,6 +31,7 @@ from outrider.testing import (
 __all__ = [
     "DRAFTERS",
     "LOOKUPS",
+    "MODELLESS",
     "PROMPTS",
     "RUNNERS",
     "VOCAB",
@@ -41,6 +51,8 @@ DRAFTERS = {
     "reference_lookup": lambda small: ReferenceLookup(4),
     "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
+    "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
+    "random": lambda small: Random(small.vocab_size, 3),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -58,6 +70,9 @@ DRAFTERS = {
 
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
+
+#: Those whose proposals are no model's.
+MODELLESS = ("root", "n-gram table", "n-gram tree", "random", *LOOKUPS)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from outrider.drafters import (
     draft_model,
     dynamic_tree,
     ngram_table,
+    ngram_tree,
     paths,
     prompt_lookup,
+    random,
     reference_lookup,
     shapes,
 )
@@ -21,8 +23,10 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.random import Random
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
@@ -43,6 +47,8 @@ DRAFTERS: dict[str, Recipe] = {
     "prompt_lookup": prompt_lookup.RECIPE,
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
+    "ngram_tree": ngram_tree.RECIPE,
+    "random": random.RECIPE,
 }
 
 
@@ -138,9 +144,11 @@ __all__ = [
     "DynamicTree",
     "HubTree",
     "NgramTable",
+    "NgramTree",
     "Parts",
     "Paths",
     "PromptLookup",
+    "Random",
     "Recipe",
     "ReferenceLookup",
     "Root",
