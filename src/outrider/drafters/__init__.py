@@ -110,8 +110,9 @@ def make(name: str, parts: Parts, options: DraftOptions | None = None) -> Drafte
 
 def _refuse(name: str, recipe: Recipe, option: str, value: object) -> None:
     beside = [part for part in ("draft", "table") if recipe.wants(part)]
-    takes = ", ".join([*beside, *recipe.takes]) or "no options"
-    others = ", ".join(sorted(n for n, other in DRAFTERS.items() if option in other.takes))
+    takes = ", ".join([*beside, *recipe.takes, *recipe.warps]) or "no options"
+    able = (n for n, other in DRAFTERS.items() if option in (*other.takes, *other.warps))
+    others = ", ".join(sorted(able))
     raise ConfigurationError(
         f"drafter {name!r} has no use for {option}; got {option}={arguments.shown(value)}; it "
         f"takes {takes}; leave {option} out" + (f", or use one of {others}" if others else "")
