@@ -11,11 +11,13 @@ import torch
 from safetensors import safe_open
 
 from outrider import arguments, drafters, verifiers
+from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
-from outrider.engine.planner import Fixed, Planner, named
+from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.calibrate import Calibration, Setting
@@ -26,7 +28,7 @@ from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
-from outrider.types import Costs, Curve, Drafter, Verifier
+from outrider.types import Drafter, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -92,6 +94,7 @@ def load(
     drafter_options: Mapping[str, object] | None = None,
     draft_layers: Sequence[int] | None = None,
     planner: str | Planner[Any] | None = None,
+    costs: str | Path | Costs | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
@@ -112,7 +115,7 @@ def load(
                     if there is a draft, else "prompt_lookup", or "reference_lookup" for an
                     encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for lookups, else 4
+                    what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
     width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
                     nodes expanded per level and the children of each (EAGLE-2's top_k)
@@ -126,9 +129,10 @@ def load(
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
     draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
-    planner         what to draft in each step: "fixed", the usual shape, or "adaptive", what is
-                    fastest by acceptance so far and by measured costs, nothing included; it never
-                    changes a greedy or coupled text
+    planner         "adaptive": in each step the draft that is worth most by acceptance so far and
+                    measured costs, or none; "fixed": the usual one. None: "adaptive" if no number
+                    says how much to draft (docs/planner.md)
+    costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
@@ -154,7 +158,6 @@ def load(
     )
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
-    planned = named(planner)
     draft = _draft(draft, draft_layers)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
@@ -164,17 +167,19 @@ def load(
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
     drafter = drafter or drafters.usual(draft, reads_more(first.config))
     recipe = drafters.check(drafter, options, draft, table)
+    ahead = options.num_speculative_tokens or recipe.depth
+    planner, options = planners.chosen(planner, recipe, options)
+    priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     vocab = _vocabulary(sources, tokenizer)
     counts = _counts(table, vocab)
-    ahead = options.num_speculative_tokens or recipe.depth
     running = _run(sources, wish, place, vocab, ahead, share_encoder)
     made = recipe.make(Parts(running.models[1:], counts, vocab), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, vocab, table)
-    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -241,14 +246,31 @@ def _sources(
     return first, *beside
 
 
-def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
-    """What calls cost, as far as a calibration or this planner needs to know."""
-    if running.calibration is not None:
-        return running.calibration.costs
-    if isinstance(planner, Fixed):
-        return None
-    target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
-    return Costs(target, drafts[0] if drafts else None)
+def _engine(
+    sources: Sources,
+    running: "_Running",
+    place: torch.device,
+    drafter: Drafter,
+    rule: Verifier | None,
+    planner: Planner[Any],
+    costs: Costs | None,
+) -> Engine:
+    """With the costs given, or else with those measured for one row, here or earlier."""
+    target = running.models[0]
+    if costs is not None:
+        return Engine(target, drafter, rule, planner, costs)
+    about = (running.setting, place, drafter.name, drafter.shapes, rule)
+    key = calibrate.key(*(source.config for source in sources), about=repr(about))
+    engine = Engine(
+        target,
+        drafter,
+        rule,
+        planner,
+        calibrate.recall_costs(key),
+        kept=lambda found: calibrate.remember_costs(key, found),
+    )
+    engine.priced(1)
+    return engine
 
 
 def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":

@@ -8,6 +8,7 @@ A drafter of your own is reached by name once it is here, from outside as well:
 from outrider import arguments
 from outrider.drafters import (
     beam,
+    cascade,
     draft_model,
     dynamic_tree,
     ngram_table,
@@ -15,10 +16,13 @@ from outrider.drafters import (
     paths,
     prompt_lookup,
     random,
+    recall,
     reference_lookup,
     shapes,
+    suffix,
 )
 from outrider.drafters.beam import Beam
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
@@ -27,11 +31,13 @@ from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.random import Random
+from outrider.drafters.recall import Recall
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -45,9 +51,12 @@ DRAFTERS: dict[str, Recipe] = {
     "static_tree": shapes.recipe(StaticTree),
     "dynamic_tree": dynamic_tree.RECIPE,
     "prompt_lookup": prompt_lookup.RECIPE,
+    "suffix": suffix.RECIPE,
+    "recall": recall.RECIPE,
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
     "ngram_tree": ngram_tree.RECIPE,
+    "cascade": cascade.RECIPE,
     "random": random.RECIPE,
 }
 
@@ -140,6 +149,7 @@ def _check_models(name: str, recipe: Recipe, draft: object) -> None:
 __all__ = [
     "DRAFTERS",
     "Beam",
+    "Cascade",
     "DraftModel",
     "DraftOptions",
     "DynamicTree",
@@ -150,9 +160,11 @@ __all__ = [
     "Paths",
     "PromptLookup",
     "Random",
+    "Recall",
     "Recipe",
     "ReferenceLookup",
     "Root",
     "SampledTree",
     "StaticTree",
+    "Suffix",
 ]

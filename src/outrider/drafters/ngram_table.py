@@ -232,4 +232,4 @@ def _made(
     return NgramTable(table, num_speculative_tokens, vocab_size)
 
 
-RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",))
+RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",), deepest=12)

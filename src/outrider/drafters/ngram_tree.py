@@ -35,7 +35,7 @@ class NgramTree:
     top_k: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_tree"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Random:
     vocab_size: int
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "random"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 

@@ -60,6 +60,11 @@ class DraftOptions:
             if vars(self)[name] is not None:
                 object.__setattr__(self, name, read(vars(self)[name]))
 
+    @property
+    def sized(self) -> bool:
+        """Whether a size was asked for: then it is drafted in every step."""
+        return any(vars(self)[name] is not None for name in SIZES)
+
     def asked(self) -> dict[str, object]:
         """What was asked for, by name."""
         common = {name: vars(self)[name] for name in COMMON}
@@ -69,6 +74,9 @@ class DraftOptions:
 
 #: The options that drafters share; any other one is some drafter's own.
 COMMON = tuple(field.name for field in fields(DraftOptions) if field.name != "own")
+
+#: Those that say how much is drafted.
+SIZES = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance")
 
 
 def counts(name: str, given: object) -> tuple[int, ...]:
@@ -151,6 +159,7 @@ class Recipe:
            from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
            `min_p` besides (`drafters.tempered`)
     depth  tokens it drafts in a row if nobody asks
+    deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
 
     >>> from outrider.drafters.root import Root
@@ -162,6 +171,7 @@ class Recipe:
     needs: tuple[Need, ...] = ()
     takes: tuple[str, ...] = ()
     depth: int = 4
+    deepest: int | None = None
     copies: bool = False
 
     def __post_init__(self) -> None:

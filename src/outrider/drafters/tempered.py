@@ -92,9 +92,9 @@ class Tempered:
         return self.drafter.shapes
 
     @property
-    def hidden(self) -> bool:
+    def taps(self) -> tuple[int, ...]:
         """The drafter's."""
-        return self.drafter.hidden
+        return self.drafter.taps
 
     def open(self, context: Context, capacity: int) -> Any:
         """The drafter's memory."""
