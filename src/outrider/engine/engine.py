@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, tree, verifiers
-from outrider.engine import graphs, step
+from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
+from outrider.engine.logprobs import Logprobs, Told, told
 from outrider.engine.planner import Planner, Row, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
@@ -134,11 +135,12 @@ class Engine:
         sources = _one_each("inputs", inputs, len(texts), None)
         copied = _one_each("references", references, len(texts), ())
         every = zip(texts, settings, ends, sources, copied, strict=True)
-        requests = [Request(*each) for each in every]
+        wanted = Logprobs() if logprobs else None
+        requests = [Request(*each, logprobs=wanted) for each in every]
         if capacity is None:
             longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes
-        run = Run(self, len(requests), capacity, trace=trace, logprobs=logprobs, observe=observe)
+        run = Run(self, len(requests), capacity, trace=trace, observe=observe)
         run.submit_all(requests)
         run.close()
         return run
@@ -160,8 +162,6 @@ class Run(Iterator[HostBlock]):
 
     seats     how many rows run side by side; the others wait, first come first served
     capacity  slots of a row: prompt, budget and draft tree. None: the model's context
-    logprobs  tell the log-probability of every token, of the law that it was emitted from; without
-              `tempered` at temperature 1, whatever the request's own
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -174,12 +174,9 @@ class Run(Iterator[HostBlock]):
         capacity: int | None = None,
         *,
         trace: bool = False,
-        logprobs: bool = False,
-        tempered: bool = True,
         observe: Observer | None = None,
     ) -> None:
-        self.engine, self._trace = engine, trace
-        self._logprobs, self._tempered, self._observe = logprobs, tempered, observe
+        self.engine, self._trace, self._observe = engine, trace, observe
         self._size = engine.drafter.shapes[0].max_nodes
         if capacity is None:
             if engine.target.context >= 1 << 30:
@@ -385,9 +382,12 @@ class Run(Iterator[HostBlock]):
             return
         draft, scores, verdict, batch, block = made
         rows = list(self._seating.rows)
-        logs = None
-        if self._logprobs:
-            logs = step.log_probabilities(scores, verdict, block, self._tempered)
+        wanted = [self._ledger.entries[number].request.logprobs for number in rows]
+        said = {
+            asked: told(scores, verdict, block, asked)
+            for asked in dict.fromkeys(wanted)
+            if asked is not None
+        }
         self._seating.batch = batch
         try:
             if self._observe is not None:
@@ -395,17 +395,23 @@ class Run(Iterator[HostBlock]):
                     self._observe(draft, scores, verdict, block, rows)
                 clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._emit(made, rows, logs)
+            self._emit(made, rows, wanted, said)
         clock.lap("emit")
         self._ledger.stats.engine_steps += 1
 
-    def _emit(self, made: Made, rows: list[int], logs: Tensor | None) -> None:
+    def _emit(
+        self,
+        made: Made,
+        rows: list[int],
+        wanted: list[Logprobs | None],
+        said: dict[Logprobs, Told],
+    ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
         block = made.block
-        if block.lists is not None and not self._trace and logs is None and not self._unread:
+        if block.lists is not None and not (self._trace or said or self._unread):
             self._tell(block.lists, rows)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, self._trace, logs)
+            pending = Pending(block, made.draft, made.verdict, rows, self._trace, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 

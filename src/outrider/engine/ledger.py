@@ -208,8 +208,8 @@ class Ledger:
                 self._over(entry, Phase.ENDED, reason)
             accepted = min(block.accepted[at], len(ids))
             trace = None if pending is None else pending.trace_of(at)
-            logs = None if pending is None else pending.logs_of(at, len(ids))
+            said = (None, None) if pending is None else pending.told_of(at, len(ids))
             drafted = block.drafted[at]
-            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, logs))
+            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, *said))
         self.ready += blocks
         return blocks
