@@ -147,6 +147,16 @@ class Eagle3(nn.Module):
         return len(self.layers)
 
     @property
+    def width(self) -> int:
+        """Width of its own states."""
+        return int(self.config.layer.hidden_size)
+
+    @property
+    def target_width(self) -> int:
+        """Width of the target's states."""
+        return self.config.target_width or self.width
+
+    @property
     def ids_K(self) -> Tensor | None:
         """The tokens of the target's vocabulary that it can propose; None: all."""
         if "d2t" not in self._buffers:
