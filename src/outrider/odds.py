@@ -58,3 +58,9 @@ class Odds:
         """A token of this bucket was judged."""
         self._kept[at] = self._kept[at] * self.forget + kept
         self._seen[at] = self._seen[at] * self.forget + 1
+
+    def copy(self) -> "Odds":
+        """The same, to be continued apart."""
+        other = Odds((), 0, self.forget)
+        other._kept, other._seen = self._kept.copy(), self._seen.copy()
+        return other

@@ -163,6 +163,11 @@ class Timed:
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's own."""
+        return self.model.taps
+
     def examine(self, inputs: Inputs) -> None:
         """As the model does."""
         self.model.examine(inputs)
@@ -176,12 +181,12 @@ class Timed:
         return self.model.open(rows, capacity, inputs)
 
     def forward(
-        self, cache: object, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self, cache: object, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
     ) -> Output:
         """The model's own answer, timed."""
         self._wait()
         started = time.perf_counter()
-        output = self.model.forward(cache, nodes, last=last, hidden=hidden)
+        output = self.model.forward(cache, nodes, last=last, taps=taps)
         self._wait()
         self.seconds += time.perf_counter() - started
         self.calls += 1
@@ -194,6 +199,17 @@ class Timed:
     def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
         """As the model does."""
         self.model.keep(cache, first_B, path_BD)
+
+    def learn(
+        self,
+        cache: object,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """As the model does."""
+        self.model.learn(cache, slots_BQ, wide, hidden, known_B)
 
     def probe(self, rows: int) -> Inputs | None:
         """As the model does."""

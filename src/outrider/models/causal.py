@@ -64,10 +64,12 @@ class Runner(Protocol):
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits [B, Q or last, V'] of the given nodes, and the states they were computed from.
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits [B, Q or last, V'] of the given nodes, and their states at the taps.
 
-        The slots are set already (`SlotCache.begin`). States are left out unless `hidden` asks.
+        The slots are set already (`SlotCache.begin`).
         """
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
@@ -92,8 +94,6 @@ class CausalModel:
         # In half precision on a CPU attention over one to three rows rounds differently from wider
         # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
-        # The host reads logits there, law by law: widened once, not by each that looks at them.
-        self._widen = half and runner.device.type == "cpu"
         self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
 
     @property
@@ -110,6 +110,11 @@ class CausalModel:
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.runner.trees
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads no other model's states."""
+        return ()
 
     @property
     def reads(self) -> Reads:
@@ -161,12 +166,25 @@ class CausalModel:
         return cache
 
     def forward(
-        self, cache: SlotCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self,
+        cache: SlotCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
-        With `hidden` the states [B, Q, E] that these were computed from come along.
+        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
+        embeddings), -1 the state that the logits are computed from. Raises ConfigurationError for
+        a layer that the model does not have.
         """
+        if taps and not all(-1 <= tap < self.runner.layers for tap in taps):
+            raise ConfigurationError(
+                f"taps are numbers of layers of {self.runner.name}, from 0 (the embeddings) to "
+                f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
+                f"{taps}; take a head that was made for this target"
+            )
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
@@ -184,28 +202,47 @@ class CausalModel:
             last = None
         cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
         padded = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
-        logits, states = self.runner(cache, padded, last, hidden)
+        logits, states = self.runner(cache, padded, last, taps)
         if last is None:
             logits = logits[:, wanted]
-            states = None if states is None else states[:, wanted]
-        if self._widen:
-            logits = logits.float()
-        if self.ids_K is not None:
-            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-            logits = wide.index_copy_(-1, self.ids_K, logits)
-        short = self.vocab_size - logits.shape[-1]
-        if short > 0:  # a draft model with a narrower output: it never proposes the other ids
-            logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-        return Output(logits[..., : self.vocab_size], states)
+            states = tuple(state[:, wanted] for state in states)
+        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
+    def learn(
+        self,
+        cache: SlotCache,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
+
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks and measurements; None for a model of text alone."""
         reader = self.runner.reader
         return None if reader is None else reader.probe(rows)
+
+
+def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+
+    `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
+    float32: the host reads them there, law by law, and widens them once.
+    """
+    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+        logits_BQK = logits_BQK.float()
+    if ids_K is not None:
+        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
+        return wide.index_copy_(-1, ids_K, logits_BQK)
+    short = vocab_size - logits_BQK.shape[-1]
+    if short > 0:
+        logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
+    return logits_BQK[..., :vocab_size]
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.engine.engine import Engine, Run
+from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
@@ -61,7 +62,7 @@ class Rows:
         self.hearing, self.settings = hearing, settings
         words = hearing.vocabulary
         copies = settings.best_of or 1
-        self.run = Run(engine, settings.rows * copies, logprobs=True, tempered=False)
+        self.run = Run(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
         self._limits = Limits(budget, (words.end_id,))
         self._bans = dict.fromkeys(settings.suppressed(words.suppress), -float("inf"))
@@ -121,6 +122,7 @@ class Rows:
                 job.inputs,
                 job.reference,
                 job.start if not job.level and not copy else None,
+                Logprobs(law="shaped"),
             )
             for copy in range(copies)
         ]
