@@ -84,9 +84,7 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
         for row, ids in enumerate(whole):
             context.tokens_BL[row, : len(ids)] = torch.tensor(ids)
         for ahead in range(tokens):
-            here = context._replace(
-                length_B=context.length_B + ahead, bound=context.bound + ahead
-            )
+            here = context._replace(length_B=context.length_B + ahead, bound=context.bound + ahead)
             drafted = drafter.propose(batch.memory, here, drafter.shapes[0]).tokens_BN[:, 1:]
             for row, guesses in enumerate(drafted.tolist()):
                 start = len(texts[row]) + ahead
