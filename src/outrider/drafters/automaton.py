@@ -59,6 +59,18 @@ class Automaton:
             return tokens[place : place + count]
         return (tokens[place:] * (count // period + 1))[:count]
 
+    def behind(self, tokens: Iterable[int], count: int) -> list[int]:
+        """What `ahead` would say if the text went on with these tokens, which are not read.
+
+        >>> Automaton([1, 2, 3, 1]).behind([2], 2)
+        [3, 1]
+        """
+        state, match = self._here, self.match
+        for token in tokens:
+            state, match = self._step(state, match, token)
+        place = self._ends[state]
+        return self.tokens[place : place + count] if match else []
+
     def copy(self) -> "Automaton":
         """The same text, to be continued apart."""
         other = Automaton()
