@@ -369,8 +369,8 @@ def _run(
     """
 
     target, *drafts = sources
-    own = (words.size if other is None else other.draft.size for other in words.drafts)
-    sizes = dict(zip(sources, (words.size, *own), strict=True))
+    each = [words.size if other is None else other.draft.size for other in words.drafts]
+    sizes = dict(zip(drafts, each, strict=True))
 
     def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
         shares = source.shares(target, share, setting.dtype, place)

@@ -81,7 +81,7 @@ class DynamicTree:
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
-        source = growing.Model(self.model, memory, deepest=self.depth)
+        source = growing.Model(self.model, memory, self.depth)
         return pool.grow(source, context, own, self.top_k, self.coupled)
 
     def commit(

@@ -128,18 +128,8 @@ class TranslatedModel:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """None: it reads text."""
+        """None: a head reads states of its target's own tokens."""
         return ()
-
-    def learn(
-        self,
-        cache: TranslatedCache,
-        slots_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """There is nothing to be told: it reads text."""
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
@@ -196,6 +186,16 @@ class TranslatedModel:
                     break
                 row.text.append(there[first + node])
             row.retold.follow(row.text, first)
+
+    def learn(
+        self,
+        cache: TranslatedCache,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
 
     def listen(self, cache: TranslatedCache, texts: Sequence[Sequence[int]]) -> None:
         """Read these texts, in the target's tokens."""

@@ -76,13 +76,16 @@ class Model(NamedTuple):
 
     model: LanguageModel
     cache: Cache
+    deepest: int = 1
     #: whether the cache is the target's, which lacks the pending token alone. One of the model's
     #: own may lack the leaf of a draft that was accepted whole, and what plain steps have emitted
     shared: bool = False
-    deepest: int = 1  #: how deep drafts may be: a head reads anew what the last one may have added
 
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
-        """One call. The first feeds the committed tail, which needs neither a branch nor a read."""
+        """One call. The first feeds the committed tail, which needs neither a branch nor a read.
+
+        A head reads all that the last draft may have added anew: it knows more of it now.
+        """
         context = tree.context
         wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
