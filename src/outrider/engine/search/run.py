@@ -20,7 +20,6 @@ from outrider.engine.search.proposers import Nothing, Proposer
 from outrider.engine.search.step import DEAD, Finished, Rules, State, Trail, start, step
 from outrider.models.prefill import inference
 
-
 #: Told of every step before it is taken: the row, its state, and log-probabilities [W, V].
 Observe = Callable[[int, State, Tensor], None]
 
