@@ -27,6 +27,8 @@ OURS = (
     "rule_options",
     "tokenizer",
     "draft_tokenizer",
+    "planner",
+    "costs",
 )
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}

@@ -126,6 +126,11 @@ class TranslatedModel:
         """What it reads besides its text."""
         return self.model.reads
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: a head reads states of its target's own tokens."""
+        return ()
+
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
         self.model.examine(inputs)
@@ -181,6 +186,16 @@ class TranslatedModel:
                     break
                 row.text.append(there[first + node])
             row.retold.follow(row.text, first)
+
+    def learn(
+        self,
+        cache: TranslatedCache,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
 
     def listen(self, cache: TranslatedCache, texts: Sequence[Sequence[int]]) -> None:
         """Read these texts, in the target's tokens."""
