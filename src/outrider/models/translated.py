@@ -165,6 +165,11 @@ class TranslatedModel:
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
                 f"got taps={taps}; leave them out"
             )
+        if nodes.slots_BQ.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "a draft model with another tokenizer reads texts on the host, which no CUDA graph "
+                "can replay; got graphs=True; leave it out"
+            )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])
         wanted = queries if last is None else min(last, queries)
