@@ -1,4 +1,4 @@
-"""The shipped draft for Python code beside SmolLM2, whose tokenizer is another: 3,134 common tokens.
+"""The shipped draft for Python code beside SmolLM2, whose tokenizer is another: few common tokens.
 
 The folder `smollm2` of OUTRIDER_MODELS; some 40 seconds on one core.
 """

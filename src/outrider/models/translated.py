@@ -137,7 +137,7 @@ class TranslatedModel:
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
-        return self.model.encode(inputs if inputs.encoded else self._source(inputs))
+        return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs; None for a model of text alone."""
@@ -147,7 +147,7 @@ class TranslatedModel:
         """An empty cache; `capacity` counts the target's tokens."""
         read = None if inputs is None else self.encode(inputs)
         limit = min(self.model.context, _EACH * capacity)
-        room = -(-(limit + capacity + _FEW) // ROUND) * ROUND
+        room = -(-(2 * limit + capacity + _FEW) // ROUND) * ROUND  # rows are read side by side
         texts = [_Row(Retold(self.translation, limit)) for _ in range(rows)]
         return TranslatedCache(self.model.open(rows, room, read), texts, capacity)
 
