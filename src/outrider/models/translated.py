@@ -96,7 +96,7 @@ class TranslatedModel:
         target, draft = translation.target, translation.draft
         self.model, self.translation, self.vocab_size = model, translation, vocab_size
         shared = [(t, d) for t, d in translation.shared if t < vocab_size and d < model.vocab_size]
-        if not shared:
+        if not translation.common or not shared:
             raise VocabularyMismatch(
                 f"target and draft model share no token: {target.name} has {len(target.ids)}, "
                 f"{draft.name} {len(draft.ids)}; use another draft model, or a drafter without one"
