@@ -1,4 +1,4 @@
-"""`model.generate` plans where nobody says how much to draft: the same text, costs measured once."""
+"""`model.generate` plans where nobody says how much to draft; costs are measured once a model."""
 
 import copy
 
