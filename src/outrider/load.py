@@ -154,16 +154,8 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
-    options = DraftOptions(
-        num_speculative_tokens,
-        branching,
-        width,
-        total_tokens,
-        acceptance,
-        ngram,
-        coupled,
-        drafter_options,
-    )
+    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
+    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
