@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from letters import translated
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
 from outrider.drafters import (
     Beam,
@@ -15,7 +16,9 @@ from outrider.drafters import (
     Recall,
     SampledTree,
     StaticTree,
+    StringMatch,
     Suffix,
+    Translated,
 )
 from outrider.drafters.cascade import Smaller
 from outrider.drafters.ngram_table import NgramTable, count
@@ -72,6 +75,12 @@ DRAFTERS = {
     "hub tree": lambda small: HubTree(small, (3, 2, 1)),
     "static tree": lambda small: StaticTree(small, (3, 2, 1)),
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
+    "string match": lambda small: StringMatch(translated(small), 3),
+    "translated": lambda small: Translated(translated(small), 3),
+    "translated coupled": lambda small: Translated(translated(small), 3, coupled=True),
+    "common tokens": lambda small: DraftModel(translated(small), (1, 1, 1)),
+    "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
+    "dynamic tree of common tokens": lambda small: DynamicTree(translated(small), 7, 4, 3),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),

@@ -19,7 +19,9 @@ from outrider.drafters import (
     recall,
     reference_lookup,
     shapes,
+    string_match,
     suffix,
+    translated,
 )
 from outrider.drafters.beam import Beam
 from outrider.drafters.cascade import Cascade
@@ -37,7 +39,9 @@ from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.drafters.string_match import StringMatch
 from outrider.drafters.suffix import Suffix
+from outrider.drafters.translated import Translated
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -58,6 +62,8 @@ DRAFTERS: dict[str, Recipe] = {
     "ngram_tree": ngram_tree.RECIPE,
     "cascade": cascade.RECIPE,
     "random": random.RECIPE,
+    "string_match": string_match.RECIPE,
+    "translated": translated.RECIPE,
 }
 
 
@@ -92,10 +98,14 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object, reads: bool = False) -> str:
-    """The drafter of a user who names none; `reads` says whether the target reads a source."""
+def usual(draft: object, reads: bool = False, differs: bool = False) -> str:
+    """The drafter of a user who names none.
+
+    reads    whether the target reads a source
+    differs  whether the draft model has another tokenizer than the target
+    """
     if draft is not None:
-        return "draft_model"
+        return "translated" if differs else "draft_model"
     return "reference_lookup" if reads else "prompt_lookup"
 
 
@@ -166,5 +176,7 @@ __all__ = [
     "Root",
     "SampledTree",
     "StaticTree",
+    "StringMatch",
     "Suffix",
+    "Translated",
 ]

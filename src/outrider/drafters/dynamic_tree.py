@@ -23,8 +23,6 @@ are. The factor is measured (docs/log.md) and matters for speed alone.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import pool, shapes
@@ -48,7 +46,6 @@ class DynamicTree:
     top_k: int = 4
     coupled: bool = False
     name: ClassVar[str] = "dynamic_tree"
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
@@ -66,6 +63,11 @@ class DynamicTree:
         return frozenset({Kind.FIXED, *self.drawn})
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
         return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
@@ -79,18 +81,14 @@ class DynamicTree:
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
-        source = growing.Model(self.model, memory)
+        source = growing.Model(self.model, memory, self.depth)
         return pool.grow(source, context, own, self.top_k, self.coupled)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
-        path = verdict.path_BD
-        if draft.places_BN is None:  # a plain step
-            return
-        slot = draft.places_BN.gather(1, path.clamp(min=0))
-        self.model.keep(memory, context.length_B - 1, torch.where(path >= 0, slot, -1))
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 def _made(
