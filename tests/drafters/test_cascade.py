@@ -57,7 +57,7 @@ def test_the_chain_is_the_one_that_the_draft_model_draws_alone(guesser, settings
     """Token by token and law by law, over several steps of rows that advance at their own pace."""
     target, small = pair(0.4)
     alone, drafter = DraftModel(small, (1,) * DEPTH), cascade(small, guesser)
-    rule = verifiers.default(drafter.kinds, is_chain=True)
+    rule = verifiers.default(drafter.kinds, True)
     states = [begun(target, made, PROMPTS[:3], SETTINGS[settings]) for made in (alone, drafter)]
     for _ in range(4):
         drafts = []
@@ -69,7 +69,7 @@ def test_the_chain_is_the_one_that_the_draft_model_draws_alone(guesser, settings
             drafts.append(draft)
         one, other = drafts
         assert one.tokens_BN.tolist() == other.tokens_BN.tolist()
-        assert one.draws_BNK.tolist() == other.draws_BNK.expand(one.draws_BNK.shape).tolist()
+        assert (one.draws_BNK == other.draws_BNK).all()
         if one.laws is None:
             assert other.laws is None
             continue
@@ -113,7 +113,7 @@ def test_right_guesses_leave_as_few_calls_as_there_can_be(sampling):
 
 
 def test_copies_and_other_models_leave_fewer_calls_than_tokens():
-    assert calls("copies", Sampling(0)) < 0.9 * DEPTH
+    assert calls("copies", Sampling(0)) < DEPTH - 0.2
     assert calls("another", Sampling(0)) < DEPTH
 
 
