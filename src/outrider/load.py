@@ -176,7 +176,8 @@ def load(
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
     running = _run(sources, wish, place, words, ahead, share_encoder)
-    made = recipe.make(Parts(words.over(running.models[1:]), counts, words.size), options)
+    own, *others = running.models
+    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)

@@ -43,7 +43,7 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
     models = tuple(beside(target, model, one, share) for one in given)
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size)
+    parts = Parts(models, opened(table), target.vocab_size, target)
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
