@@ -139,6 +139,16 @@ class Engine:
                     self._kept(self.costs)
         return self.costs
 
+    def alone(self) -> "Engine":
+        """The same, but that a planner plans each row of a batch as if it were alone."""
+        costs = self.priced(1) if isinstance(self.planner, Adaptive) else None
+        if costs is None:
+            return self
+        graphs = self.capture is not None
+        return Engine(
+            self.target, self.drafter, self.rule, self.planner, costs.alone(), graphs=graphs
+        )
+
     def run(
         self,
         prompts: Sequence[Sequence[int]],
