@@ -13,8 +13,8 @@ import outrider
 
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
-    {"cli", "server"},
-    {"lab"},
+    {"cli"},
+    {"lab", "server"},
     {"integrations", "load", "testing"},
     {"certify", "keywords", "text"},
     {"engine"},
@@ -31,7 +31,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "speech", "text", "integrations", "lab", "testing"},
+    "transformers": {"models", "speech", "text", "integrations", "lab", "server", "testing"},
     "tokenizers": {"text"},
     "safetensors": {"drafters", "load", "models"},
     "triton": {"ops"},
@@ -43,7 +43,10 @@ HOMES = {
     "scipy": {"lab", "text", "theory", "certify"},
     "soundfile": {"text"},
     "fastapi": {"server"},
-    "uvicorn": {"server"},
+    "starlette": {"server"},
+    "pydantic": {"server"},
+    "llguidance": {"server"},
+    "uvicorn": {"cli"},
     "prometheus_client": {"server"},
 }
 
