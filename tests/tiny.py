@@ -35,6 +35,7 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from tiny_heads import driven
 
 __all__ = [
     "DRAFTERS",
@@ -81,6 +82,7 @@ DRAFTERS = {
     "string match": lambda small: StringMatch(translated(small), 3),
     "translated": lambda small: Translated(translated(small), 3),
     "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
+    "head": lambda small: DraftModel(driven(small.device), (2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
