@@ -126,7 +126,7 @@ class Scores(NamedTuple):
     """The target's laws at the N nodes of a draft, from one call."""
 
     laws: Laws
-    hidden_BNE: Tensor | None = None
+    hidden: tuple[Tensor, ...] = ()  #: the target's states [B, N, E], one per tap of the drafter
     raw_BNV: Tensor | None = None  #: the model's own logits, where shaping changed them
     dead_BN: Tensor | None = None  #: nodes at which shaping forbids every token; `laws` is uniform
 
@@ -237,7 +237,7 @@ class Output(NamedTuple):
     """What a model says of the nodes that it was asked for."""
 
     logits_BQV: Tensor
-    hidden_BQE: Tensor | None = None  #: states that the logits were computed from, if asked for
+    hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
 
 
 class Encoded(NamedTuple):
@@ -388,11 +388,12 @@ class LanguageModel(Protocol):
         """An empty cache, which owns what the model has read of the inputs."""
 
     def forward(
-        self, cache: Any, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
-        With `hidden` the states [B, Q, E] that these were computed from come along.
+        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
+        embeddings), -1 the state that the logits are computed from, behind the last norm.
         """
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
@@ -466,7 +467,8 @@ class Context(NamedTuple):
     inputs: Inputs | None = None  #: what the rows read besides their text
     #: tokens to copy from, -1 padded: what the request gives, or else the source's own
     reference_BS: Tensor | None = None
-    hidden_BLE: Tensor | None = None  #: at `open`, for a drafter that asks: the target's states
+    #: at `open`: the target's states [B, L - 1, E] of the prompts, one per tap of the drafter
+    hidden: tuple[Tensor, ...] = ()
     #: host constant: plain steps since the last proposal, at most one token of any row each, which
     #: a draft model has not read
     unread: int = 0
@@ -514,8 +516,12 @@ class Drafter(Protocol):
         """
 
     @property
-    def hidden(self) -> bool:
-        """Whether it reads the target's hidden states, at `open` and at every `commit`."""
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that it reads, at `open` and at every `commit`; none: ().
+
+        k is the state after k layers, -1 the one that the logits are computed from
+        (`LanguageModel.forward`).
+        """
 
     def open(self, context: Context, capacity: int) -> Any:
         """Memory for these rows, a `RowStore`, with all but the pending token ingested.

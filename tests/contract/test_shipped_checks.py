@@ -122,15 +122,16 @@ def test_a_drafter_that_reads_the_device_is_caught():
 class OfStates(Wrapped):
     """It asks for the target's hidden states, and finds them."""
 
-    hidden = True
+    taps = (-1, 0, 1)
 
     def open(self, context, capacity):
         if context.bound > 1:  # something was read before the pending token
-            assert context.hidden_BLE.shape[-1] == 32
+            assert [state.shape[-1] for state in context.hidden] == [32] * 3
         return self.drafter.open(context, capacity)
 
     def commit(self, memory, context, draft, verdict, scores):
-        assert scores.hidden_BNE.shape == (*draft.tokens_BN.shape, 32)
+        shape = (*draft.tokens_BN.shape, 32)
+        assert [state.shape for state in scores.hidden] == [shape] * 3
         self.drafter.commit(memory, context, draft, verdict, scores)
 
 

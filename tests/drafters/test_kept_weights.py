@@ -151,7 +151,7 @@ class Fixed:
     def open(self, rows, capacity, inputs=None):
         return SlotCache(1, rows, capacity)
 
-    def forward(self, cache, nodes, *, last=None, hidden=False):
+    def forward(self, cache, nodes, *, last=None, taps=()):
         rows, queries = nodes.tokens_BQ.shape
         count = queries if last is None else min(last, queries)
         return Output(self.row.expand(rows, count, -1).clone())

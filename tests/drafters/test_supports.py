@@ -37,7 +37,7 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, cache, nodes, *, last=None, hidden=False):
+    def forward(self, cache, nodes, *, last=None, taps=()):
         logits = self.model.forward(cache, nodes, last=last).logits_BQV
         token = nodes.tokens_BQ[:, -logits.shape[1] :, None]
         vocab = logits.shape[2]

@@ -212,6 +212,31 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
     assert run.batch.tokens_SL.data_ptr() == tokens
 
 
+def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
+    engine = engine_of("chain")
+    run, texts = Run(engine, 3, CAPACITY), {}
+    for turn in range(60):
+        if turn < 40:
+            texts[run.submit(REQUESTS[turn % len(REQUESTS)])] = []
+        if turn % 7 == 6:
+            waiting = [n for n in texts if run.reason(n) is None]
+            run.end(waiting[-1])
+        for block in run.step():
+            texts[block.row] += block.token_ids
+        for number in [n for n in texts if run.reason(n) is not None]:
+            stats = run.forget(number)
+            assert stats.new_tokens == len(texts.pop(number))
+    assert run.done
+    assert not texts
+    assert not run.requests
+    assert run.stats.new_tokens > 100
+    assert run.submit(REQUESTS[0]) == 40
+    with refuses(ConfigurationError, "no request 3", "this run has 1"):
+        run.forget(3)
+    with refuses(ConfigurationError, "request 40 is not over"):
+        run.forget(40)
+
+
 def test_free_seats_use_up_no_seeds():
     """Requests without a seed draw one from torch's generator; the next ones must not move."""
     target, small = pair()
@@ -343,15 +368,15 @@ def test_what_is_kept_is_what_counts():
 class Reader(Root):
     """Plain decoding that keeps what it was shown of the target's states."""
 
-    hidden = True
+    taps = (-1, 1)
     seen: list[torch.Tensor]
 
     def open(self, context, capacity):
-        self.seen.append(context.hidden_BLE)
+        self.seen.append(context.hidden)
         return super().open(context, capacity)
 
     def commit(self, memory, context, draft, verdict, scores):
-        self.seen.append(scores.hidden_BNE)
+        self.seen.append(scores.hidden)
 
 
 def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
@@ -362,17 +387,18 @@ def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
     run = Run(Engine(target, reader), 2, CAPACITY)
     run.submit(Request(LONG, Sampling(0), Limits(4)))
     list(run)
-    prompt, *steps = (states for states in reader.seen if states is not None)
-    assert prompt.shape == (1, len(LONG) - 1, 32)
-    assert [tuple(states.shape) for states in steps] == [(1, 1, 32)] * 4
+    prompt, *steps = (states for states in reader.seen if states)
+    assert [state.shape for state in prompt] == [(1, len(LONG) - 1, 32)] * 2
+    assert [tuple(state.shape) for states in steps for state in states] == [(1, 1, 32)] * 8
     capacity = 256
     cache = target.open(1, capacity)
     text = torch.tensor([LONG])
     at = torch.arange(len(LONG))[None]
     with torch.inference_mode():
-        whole = target.forward(cache, causal(text, at, capacity), hidden=True).hidden_BQE
-    states = torch.cat([prompt, steps[0]], 1)
-    torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
+        whole = target.forward(cache, causal(text, at, capacity), taps=reader.taps).hidden
+    for tap in (0, 1):
+        states = torch.cat([prompt[tap], steps[0][tap]], 1)
+        torch.testing.assert_close(states, whole[tap], atol=1e-4, rtol=1e-4)
 
 
 def test_inputs_for_a_model_of_text_alone_are_refused():
@@ -449,7 +475,7 @@ class Seer:
     """A drafter that foresees, over one that does not."""
 
     def __init__(self, inner):
-        self.inner, self.name, self.hidden = inner, "seer", False
+        self.inner, self.name, self.taps = inner, "seer", ()
         self.kinds, self.shapes = inner.kinds, inner.shapes
         self.open, self.commit, self.told = inner.open, inner.commit, []
 

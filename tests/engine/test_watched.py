@@ -1,9 +1,19 @@
-"""What a run tells besides tokens: logits at a place of the prompt, log-probabilities at 1."""
+"""What a run tells besides tokens: logits at a place of the prompt, log-probabilities."""
 
 import pytest
 import torch
 
-from outrider import ConfigurationError, Engine, Limits, PromptLookup, Request, Run, Sampling
+from outrider import (
+    ConfigurationError,
+    Engine,
+    Limits,
+    PromptLookup,
+    Request,
+    Run,
+    Sampling,
+    UnknownName,
+)
+from outrider.engine.logprobs import Logprobs
 from outrider.models import adapt
 from tiny import PROMPTS, llama
 
@@ -51,19 +61,47 @@ def test_places_outside_the_prompt_are_refused(place):
         Request([5, 6], GREEDY, watched=place)
 
 
-def test_log_probabilities_at_temperature_one():
-    sampling = Sampling(0.5, seed=3)
-    engine = Engine(adapt(MODEL), PromptLookup(2), "match")
-    sums = {}
-    for tempered in (True, False):
-        run = Run(engine, 1, 64, logprobs=True, tempered=tempered)
-        run.submit(Request(PROMPTS[0], sampling, Limits(6)))
-        run.close()
-        blocks = list(run)
-        ids = [token for block in blocks for token in block.token_ids]
-        sums[tempered] = [log for block in blocks for log in block.logprobs]
+def expected_logs(ids, scale=1.0, bias=None):
     with torch.no_grad():
         logits = MODEL(torch.tensor([[*PROMPTS[0], *ids]])).logits[0, len(PROMPTS[0]) - 1 : -1]
-    for tempered, scale in ((True, 2.0), (False, 1.0)):
-        expected = (logits * scale).log_softmax(-1)[range(6), ids].tolist()
-        assert sums[tempered] == pytest.approx(expected, abs=1e-4)
+    for token, add in (bias or {}).items():
+        logits[:, token] += add
+    return (logits * scale).log_softmax(-1)
+
+
+def test_each_request_is_told_of_the_law_it_asks_for():
+    bias = {7: 3.0}
+    sampling = Sampling(0.5, seed=3, logit_bias=bias)
+    run = Run(Engine(adapt(MODEL), PromptLookup(2), "match"), 4, 64)
+    wanted = [None, Logprobs(), Logprobs(3, "shaped"), Logprobs(4, "raw")]
+    run.submit_all([Request(PROMPTS[0], sampling, Limits(6), logprobs=w) for w in wanted])
+    run.close()
+    said = [([], [], []) for _ in wanted]
+    for block in run:
+        ids, logs, tops = said[block.row]
+        ids += block.token_ids
+        logs += block.logprobs or []
+        tops += block.likeliest or []
+    ids = said[0][0]
+    assert all(other[0] == ids for other in said)
+    laws = [
+        expected_logs(ids, 2.0, bias),
+        expected_logs(ids, bias=bias),
+        expected_logs(ids),
+    ]
+    assert said[0][1:] == ([], [])
+    for (_, logs, tops), law, asked in zip(said[1:], laws, wanted[1:], strict=True):
+        assert logs == pytest.approx(law[range(6), ids].tolist(), abs=1e-4)
+        best = law.topk(asked.top, -1)
+        assert [[token for token, _ in place] for place in tops] == (
+            best.indices.tolist() if asked.top else []
+        )
+        found = [log for place in tops for _, log in place]
+        assert found == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
+
+
+def test_log_probabilities_of_no_law_are_refused():
+    with pytest.raises(UnknownName, match="law of log-probabilities"):
+        Logprobs(law="target")
+    with pytest.raises(ConfigurationError, match="top must be"):
+        Logprobs(-1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from families import FAMILIES, build
 
+from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import CausalModel, ChainRunner, LlamaRunner, TransformersRunner, runner_of
 from outrider.models.nodes import causal, of_tree
 from outrider.tree import branching
@@ -12,12 +13,14 @@ from tiny import RUNNERS, llama
 TOKENS = torch.tensor([[5, 9, 11, 4, 7], [30, 2, 17, 3, 8]])
 #: Families that do more to logits than their output layer does: scales and soft caps.
 SHAPED = {"Cohere", "Cohere 2", "Gemma 2", "Gemma 3n"}
+#: Families that carry several states per token between their layers.
+SEVERAL = {"Gemma 3n"}
 
 
-def scored(model, *, last=None, hidden=True, tokens=TOKENS):
+def scored(model, *, last=None, taps=(-1,), tokens=TOKENS):
     at = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
     nodes = causal(tokens, at, 128)
-    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, hidden=hidden)
+    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["trees", "chains"])
@@ -27,15 +30,22 @@ def test_hidden_states_of_every_family(name, fallback):
     model = build(FAMILIES[name]())
     driven = CausalModel((ChainRunner if fallback else runner_of(model))(model))
     base = model.model if model.base_model is model else model.base_model
-    own = base(input_ids=TOKENS, use_cache=False).last_hidden_state
-    logits, states = scored(driven)
-    assert torch.allclose(states, own, atol=1e-4)
+    own = base(input_ids=TOKENS, use_cache=False, output_hidden_states=True)
+    if name in SEVERAL:
+        with pytest.raises(UnsupportedModel, match=r"one state per token after layers \(1,\)"):
+            scored(driven, taps=(1,))
+    taps = (-1,) if name in SEVERAL else (-1, 1, 0)
+    logits, (states, *below) = scored(driven, taps=taps)
+    assert torch.allclose(states, own.last_hidden_state, atol=1e-4)
+    for tap, got in zip(taps[1:], below, strict=True):
+        assert torch.allclose(got, own.hidden_states[tap], atol=1e-4)
     head = model.get_output_embeddings()
     assert torch.equal(head(states), logits) == (name not in SHAPED)
-    few, ends = scored(driven, last=2)
-    assert torch.allclose(ends, states[:, -2:], atol=1e-5)
+    few, ends = scored(driven, last=2, taps=taps)
+    for end, whole in zip(ends, (states, *below), strict=True):
+        assert torch.allclose(end, whole[:, -2:], atol=1e-5)
     assert few.shape[1] == 2
-    assert scored(driven, hidden=False).hidden_BQE is None
+    assert scored(driven, taps=()).hidden == ()
     assert not head._forward_pre_hooks
 
 
@@ -49,13 +59,15 @@ def test_hidden_states_of_trees(runner):
     driven.forward(cache, causal(TOKENS[:, :3], at, 128), last=1)
     tree, first = branching((2, 2)), torch.tensor([3, 2])
     drafted = torch.arange(2 * tree.nodes).view(2, -1)
-    logits, states = driven.forward(cache, of_tree(drafted, tree, first, 128), hidden=True)
+    nodes = of_tree(drafted, tree, first, 128)
+    logits, (states, low) = driven.forward(cache, nodes, taps=(-1, 1))
     assert torch.allclose(model.lm_head(states), logits, atol=1e-5)
     for row in range(2):
         path = tree.ancestors_BNN[0, -1].nonzero()[:, 0]
         whole = torch.cat([TOKENS[row, : first[row]], drafted[row, path]])[None]
-        own = model.model(input_ids=whole).last_hidden_state[0, first[row] :]
-        assert torch.allclose(states[row, path], own, atol=1e-4)
+        own = model.model(input_ids=whole, output_hidden_states=True)
+        for got, full in ((states, own.last_hidden_state), (low, own.hidden_states[1])):
+            assert torch.allclose(got[row, path], full[0, first[row] :], atol=1e-4)
 
 
 @pytest.mark.parametrize("runner", [lambda m: LlamaRunner(m, False), TransformersRunner])
@@ -66,8 +78,8 @@ def test_dummy_nodes_have_none(runner, last):
     model = llama().bfloat16()
     driven = CausalModel(runner(model))
     assert driven.min_queries == 4
-    logits, states = scored(driven, last=last, tokens=TOKENS[:, :2])
-    assert states.shape == (2, last or 2, 32)
+    logits, (states, low) = scored(driven, last=last, taps=(-1, 1), tokens=TOKENS[:, :2])
+    assert states.shape == low.shape == (2, last or 2, 32)
     assert torch.allclose(model.lm_head(states).float(), logits, atol=0.05)
 
 
@@ -79,7 +91,7 @@ def test_another_threads_states_are_not_mixed_in():
 
     def states(row):
         with torch.inference_mode():
-            return scored(driven, tokens=TOKENS[row : row + 1]).hidden_BQE
+            return scored(driven, tokens=TOKENS[row : row + 1]).hidden[0]
 
     expected = [states(row) for row in (0, 1)]
     with ThreadPoolExecutor(4) as threads:
@@ -88,9 +100,14 @@ def test_another_threads_states_are_not_mixed_in():
 
 
 def test_a_model_without_a_named_output_layer_is_refused(monkeypatch):
-    from outrider.errors import UnsupportedModel
-
     model = llama()
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
     with pytest.raises(UnsupportedModel, match="names no output layer"):
         scored(CausalModel(TransformersRunner(model)))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("tap", [-2, 2])
+def test_layers_that_are_not_there_are_refused(runner, tap):
+    with pytest.raises(ConfigurationError, match=rf"0 \(the embeddings\) to 1.*got \({tap},\)"):
+        scored(CausalModel(RUNNERS[runner](llama())), taps=(tap,))

@@ -231,10 +231,14 @@ def test_hidden_states_are_what_the_output_layer_reads(name):
     target = CausalModel(runner_of(model)(model))
     cache = target.open(2, 64, target.probe(2))
     at = torch.arange(6).expand(2, -1)
-    output = target.forward(cache, causal(at + 5, at, 64), last=3, hidden=True)
+    output = target.forward(cache, causal(at + 5, at, 64), last=3, taps=(-1, 1))
     head = model.get_output_embeddings()
-    assert output.hidden_BQE.shape == (2, 3, 32)
-    assert torch.allclose(head(output.hidden_BQE), output.logits_BQV, atol=1e-5)
+    assert output.hidden[0].shape == (2, 3, 32)
+    assert torch.allclose(head(output.hidden[0]), output.logits_BQV, atol=1e-5)
+    encoded = target.probe(2).encoded
+    given = target.runner.given(encoded.states_BTE, encoded.mask_BT.long())
+    own = model(**given, decoder_input_ids=at + 5, output_hidden_states=True)
+    assert torch.allclose(output.hidden[1], own.decoder_hidden_states[1][:, -3:], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["T5", "BART"])

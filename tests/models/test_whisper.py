@@ -141,12 +141,19 @@ def test_checks_and_calibration_make_audio_up():
 def test_the_last_nodes_alone_and_their_states():
     lean, source = adapt(whisper()), audio(1)
     nodes = causal(torch.arange(6)[None] + 2, torch.arange(6)[None], 128)
-    whole = lean.forward(lean.open(1, 128, source), nodes, hidden=True)
-    end = lean.forward(lean.open(1, 128, source), nodes, last=2, hidden=True)
+    whole = lean.forward(lean.open(1, 128, source), nodes, taps=(-1, 1))
+    end = lean.forward(lean.open(1, 128, source), nodes, last=2, taps=(-1, 1))
     assert end.logits_BQV.shape == (1, 2, VOCAB)
     torch.testing.assert_close(end.logits_BQV, whole.logits_BQV[:, -2:], rtol=1e-5, atol=1e-5)
     head = whisper().proj_out
-    torch.testing.assert_close(head(end.hidden_BQE), end.logits_BQV, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head(end.hidden[0]), end.logits_BQV, rtol=1e-5, atol=1e-5)
+    states = lean.encode(source).encoded.states_BTE
+    own = whisper()(
+        encoder_outputs=(states,), decoder_input_ids=nodes.tokens_BQ, output_hidden_states=True
+    )
+    below = own.decoder_hidden_states[1]
+    torch.testing.assert_close(whole.hidden[1], below, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(end.hidden[1], below[:, -2:], rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
 from outrider import DraftModel, Limits, PromptLookup, Request, Run, Sampling, Stop
+from outrider.text.answer import Answer
 from outrider.text.stream import Stream
 
 pytestmark = pytest.mark.real
@@ -88,7 +89,9 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
     stops = [Stop(budget, (word,) if row == STOPPED else ()) for row, budget in enumerate(BUDGETS)]
     run = Run(engine, 3, 128)
     run.submit_all(requests[:4])
-    stream = Stream(run, tokenizer, stops, prompts, [speculator.eos_ids] * 6)
+    each = zip(stops, prompts, strict=True)
+    answers = [Answer(tokenizer, stop, ids, speculator.eos_ids) for stop, ids in each]
+    stream = Stream(run, answers)
     for number, block in enumerate(stream):
         if number == 2:
             assert run.submit_all(requests[4:]) == [4, 5]

@@ -197,10 +197,10 @@ class _BySlot(_Wrapped[LanguageModel]):
         nodes: Nodes,
         *,
         last: int | None = None,
-        hidden: bool = False,
+        taps: tuple[int, ...] = (),
     ) -> Output:
         by_slot = nodes._replace(positions_BQ=nodes.slots_BQ)
-        return self.inner.forward(cache, by_slot, last=last, hidden=hidden)
+        return self.inner.forward(cache, by_slot, last=last, taps=taps)
 
 
 # A wrapper has its part's whole protocol by delegation, which a type checker cannot see.

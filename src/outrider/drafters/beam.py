@@ -42,7 +42,7 @@ class Beam:
     width: int = 3
     depth: int = 4
     name: ClassVar[str] = "beam"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ class DraftModel:
     parents: tuple[int, ...] | None = None
     name: str = "draft_model"
     policy: Policy | None = None
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.coupled and self.policy is not None:

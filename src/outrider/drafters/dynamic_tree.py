@@ -95,7 +95,7 @@ class DynamicTree:
     top_k: int = 4
     coupled: bool = False
     name: ClassVar[str] = "dynamic_tree"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):

@@ -149,7 +149,7 @@ class NgramTable:
     num_speculative_tokens: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_table"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 

@@ -37,7 +37,7 @@ class Paths:
     depth: int = 4
     more: tuple[LanguageModel, ...] = ()
     name: ClassVar[str] = "paths"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
 
     def __post_init__(self) -> None:

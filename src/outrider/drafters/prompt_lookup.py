@@ -29,7 +29,7 @@ class PromptLookup:
     most_ngram: int = 4
     least_ngram: int = 1
     name: ClassVar[str] = "prompt_lookup"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class ReferenceLookup:
     least_ngram: int = 1
     width: int = 1
     name: ClassVar[str] = "reference_lookup"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ class Root:
     """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
     name: ClassVar[str] = "root"
-    hidden: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     shapes: ClassVar[tuple[Shape, ...]] = (PLAIN,)
 

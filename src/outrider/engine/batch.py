@@ -169,7 +169,7 @@ class Prefill:
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
         self.cache = target.open(len(prompts), capacity, inputs)
-        self._hidden: list[Tensor] = []
+        self._hidden: list[tuple[Tensor, ...]] = []
         #: logits behind each row's watched place, or last token, once all is read; if any watches
         self.watched_BV: Tensor | None = None
 
@@ -189,7 +189,7 @@ class Prefill:
             context.tokens_BL,
             stop,
             start=self._read,
-            hidden=self.drafter.hidden,
+            taps=self.drafter.taps,
         )
         self._read = stop
         if stop < self._need:
@@ -202,8 +202,8 @@ class Prefill:
                 [len(request.prompt) for request in self.requests],
                 [request.watched for request in self.requests],
             )
-        hidden = torch.cat(self._hidden, 1) if self._hidden else None
-        memory = self.drafter.open(context._replace(hidden_BLE=hidden), self.capacity)
+        hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
+        memory = self.drafter.open(context._replace(hidden=hidden), self.capacity)
         device = context.length_B.device
         ends = [request.end(self.target.context) for request in self.requests]
         stops = [list(request.limits.stop_ids) for request in self.requests]

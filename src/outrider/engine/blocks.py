@@ -5,7 +5,11 @@ from typing import Any
 
 import torch
 
+from outrider.engine.logprobs import Logprobs, Told
 from outrider.types import Block, BlockLists, Draft, Verdict
+
+#: Log-probabilities of tokens, and of the likeliest beside each; None where nobody asked.
+Said = tuple[list[float] | None, list[list[tuple[int, float]]] | None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class HostBlock:
     finish_reason: str | None
     drafted: int = 0  #: children that the rule was offered
     trace: Trace | None = None
-    logprobs: list[float] | None = None  #: of the processed law, if they were asked for
+    logprobs: list[float] | None = None  #: of its tokens, if they were asked for
+    #: the likeliest tokens at each place with theirs, the best first, if they were asked for
+    likeliest: list[list[tuple[int, float]]] | None = None
 
 
 @dataclass
@@ -40,7 +46,8 @@ class Pending:
     verdict: Verdict
     requests: list[int]
     traced: bool
-    logs: torch.Tensor | None = None
+    told: dict[Logprobs, Told] = field(default_factory=dict)  #: what rows want to be told
+    wanted: list[Logprobs | None] | None = None  #: by row
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
     _trace: list[torch.Tensor] = field(init=False, default_factory=list)
 
@@ -56,14 +63,15 @@ class Pending:
         if self.traced:
             d, v = self.draft, self.verdict
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
-        if self.logs is not None:
-            parts.append(self.logs)
+        for told in self.told.values():
+            parts += told
         if b.emitted_B.is_cuda:
             parts = [part.to("cpu", non_blocking=True) for part in parts]
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
-        if self.logs is not None:
-            self.logs = parts.pop()
+        for asked in reversed(self.told):
+            self.told[asked] = Told(*parts[-3:])
+            del parts[-3:]
         if b.lists is None:
             self._block, parts = parts[:3], parts[3:]
         self._trace = parts
@@ -80,11 +88,15 @@ class Pending:
             tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
         )
 
-    def logs_of(self, row: int, count: int) -> list[float] | None:
-        if self.logs is None:
-            return None
-        logs: list[float] = self.logs[row, :count].tolist()
-        return logs
+    def told_of(self, row: int, count: int) -> Said:
+        """Of a row's first tokens: their log-probabilities, and the likeliest beside them."""
+        asked = None if self.wanted is None else self.wanted[row]
+        if asked is None:
+            return None, None
+        logs, ids, tops = (table[row, :count].tolist() for table in self.told[asked])
+        if not asked.top:
+            return logs, None
+        return logs, [list(zip(*place, strict=True)) for place in zip(ids, tops, strict=True)]
 
     def trace_of(self, row: int) -> Trace | None:
         if not self.traced:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, tree, verifiers
-from outrider.engine import graphs, step
+from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
+from outrider.engine.logprobs import Logprobs, Told, told
 from outrider.engine.planner import Planner, Row, named
 from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
@@ -134,11 +135,12 @@ class Engine:
         sources = _one_each("inputs", inputs, len(texts), None)
         copied = _one_each("references", references, len(texts), ())
         every = zip(texts, settings, ends, sources, copied, strict=True)
-        requests = [Request(*each) for each in every]
+        wanted = Logprobs() if logprobs else None
+        requests = [Request(*each, logprobs=wanted) for each in every]
         if capacity is None:
             longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes
-        run = Run(self, len(requests), capacity, trace=trace, logprobs=logprobs, observe=observe)
+        run = Run(self, len(requests), capacity, trace=trace, observe=observe)
         run.submit_all(requests)
         run.close()
         return run
@@ -160,8 +162,6 @@ class Run(Iterator[HostBlock]):
 
     seats     how many rows run side by side; the others wait, first come first served
     capacity  slots of a row: prompt, budget and draft tree. None: the model's context
-    logprobs  tell the log-probability of every token, of the law that it was emitted from; without
-              `tempered` at temperature 1, whatever the request's own
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -174,12 +174,9 @@ class Run(Iterator[HostBlock]):
         capacity: int | None = None,
         *,
         trace: bool = False,
-        logprobs: bool = False,
-        tempered: bool = True,
         observe: Observer | None = None,
     ) -> None:
-        self.engine, self._trace = engine, trace
-        self._logprobs, self._tempered, self._observe = logprobs, tempered, observe
+        self.engine, self._trace, self._observe = engine, trace, observe
         self._size = engine.drafter.shapes[0].max_nodes
         if capacity is None:
             if engine.target.context >= 1 << 30:
@@ -215,7 +212,7 @@ class Run(Iterator[HostBlock]):
                 f"this run is closed; got {len(requests)} more; submit to another run"
             )
         target, entries = self.engine.target, self._ledger.entries
-        for number, request in enumerate(requests, len(entries)):
+        for number, request in enumerate(requests, self._ledger.count):
             check(request, number, target, self._reads)
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
@@ -226,8 +223,8 @@ class Run(Iterator[HostBlock]):
             [request.limits.stop_ids for request in requests],
             target.vocab_size,
             self._device,
-            len(entries),
-            [entry.request.sampling for entry in entries if not entry.over],
+            self._ledger.count,
+            [entry.request.sampling for entry in entries.values() if not entry.over],
         )
         numbers = []
         for request, sampling in zip(requests, settings, strict=True):
@@ -260,6 +257,18 @@ class Run(Iterator[HostBlock]):
         if self.done:
             self._mark = 0.0
 
+    def forget(self, number: int) -> RequestStats:
+        """Keep nothing of a request that is over, for runs that never end; its statistics.
+
+        Raises ConfigurationError for one that is not over, or not there.
+        """
+        stats = self._ledger.forget(number)
+        if self.done:  # no turn will come
+            self._read(0)
+            self._seating.leave()
+            self._sweep()
+        return stats
+
     # ------------------------------------------------------------------ what has become of them
 
     @property
@@ -275,22 +284,27 @@ class Run(Iterator[HostBlock]):
     @property
     def phases(self) -> list[Phase]:
         """Where each request stands."""
-        return [entry.phase for entry in self._ledger.entries]
+        return [entry.phase for entry in self._ledger.entries.values()]
 
     @property
     def reasons(self) -> list[str | None]:
         """Why each request is over, None while it is not."""
-        return [entry.reason for entry in self._ledger.entries]
+        return [entry.reason for entry in self._ledger.entries.values()]
+
+    def reason(self, number: int) -> str | None:
+        """Why a request is over, None while it is not."""
+        self._ledger.check(number)
+        return self._ledger.entries[number].reason
 
     @property
     def requests(self) -> list[RequestStats]:
-        """Statistics of each request."""
-        return [entry.stats for entry in self._ledger.entries]
+        """Statistics of each request that is not forgotten."""
+        return [entry.stats for entry in self._ledger.entries.values()]
 
     @property
     def errors(self) -> dict[int, Exception]:
         """The errors of requests that failed."""
-        entries = enumerate(self._ledger.entries)
+        entries = self._ledger.entries.items()
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
     def watched(self, number: int) -> Tensor | None:
@@ -343,6 +357,7 @@ class Run(Iterator[HostBlock]):
         if any(self._ledger.entries[number].cut for number in self._seating.rows):
             self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
+        self._sweep()
         spent = self._seating.arrive()
         if self._seating.rows:
             self._advance()
@@ -367,9 +382,12 @@ class Run(Iterator[HostBlock]):
             return
         draft, scores, verdict, batch, block = made
         rows = list(self._seating.rows)
-        logs = None
-        if self._logprobs:
-            logs = step.log_probabilities(scores, verdict, block, self._tempered)
+        wanted = [self._ledger.entries[number].request.logprobs for number in rows]
+        said = {
+            asked: told(scores, verdict, block, asked)
+            for asked in dict.fromkeys(wanted)
+            if asked is not None
+        }
         self._seating.batch = batch
         try:
             if self._observe is not None:
@@ -377,17 +395,23 @@ class Run(Iterator[HostBlock]):
                     self._observe(draft, scores, verdict, block, rows)
                 clock.start()
         finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._emit(made, rows, logs)
+            self._emit(made, rows, wanted, said)
         clock.lap("emit")
         self._ledger.stats.engine_steps += 1
 
-    def _emit(self, made: Made, rows: list[int], logs: Tensor | None) -> None:
+    def _emit(
+        self,
+        made: Made,
+        rows: list[int],
+        wanted: list[Logprobs | None],
+        said: dict[Logprobs, Told],
+    ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
         block = made.block
-        if block.lists is not None and not self._trace and logs is None and not self._unread:
+        if block.lists is not None and not (self._trace or said or self._unread):
             self._tell(block.lists, rows)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, self._trace, logs)
+            pending = Pending(block, made.draft, made.verdict, rows, self._trace, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 
@@ -448,6 +472,11 @@ class Run(Iterator[HostBlock]):
         cause.add_note(f"in a logits processor of request {number} after {length} tokens")
         self._ledger.ready.append(self._ledger.fail(number, cause))
         self._seating.leave()
+
+    def _sweep(self) -> None:
+        """Drop what is forgotten, but for requests that blocks on their way still name."""
+        on_their_way = [number for pending in self._unread for number in pending.requests]
+        self._ledger.sweep(self._seating.named + on_their_way)
 
     def _all_over(self) -> bool:
         return all(self._ledger.entries[number].over for number in self._seating.rows)

@@ -58,7 +58,7 @@ def verbs(
     """One step; `lap` is told when a verb has ended."""
     draft = step.propose(drafter, batch, shape)
     lap("propose")
-    scores = step.score(target, batch, draft, drafter.hidden)
+    scores = step.score(target, batch, draft, drafter.taps)
     lap("score")
     verdict = step.verify(rule, batch, draft, scores)
     lap("verify")

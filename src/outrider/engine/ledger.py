@@ -10,6 +10,7 @@ FAILED      an error of its own: `Entry.error`
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -82,18 +83,47 @@ class Entry:
 class Ledger:
     """The requests of a run by number, their counts and the run's, and what is to be told."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    count: int = 0  #: requests so far, those that are forgotten included
     stats: Stats = field(default_factory=Stats)
     ready: deque[HostBlock] = field(default_factory=deque)
     left: int = 0  #: how many are not over
+    forgotten: set[int] = field(default_factory=set)  #: to be dropped
 
     def add(self, request: Request) -> int:
         """A new request, waiting; its number."""
-        size = len(request.prompt)
-        self.entries.append(Entry(request, RequestStats(prompt_tokens=size), size))
+        size, number = len(request.prompt), self.count
+        self.entries[number] = Entry(request, RequestStats(prompt_tokens=size), size)
         self.stats.prompt_tokens += size
         self.left += 1
-        return len(self.entries) - 1
+        self.count += 1
+        return number
+
+    def forget(self, number: int) -> RequestStats:
+        """Keep nothing of a request that is over once nobody names it any more; its statistics."""
+        self.check(number)
+        entry = self.entries[number]
+        if not entry.over:
+            raise ConfigurationError(
+                f"request {number} is not over; got forget({number}); end it first"
+            )
+        self.forgotten.add(number)
+        return entry.stats
+
+    def sweep(self, named: Sequence[int]) -> None:
+        """Drop what is to be forgotten, but for requests that seats or prompts under way name."""
+        if self.forgotten:
+            for number in self.forgotten.difference(named):
+                del self.entries[number]
+            self.forgotten.intersection_update(named)
+
+    def check(self, number: int) -> None:
+        """Refuse a number that names no request: ConfigurationError."""
+        if not arguments.is_whole(number) or number not in self.entries:
+            raise ConfigurationError(
+                f"no request {number!r}: this run has {len(self.entries)}; give a number that "
+                "submit returned"
+            )
 
     def run(self, number: int) -> None:
         """It has a row."""
@@ -103,11 +133,7 @@ class Ledger:
 
     def check_end(self, number: int, reason: str) -> None:
         """Refuse to end what is not there, or was ended or failed before: ConfigurationError."""
-        if not arguments.is_whole(number) or not 0 <= number < len(self.entries):
-            raise ConfigurationError(
-                f"no request {number!r}: this run has {len(self.entries)}; give a number that "
-                "submit returned"
-            )
+        self.check(number)
         entry = self.entries[number]
         if entry.cut or entry.error is not None:
             raise ConfigurationError(
@@ -182,8 +208,8 @@ class Ledger:
                 self._over(entry, Phase.ENDED, reason)
             accepted = min(block.accepted[at], len(ids))
             trace = None if pending is None else pending.trace_of(at)
-            logs = None if pending is None else pending.logs_of(at, len(ids))
+            said = (None, None) if pending is None else pending.told_of(at, len(ids))
             drafted = block.drafted[at]
-            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, logs))
+            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, *said))
         self.ready += blocks
         return blocks

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider import arguments
+from outrider.engine.logprobs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
 from outrider.types import CONTEXT, LENGTH, Inputs, LanguageModel
@@ -51,6 +52,7 @@ class Request:
     inputs: Inputs | None = None  #: what it reads besides its text, one row
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
     watched: int | None = None  #: a place of the prompt: `Run.watched` tells the logits behind it
+    logprobs: Logprobs | None = None  #: what blocks tell of its tokens
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
@@ -59,6 +61,8 @@ class Request:
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+        if not isinstance(self.logprobs, Logprobs | None):
+            arguments.refuse("logprobs", "a Logprobs or None", self.logprobs, "write Logprobs()")
         if self.watched is not None:
             do = "give the place of one of the prompt's tokens, or None"
             place = arguments.whole("watched", self.watched, do, least=0)

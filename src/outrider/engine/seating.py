@@ -37,6 +37,11 @@ class Seating:
         """The request of each row of the batch."""
         return self.seats.rows
 
+    @property
+    def named(self) -> list[int]:
+        """The requests that have a row, and those whose prompts are being read."""
+        return self.rows + (self._prefill[0] if self._prefill is not None else [])
+
     def requests(self, numbers: Sequence[int]) -> list[Request]:
         """The requests with these numbers."""
         return [self.ledger.entries[number].request for number in numbers]

@@ -10,7 +10,6 @@ tokens, the pending one included; the caches hold one entry less; node 0 writes 
 """
 
 import torch
-from torch import Tensor
 
 from outrider import ops, verifiers
 from outrider.drafters.root import bare
@@ -36,7 +35,7 @@ from outrider.types import (
     Verifier,
 )
 
-__all__ = ["begin", "commit", "log_probabilities", "propose", "score", "verify"]
+__all__ = ["begin", "commit", "propose", "score", "verify"]
 
 
 @inference
@@ -57,15 +56,15 @@ def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft
 
 
 @inference
-def score(target: LanguageModel, batch: Batch, draft: Draft, hidden: bool = False) -> Scores:
+def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ...] = ()) -> Scores:
     """The target's laws at every node, from one call. Siblings share a position, never a slot.
 
-    With `hidden` the states that they were computed from come along, for a drafter that asks.
+    The target's states at the taps come along, for a drafter that reads them.
     """
     tree, context = draft.tree, batch.context
     wide = width(context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    logits, states = target.forward(batch.cache, nodes, hidden=hidden)
+    logits, states = target.forward(batch.cache, nodes, taps=taps)
     shaping = context.sampling.shaping
     if shaping is None:
         return Scores(warp(logits, context.sampling), states)
@@ -132,26 +131,3 @@ def commit(
 def unread(context: Context, draft: Draft) -> int:
     """How many tokens of a row a draft model has not read after a step with this draft."""
     return 0 if draft.tree.max_depth else context.unread + 1
-
-
-@inference
-def log_probabilities(
-    scores: Scores, verdict: Verdict, block: Block, tempered: bool = True
-) -> Tensor:
-    """Log-probability of every token of a block under the law it was emitted from, [B, T].
-
-    That is the processed law: penalties, temperature and filters are in. Greedy rows, whose law is
-    one-hot, report the law at temperature 1 instead, and so do all rows unless `tempered`.
-    """
-    root = torch.zeros_like(verdict.count_B)[:, None]
-    nodes = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
-    laws = scores.laws
-    vocab = laws.logits_BRV.shape[-1]
-    logits = laws.logits_BRV.gather(1, nodes[..., None].expand(-1, -1, vocab)).float()
-    inverse = laws.inverse_temperature_B[:, None, None]
-    inverse = torch.where(torch.isinf(inverse), 1.0, inverse if tempered else 1.0)
-    if laws.floor_BR is not None:
-        floor = laws.floor_BR.gather(1, nodes)[..., None]
-        logits = logits.masked_fill(logits < floor, -torch.inf)
-    logs = (logits * inverse).log_softmax(-1)
-    return logs.gather(2, block.tokens_BT.clamp(max=vocab - 1)[..., None])[..., 0]

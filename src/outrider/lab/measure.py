@@ -176,12 +176,12 @@ class Timed:
         return self.model.open(rows, capacity, inputs)
 
     def forward(
-        self, cache: object, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self, cache: object, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
     ) -> Output:
         """The model's own answer, timed."""
         self._wait()
         started = time.perf_counter()
-        output = self.model.forward(cache, nodes, last=last, hidden=hidden)
+        output = self.model.forward(cache, nodes, last=last, taps=taps)
         self._wait()
         self.seconds += time.perf_counter() - started
         self.calls += 1

@@ -64,10 +64,12 @@ class Runner(Protocol):
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits [B, Q or last, V'] of the given nodes, and the states they were computed from.
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits [B, Q or last, V'] of the given nodes, and their states at the taps.
 
-        The slots are set already (`SlotCache.begin`). States are left out unless `hidden` asks.
+        The slots are set already (`SlotCache.begin`).
         """
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
@@ -161,12 +163,25 @@ class CausalModel:
         return cache
 
     def forward(
-        self, cache: SlotCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self,
+        cache: SlotCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
     ) -> Output:
         """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
 
-        With `hidden` the states [B, Q, E] that these were computed from come along.
+        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
+        embeddings), -1 the state that the logits are computed from. Raises ConfigurationError for
+        a layer that the model does not have.
         """
+        if taps and not all(-1 <= tap < self.runner.layers for tap in taps):
+            raise ConfigurationError(
+                f"taps are numbers of layers of {self.runner.name}, from 0 (the embeddings) to "
+                f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
+                f"{taps}; take a head that was made for this target"
+            )
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
@@ -184,10 +199,10 @@ class CausalModel:
             last = None
         cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
         padded = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
-        logits, states = self.runner(cache, padded, last, hidden)
+        logits, states = self.runner(cache, padded, last, taps)
         if last is None:
             logits = logits[:, wanted]
-            states = None if states is None else states[:, wanted]
+            states = tuple(state[:, wanted] for state in states)
         if self._widen:
             logits = logits.float()
         if self.ids_K is not None:

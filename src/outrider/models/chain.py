@@ -4,7 +4,10 @@ The cache is shown to the model with the exact length it expects, so whatever th
 that length is right. Rows have different lengths, so each is run alone.
 """
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from outrider.models.cache import SlotCache
 from outrider.models.hf import TransformersRunner
@@ -16,12 +19,15 @@ class ChainRunner(TransformersRunner):
 
     trees = False
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits of the (last) nodes of every row's chain."""
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits of the (last) nodes of every row's chain, and their states at the taps."""
         slots_BQ = nodes.slots_BQ
         starts: list[int] = slots_BQ[:, 0].tolist()
         repeated: list[bool] = (slots_BQ[:, :1] == slots_BQ[:, 1:2]).any(1).tolist()
-        logits, states = [], []
+        rows: list[Output] = []
+        skips: list[int] = []
         for row, start in enumerate(starts):
             # a one-token prompt re-feeds its only token twice, into one slot
             skip = int(repeated[row])
@@ -29,12 +35,16 @@ class ChainRunner(TransformersRunner):
             own = cache.row(row)
             own.begin(slots, start + slots.shape[1], start)
             assert own.size == cache.size, "a row sees more slots than the whole batch"
-            output = self._run(own, tokens, positions, None, None, hidden)
+            output = self._run(own, tokens, positions, None, None, taps)
             if not cache.stacks:  # the first call of all has made the row's buffers
                 cache.put([row], own)
-            logits.append(torch.cat([output.logits_BQV[:, :skip], output.logits_BQV], 1))
-            if output.hidden_BQE is not None:
-                states.append(torch.cat([output.hidden_BQE[:, :skip], output.hidden_BQE], 1))
+            rows.append(output)
+            skips.append(skip)
         wanted = slice(None if last is None else -last, None)
-        whole = torch.cat(logits)[:, wanted]
-        return Output(whole, torch.cat(states)[:, wanted] if hidden else None)
+
+        def whole(parts: Iterable[Tensor]) -> Tensor:
+            each = zip(parts, skips, strict=True)
+            return torch.cat([torch.cat([x[:, :skip], x], 1) for x, skip in each])[:, wanted]
+
+        states = zip(*(output.hidden for output in rows), strict=True)
+        return Output(whole(output.logits_BQV for output in rows), tuple(map(whole, states)))

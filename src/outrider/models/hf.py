@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from outrider.errors import UnsupportedModel
 from outrider.models.cache import SlotCache
@@ -45,6 +46,15 @@ def steady_context(config: PretrainedConfig) -> int:
     return min(int(n) for n in original if n)
 
 
+def layers_asked(taps: tuple[int, ...]) -> dict[str, object]:
+    """The argument that asks a model for its states after these layers, if any is wanted.
+
+    Older versions of transformers take any list for True, which is all of them.
+    """
+    layers = [tap for tap in taps if tap >= 0]
+    return {"output_hidden_states": layers} if layers else {}
+
+
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
@@ -52,6 +62,7 @@ class TransformersRunner:
     packed = False
     reader: Reader | None = None
     tracks = False  #: whether it reads the position of every cache slot
+    states = "hidden_states"  #: the field of an output with the states after each layer
     #: fields of a configuration that say how many positions there are, the first that is there
     reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
@@ -92,13 +103,15 @@ class TransformersRunner:
         """The class of the model."""
         return type(self.model).__name__
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits of the (last) nodes, and the states that the output layer was given."""
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits of the (last) nodes, and their states at the taps."""
         tokens_BQ, positions_BQ, _, visible_BQW = nodes
         keys_BW = cache.place(positions_BQ)[:, : cache.width] if self.tracks else None
         with self.around(keys_BW, positions_BQ, visible_BQW):
             mask = self.masks(visible_BQW, positions_BQ, keys_BW)
-            return self._run(cache, tokens_BQ, positions_BQ, mask, last, hidden)
+            return self._run(cache, tokens_BQ, positions_BQ, mask, last, taps)
 
     def _run(
         self,
@@ -107,25 +120,39 @@ class TransformersRunner:
         positions_BQ: Tensor,
         mask: Mask | None,
         last: int | None,
-        hidden: bool,
+        taps: tuple[int, ...],
     ) -> Output:
         """The model's own forward. Without a mask it makes one from the cache's length."""
-        extra: dict[str, Tensor | int] = {}
+        extra: dict[str, object] = layers_asked(taps)
         if "position_ids" in self._takes:
             extra["position_ids"] = positions_BQ
         if "logits_to_keep" in self._takes:
             extra["logits_to_keep"] = last or 0
-        with evaluating(self.model, self._parts), self._listening(hidden) as states:
-            logits: Tensor = self.model(
+        with evaluating(self.model, self._parts), self._listening(-1 in taps) as states:
+            output = self.model(
                 input_ids=tokens_BQ,
                 attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
                 **extra,
-            ).logits
+            )
+        logits: Tensor = output.logits
         if last is not None:  # a model that takes `logits_to_keep` has cut them
             logits = logits[:, -last:]
-        return Output(logits, states[0][:, -logits.shape[1] :] if states else None)
+        return Output(logits, self._tapped(taps, states, output, logits.shape[1]))
+
+    def _tapped(
+        self, taps: tuple[int, ...], heard: list[Tensor], output: ModelOutput, few: int
+    ) -> tuple[Tensor, ...]:
+        """The states of the last `few` nodes at each tap, of what a call heard and returned."""
+        layers = output.get(self.states, ())
+        if any(tap >= len(layers) or layers[tap].dim() != 3 for tap in taps if tap >= 0):
+            raise UnsupportedModel(
+                f"one state per token after layers {taps} was asked for; got {self.name}, which "
+                f"returns {len(layers)} layers' states, not one per token each; use a drafter "
+                "that does not read them"
+            )
+        return tuple((heard[0] if tap < 0 else layers[tap])[:, -few:] for tap in taps)
 
     @contextmanager
     def _listening(self, wanted: bool, last: int | None = None) -> Iterator[list[Tensor]]:

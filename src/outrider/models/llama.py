@@ -126,8 +126,10 @@ class LlamaRunner:
         """It has no windows to narrow."""
         return nullcontext()
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits of the (last) nodes, and the states behind the last norm."""
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits of the (last) nodes, and their states at the taps."""
         tokens_BQ, positions_BQ, _, visible_BQW = nodes
         batch, queries = tokens_BQ.shape
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
@@ -137,7 +139,10 @@ class LlamaRunner:
         cos = self._cos[positions_BQ][:, :, None]
         sin = self._sin[positions_BQ][:, :, None]
         state = F.embedding(tokens_BQ, self._embedding)
-        for layer, store in zip(self._layers, cache.layers, strict=True):
+        kept: dict[int, Tensor] = {}
+        for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            if number in taps:
+                kept[number] = state
             x = rms_norm(state, layer.before, self._eps)
             qkv = layer.qkv(x).view(batch, queries, rotated + kv_heads, size)
             qk = qkv[:, :, :rotated]
@@ -153,4 +158,6 @@ class LlamaRunner:
         if last is not None:
             state = state[:, -last:]
         state = rms_norm(state, self._norm, self._eps)
-        return Output(self._head(state), state if hidden else None)
+        kept[-1] = state
+        few = slice(-state.shape[1], None)
+        return Output(self._head(state), tuple(kept[tap][:, few] for tap in taps))

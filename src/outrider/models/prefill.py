@@ -46,27 +46,25 @@ def ingest(
     count: int,
     *,
     start: int = 0,
-    hidden: bool = False,
-) -> list[Tensor]:
+    taps: tuple[int, ...] = (),
+) -> list[tuple[Tensor, ...]]:
     """Write tokens `start` to `count` of every row, right-padded rows included, in chunks.
 
-    Entries beyond a row's own length are never visible to it and are overwritten later. With
-    `hidden` the model's states of these tokens are returned, [B, n, E] for each chunk.
+    Entries beyond a row's own length are never visible to it and are overwritten later.
+    The model's states of these tokens at the taps are returned, [B, n, E] for each chunk.
     """
     device = tokens_BL.device
     rows = tokens_BL.shape[0]
-    states: list[Tensor] = []
+    states: list[tuple[Tensor, ...]] = []
     for first in range(start, count, CHUNK):
         stop = min(first + CHUNK, count)
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
         wide = width(stop, 0, cache.capacity)
         nodes = causal(tokens_BL[:, first:stop], at, wide)
-        if not hidden:
+        if taps:
+            states.append(model.forward(cache, nodes, taps=taps).hidden)
+        else:
             model.forward(cache, nodes, last=1)
-            continue
-        output = model.forward(cache, nodes, hidden=True)
-        assert output.hidden_BQE is not None
-        states.append(output.hidden_BQE)
     return states
 
 

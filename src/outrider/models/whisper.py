@@ -217,8 +217,10 @@ class WhisperRunner:
         """It has no windows to narrow."""
         return nullcontext()
 
-    def __call__(self, cache: SlotCache, nodes: Nodes, last: int | None, hidden: bool) -> Output:
-        """Logits of the (last) nodes, and the states behind the last norm."""
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits of the (last) nodes, and their states at the taps."""
         tokens_BQ, positions_BQ, _, visible_BQW = nodes
         batch, queries = tokens_BQ.shape
         heads, size = self.heads, self.width // self.heads
@@ -226,7 +228,10 @@ class WhisperRunner:
         assert isinstance(cross, Cross), "rows without audio"
         mask = additive(visible_BQW, self.dtype)
         state = F.embedding(tokens_BQ, self._embedding) + self._places[positions_BQ]
+        kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            if number in taps:
+                kept[number] = state
             qkv = layer.qkv(layer.before(state)).view(batch, queries, 3, heads, size)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             keys, values = store.update(k, v)
@@ -240,4 +245,6 @@ class WhisperRunner:
         if last is not None:
             state = state[:, -last:]
         state = self._norm(state)
-        return Output(self._head(state), state if hidden else None)
+        kept[-1] = state
+        few = slice(-state.shape[1], None)
+        return Output(self._head(state), tuple(kept[tap][:, few] for tap in taps))

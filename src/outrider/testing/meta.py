@@ -53,7 +53,7 @@ class MetaModel:
         return MetaCache(capacity)
 
     def forward(
-        self, cache: MetaCache, nodes: Nodes, *, last: int | None = None, hidden: bool = False
+        self, cache: MetaCache, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
     ) -> Output:
         """Logits (and states) without values; raises ValueError for tables of wrong shapes."""
         rows, queries = nodes.tokens_BQ.shape
@@ -61,8 +61,9 @@ class MetaModel:
         if shapes[:3] != [(rows, queries)] * 3 or shapes[3][:2] != (rows, queries):
             raise ValueError(f"a model reads nodes [B, Q] and masks [B, Q, W]; got {shapes}")
         count = queries if last is None else min(last, queries)
-        states = torch.empty(rows, count, HIDDEN, device="meta") if hidden else None
-        return Output(torch.empty(rows, count, self.vocab_size, device="meta"), states)
+        states = torch.empty(rows, count, HIDDEN, device="meta")
+        logits = torch.empty(rows, count, self.vocab_size, device="meta")
+        return Output(logits, (states,) * len(taps))
 
     def keep(self, cache: MetaCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Nothing is there to move; raises ValueError for tensors of another device."""

@@ -35,7 +35,7 @@ class Restless:
     def __init__(self, drafter: Drafter, seed: int = 0) -> None:
         self.drafter, self.random = drafter, random.Random(seed)
         self.name, self.kinds, self.shapes = drafter.name, drafter.kinds, drafter.shapes
-        self.hidden = drafter.hidden
+        self.taps = drafter.taps
         self.seen: set[Hashable] = set()
 
     def open(self, context: Context, capacity: int) -> Any:

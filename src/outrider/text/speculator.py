@@ -16,6 +16,7 @@ from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.text import beamed
+from outrider.text.answer import Answer
 from outrider.text.asked import Asked, Reader, Text, refuse_useless
 from outrider.text.opening import Opening, ruled
 from outrider.text.results import Generation
@@ -165,7 +166,9 @@ class Speculator:
             trace=trace,
             logprobs=logprobs,
         )
-        return Stream(run, self.tokenizer, stops, asked.prompts, [end.stop_ids for end in limits])
+        each = zip(stops, asked.prompts, limits, strict=True)
+        answers = [Answer(self.tokenizer, stop, ids, end.stop_ids) for stop, ids, end in each]
+        return Stream(run, answers)
 
     def _beamed(
         self, beams: Beams, prompts: object, sampling: Any, stop: Any, options: Options

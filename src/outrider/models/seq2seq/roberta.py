@@ -3,6 +3,7 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.utils import ModelOutput
 
 from outrider.models.hf import Mask
 from outrider.models.seq2seq.runner import Seq2SeqRunner
@@ -25,7 +26,8 @@ class RobertaRunner(Seq2SeqRunner):
         source: dict[str, object],
         mask: Mask | None = None,
         positions_BQ: Tensor | None = None,
-    ) -> Tensor:
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
         if positions_BQ is not None:
             positions_BQ = positions_BQ + self._first_position()
-        return super()._ask(tokens_BQ, past, source, mask, positions_BQ)
+        return super()._ask(tokens_BQ, past, source, mask, positions_BQ, taps)

@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import states_width
 from outrider.models.guard import alone, evaluating, instead
-from outrider.models.hf import Mask, TransformersRunner
+from outrider.models.hf import Mask, TransformersRunner, layers_asked
 from outrider.models.seq2seq.crossed import Crossed
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
 from outrider.models.seq2seq.tables import Patch, biases, embeddings
@@ -31,6 +32,7 @@ class Seq2SeqRunner(TransformersRunner):
     # not `n_positions`: T5 checkpoints name it, but its bias reaches any distance
     reaches = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
     prefix = "decoder_"  #: of the arguments that are the text's, not the source's
+    states = "decoder_hidden_states"
     encoder: type[EncoderReader] = EncoderReader  #: what reads the sources
 
     def __init__(self, model: PreTrainedModel, shares: bool = False) -> None:
@@ -107,16 +109,20 @@ class Seq2SeqRunner(TransformersRunner):
         source: dict[str, object],
         mask: Mask | None = None,
         positions_BQ: Tensor | None = None,
-    ) -> Tensor:
-        """Logits by the model's own forward."""
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """What the model's own forward returns."""
         text: dict[str, object] = {"input_ids": tokens_BQ, "attention_mask": mask}
         if positions_BQ is not None and self._named:
             text["position_ids"] = positions_BQ
         named = {f"{self.prefix}{name}": value for name, value in text.items()}
-        logits: Tensor = self.model(
-            **named, **source, past_key_values=past, use_cache=past is not None
-        ).logits
-        return logits
+        return self.model(
+            **named,
+            **source,
+            **layers_asked(taps),
+            past_key_values=past,
+            use_cache=past is not None,
+        )
 
     def _run(
         self,
@@ -125,7 +131,7 @@ class Seq2SeqRunner(TransformersRunner):
         positions_BQ: Tensor,
         mask: Mask | None,
         last: int | None,
-        hidden: bool,
+        taps: tuple[int, ...],
     ) -> Output:
         crossed = cache.inputs
         if not isinstance(crossed, Crossed):
@@ -134,9 +140,10 @@ class Seq2SeqRunner(TransformersRunner):
             )
         past = EncoderDecoderCache(cache, crossed.cache())
         source = self.given(crossed.states(), crossed.seen(tokens_BQ.shape[1]))
-        with evaluating(self.model, self._parts), self._listening(hidden, last) as states:
-            logits = self._ask(tokens_BQ, past, source, mask, positions_BQ)
-        return Output(logits, states[0] if states else None)
+        with evaluating(self.model, self._parts), self._listening(-1 in taps, last) as heard:
+            output = self._ask(tokens_BQ, past, source, mask, positions_BQ, taps)
+        logits: Tensor = output.logits
+        return Output(logits, self._tapped(taps, heard, output, logits.shape[1]))
 
     @contextmanager
     def around(
@@ -161,4 +168,6 @@ class Seq2SeqRunner(TransformersRunner):
             assert isinstance(self.reader, EncoderReader), f"{self.name} has no encoder in use"
             source = {**self.reader.asked(inputs)}
         with evaluating(self.model, self._parts):
-            return self._ask(tokens_1Q, None, source, torch.ones_like(tokens_1Q))
+            output = self._ask(tokens_1Q, None, source, torch.ones_like(tokens_1Q))
+        logits: Tensor = output.logits
+        return logits

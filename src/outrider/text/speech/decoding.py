@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.engine import Engine, Run
+from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request, check
 from outrider.engine.search.decode import admit
 from outrider.laws.sampling import Sampling
@@ -71,7 +72,7 @@ class Rows:
         if self.beams is not None:
             admit(engine.drafter)
         self._searching: list[tuple[Job, Request]] = []
-        self.run = Run(engine, settings.rows * copies, logprobs=True, tempered=False)
+        self.run = Run(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
         self._limits = Limits(budget, (words.end_id,))
         self._bans = dict.fromkeys(settings.suppressed(words.suppress), -float("inf"))
@@ -146,6 +147,7 @@ class Rows:
                 job.inputs,
                 job.reference,
                 job.start if not job.level and not copy else None,
+                Logprobs(law="shaped"),
             )
             for copy in range(copies)
         ]

@@ -1,0 +1,89 @@
+"""One text as it grows from blocks of tokens: words, stop strings, log-probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.engine.blocks import HostBlock
+from outrider.text.results import TextBlock
+from outrider.text.stop import Stop
+from outrider.text.tokens import Detokenizer
+from outrider.types import Tokenizer
+
+
+@dataclass
+class Answer:
+    """What has come of one request. `stop_ids` are the tokens that end it without being text.
+
+    >>> answer = Answer(None, Stop(), (1, 2))
+    >>> answer.absorb(HostBlock(0, [5, 6], 1, "length")).token_ids, answer.tokens
+    ([5, 6], [5, 6])
+    """
+
+    tokenizer: Tokenizer | None
+    stop: Stop
+    prompt: Sequence[int]
+    stop_ids: Sequence[int] = ()
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        self._worded = 0  # how many of the tokens have become text
+        self._words = (
+            Detokenizer(self.tokenizer, self.stop.strings, self.prompt) if self.tokenizer else None
+        )
+
+    @property
+    def text(self) -> str:
+        """What is certain of the text: characters that are not complete are held back."""
+        return "" if self._words is None else self._words.text
+
+    @property
+    def watched(self) -> bool:
+        """Whether a stop string may end it."""
+        return self._words is not None and bool(self._words.stop_strings)
+
+    def absorb(self, block: HostBlock) -> TextBlock:
+        """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
+        ids, reason = block.token_ids, block.finish_reason
+        text, words = "", self._words
+        if words is not None:
+            had = len(words.ids)
+            text = words.push(self._before_stop(ids, reason))
+            if words.stopped_at is not None:
+                ids, reason = ids[: words.stopped_at - had], "stop"
+            elif reason is not None:
+                text += words.finish()
+        self.keep(ids, block.logprobs)
+        self._worded = len(self.tokens)
+        accepted = min(block.accepted, len(ids))
+        logs = None if block.logprobs is None else block.logprobs[: len(ids)]
+        return TextBlock(
+            text,
+            replace(block, token_ids=ids, accepted=accepted, finish_reason=reason, logprobs=logs),
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended it."""
+        return self._words is not None and self._words.stopped_at is not None
+
+    def keep(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Tokens that become text later, by `catch_up`."""
+        self.tokens.extend(ids)
+        if logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs.extend(logprobs[: len(ids)])
+
+    def catch_up(self, reason: str | None) -> None:
+        """Text of what was kept; all of it if there is a reason why the request is over."""
+        if self._words is None:
+            return
+        self._words.push(self._before_stop(self.tokens[self._worded :], reason))
+        self._worded = len(self.tokens)
+        if reason is not None:
+            self._words.finish()
+
+    def _before_stop(self, ids: list[int], reason: str | None) -> list[int]:
+        """What becomes text: all but the stop token that ended the row, special or not."""
+        return ids[:-1] if reason == "stop" and ids[-1:] and ids[-1] in self.stop_ids else ids
