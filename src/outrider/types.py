@@ -378,6 +378,10 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states of another model that it reads, as a head does its target's; (): none."""
+
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
 
@@ -398,6 +402,20 @@ class LanguageModel(Protocol):
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
+
+    def learn(
+        self,
+        cache: Any,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the other model's states [B, Q, E] at its taps of the tokens in these slots.
+
+        The slots lie below `wide`. Those below `known_B` hold committed tokens from now on, all of
+        which have been told.
+        """
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks, calibration and certification; None for models of text alone."""

@@ -95,7 +95,6 @@ class DynamicTree:
     top_k: int = 4
     coupled: bool = False
     name: ClassVar[str] = "dynamic_tree"
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
@@ -113,6 +112,11 @@ class DynamicTree:
         return frozenset({Kind.FIXED, *self.drawn})
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
         return _shapes(self.total_tokens, self.depth, self.top_k)
@@ -128,7 +132,8 @@ class DynamicTree:
         own, few, device = shapes.declared(self, shape), self.top_k, context.length_B.device
         layout = shapes.ragged(few, own.max_depth, device, leaves=False)
         pool = _Pool(few, self.coupled, torch.zeros_like(context.length_B, dtype=torch.float32))
-        growing.expand([growing.Model(self.model, memory)], context, layout, pool)
+        source = growing.Model(self.model, memory, self.depth)
+        growing.expand([source], context, layout, pool)
         tokens, parent, depth, places = pool.best(own.max_nodes - 1)
         tree, draws = growing.selected(parent, depth, own.max_depth, few)
         tokens = torch.cat([growing.pending(context), tokens], 1)
@@ -138,11 +143,7 @@ class DynamicTree:
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
-        path = verdict.path_BD
-        if draft.places_BN is None:  # a plain step
-            return
-        slot = draft.places_BN.gather(1, path.clamp(min=0))
-        self.model.keep(memory, context.length_B - 1, torch.where(path >= 0, slot, -1))
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 class _Candidates(NamedTuple):

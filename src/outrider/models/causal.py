@@ -94,8 +94,6 @@ class CausalModel:
         # In half precision on a CPU attention over one to three rows rounds differently from wider
         # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
         half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
-        # The host reads logits there, law by law: widened once, not by each that looks at them.
-        self._widen = half and runner.device.type == "cpu"
         self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
 
     @property
@@ -112,6 +110,11 @@ class CausalModel:
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.runner.trees
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads no other model's states."""
+        return ()
 
     @property
     def reads(self) -> Reads:
@@ -203,24 +206,43 @@ class CausalModel:
         if last is None:
             logits = logits[:, wanted]
             states = tuple(state[:, wanted] for state in states)
-        if self._widen:
-            logits = logits.float()
-        if self.ids_K is not None:
-            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-            logits = wide.index_copy_(-1, self.ids_K, logits)
-        short = self.vocab_size - logits.shape[-1]
-        if short > 0:  # a draft model with a narrower output: it never proposes the other ids
-            logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-        return Output(logits[..., : self.vocab_size], states)
+        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
+    def learn(
+        self,
+        cache: SlotCache,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
+
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks and measurements; None for a model of text alone."""
         reader = self.runner.reader
         return None if reader is None else reader.probe(rows)
+
+
+def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+
+    `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
+    float32: the host reads them there, law by law, and widens them once.
+    """
+    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+        logits_BQK = logits_BQK.float()
+    if ids_K is not None:
+        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
+        return wide.index_copy_(-1, ids_K, logits_BQK)
+    short = vocab_size - logits_BQK.shape[-1]
+    if short > 0:
+        logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
+    return logits_BQK[..., :vocab_size]
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

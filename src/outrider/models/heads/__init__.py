@@ -1,0 +1,6 @@
+"""Heads: small modules that draft from the target's hidden states."""
+
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
+from outrider.models.heads.following import HeadCache, HeadModel, StateHead
+
+__all__ = ["Eagle3", "Eagle3Config", "HeadCache", "HeadModel", "HeadStates", "StateHead"]
