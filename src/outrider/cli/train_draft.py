@@ -39,6 +39,9 @@ def command(
         str | None, typer.Option(help="Of kind layers: which of the target, e.g. 0,29.")
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.001, help="Of training.")] = Plan.minutes,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="In place of minutes: gives the same draft again.")
+    ] = None,
     vocabulary: Annotated[
         int, typer.Option(min=2, help="Most tokens that the draft proposes.")
     ] = Task.vocab_size,
@@ -75,7 +78,7 @@ def command(
         inner,
         max_new_tokens,
         rows,
-        plan=Plan(minutes, rounds, batch, rate, seed=seed),
+        plan=Plan(minutes, steps, rounds, batch, rate, seed=seed),
     )
     with working(LOADING):
         speculator, model = published.opened(target, device, dtype, threads)

@@ -86,12 +86,13 @@ def _features(
     model: LanguageModel, text: Text, taps: tuple[int, ...], most: int
 ) -> dict[str, Tensor]:
     output = score(model, text, taps)
+    states = [state[0] for state in output.hidden] or [torch.empty(len(text.tokens), 0)]
     logs_NM, ids_NM = output.logits_BQV[0].float().log_softmax(-1).topk(most, -1)
     return {
         "tokens": torch.tensor(text.tokens, dtype=torch.int32),
         "lengths": torch.tensor([len(text.tokens)]),
         "starts": torch.tensor([text.start]),
-        "states": torch.cat([state[0] for state in output.hidden], -1).bfloat16().cpu(),
+        "states": torch.cat(states, -1).bfloat16().cpu(),
         "top_ids": ids_NM.int().cpu(),
         "top_logs": logs_NM.half().cpu(),
     }

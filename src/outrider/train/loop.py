@@ -1,6 +1,6 @@
 """The training loop: batches, steps, a checkpoint every few minutes, and one when interrupted."""
 
-import json
+import pickle
 import random
 import signal
 import time
@@ -23,18 +23,20 @@ from outrider.train.students import Student
 class Plan:
     """How a head is trained.
 
-    minutes      wall-clock time of the training, all its parts after interruptions together
+    minutes      wall-clock time of the steps, those before an interruption included
+    steps        in place of a time: the same texts, seed and machine give the same draft
     rounds       how far it is unrolled in the end: the depth of drafts that it learns. It begins
-                 with one and has one more after each equal share of the time
+                 with one and has one more after each equal share of the training
     batch        tokens of a step
     rate         peak of the learning rate of matrices (Muon)
     norm_rate    that of norms (Adam)
-    warm, flat   shares of the time that the rate rises, and stays at its peak; then it falls
+    warm, flat   shares of the training after which the rate has risen, and begins to fall
     overlap      weight of 1 - sum min(p, q) beside the cross entropy
     seed         of the order of texts
     """
 
     minutes: float = 50.0
+    steps: int | None = None
     rounds: int = 3
     batch: int = 2048
     rate: float = 0.02
@@ -45,8 +47,14 @@ class Plan:
     seed: int = 0
     save_seconds: float = 120.0
 
+    def spent(self, progress: "Progress") -> float:
+        """The share of the training that is done."""
+        if self.steps is not None:
+            return progress.step / self.steps
+        return progress.seconds / (self.minutes * 60)
+
     def scale(self, spent: float) -> float:
-        """The learning rate after this share of the time, as a share of its peak.
+        """The learning rate after this share of the training, as a share of its peak.
 
         >>> [round(Plan().scale(share), 2) for share in (0.01, 0.3, 0.75, 1.0)]
         [0.5, 1.0, 0.5, 0.0]
@@ -55,7 +63,7 @@ class Plan:
 
 
     def rounds_at(self, spent: float) -> int:
-        """How far it is unrolled after this share of the time.
+        """How far it is unrolled after this share of the training.
 
         >>> [Plan(rounds=3).rounds_at(share) for share in (0.0, 0.4, 0.9)]
         [1, 2, 3]
@@ -116,7 +124,7 @@ class Trainer:
             for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(kept)
             self.progress = Progress(**state["progress"])
-        except (RuntimeError, ValueError, KeyError, TypeError, EOFError, OSError) as error:
+        except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, OSError) as error:
             raise ConfigurationError(
                 f"cannot go on from the checkpoint; got {str(self.checkpoint)!r} "
                 f"({type(error).__name__}: {str(error)[:160]}); give another --out, or delete it"
@@ -130,17 +138,18 @@ class Trainer:
             "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "progress": asdict(self.progress),
         }
+        self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.checkpoint.with_suffix(".part")
         torch.save(state, unfinished)
         unfinished.replace(self.checkpoint)
 
     def train(self, said: Said) -> bool:
-        """Train for what is left of the time. False: interrupted, with the checkpoint written."""
+        """Train for what is left to do. False: interrupted, with the checkpoint written."""
         self.student.module.train()
-        whole, saved = self.plan.minutes * 60, time.monotonic()
+        saved = time.monotonic()
         with _interrupts() as stopped:
             for batch in self._batches():
-                spent = self.progress.seconds / whole
+                spent = self.plan.spent(self.progress)
                 if spent >= 1 or stopped:
                     break
                 began = time.monotonic()
@@ -166,7 +175,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
         for optimiser in self._optimisers:
             optimiser.step()
-        return sums
+        return [part.detached() for part in sums]
 
     def _batches(self) -> Iterator[Batch]:
         """Endless; every text once before any twice. Texts of a batch are about equally long."""
@@ -205,7 +214,3 @@ def _interrupts() -> Iterator[list[int]]:
     finally:
         signal.signal(signal.SIGINT, before)
 
-
-def write_json(path: Path, value: object) -> None:
-    """A small file for people and programs."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -55,6 +55,10 @@ class Losses(NamedTuple):
     agreement: Tensor  #: places where both have the same likeliest token
     places: int
 
+    def detached(self) -> "Losses":
+        """Without the graph, for reports."""
+        return self._replace(entropy=self.entropy.detach(), overlap=self.overlap.detach())
+
 
 def losses(student: Student, batch: Batch, rounds: int) -> list[Losses]:
     """The sums of each round, over the places whose law the batch wants learnt."""

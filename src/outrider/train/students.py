@@ -176,6 +176,7 @@ def layer_config(config: PretrainedConfig, inner: int | None = None) -> LlamaCon
         vocab_size=int(given.vocab_size),
         max_position_embeddings=read(given, "max_position_embeddings", int) or 2048,
         rms_norm_eps=read(given, "rms_norm_eps", float) or 1e-5,
+        rope_parameters=read(given, "rope_parameters", dict) or {"rope_theta": 10000.0},
     )
     layer._attn_implementation = "sdpa"
     return layer
