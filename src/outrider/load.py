@@ -18,10 +18,12 @@ from outrider.engine.engine import Engine
 from outrider.engine.planner import Fixed, Planner, named
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
+from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
+from outrider.models.heads import HeadModel
 from outrider.models.settle import Wish, settle
-from outrider.models.shallow_source import Layers, ShallowSource, is_folder
+from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 
 #: The target ahead of its draft models.
-Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
+Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
 
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
@@ -105,7 +107,8 @@ def load(
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
+                    be a folder of trained layers (docs/shallow-drafts.md) or of a head
+                    (docs/heads.md) for this target. Shipped
                     are the target "corrector", an encoder-decoder for damaged Python, and the draft
                     "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
@@ -231,12 +234,7 @@ def _sources(
         raise ConfigurationError(
             "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
         )
-    beside = [
-        ShallowSource(first, draft)
-        if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
-        else Source(draft, "draft")
-        for draft in drafts
-    ]
+    beside = [source_of(draft, first) for draft in drafts]
     refusals.check_pair(first.config, [source.config for source in beside])
     return first, *beside
 
@@ -296,7 +294,7 @@ def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
 class _Running(NamedTuple):
     """Models ready to run, and how they were set up."""
 
-    models: tuple[CausalModel, ...]  #: the target ahead of its draft models
+    models: tuple[CausalModel | HeadModel, ...]  #: the target ahead of its draft models
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
@@ -317,40 +315,42 @@ def _run(
 
     target, *drafts = sources
 
-    def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
-        shares = source is not target and source.shares(target, share, setting.dtype, place)
+    def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
+        shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, vocab, shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        models = [driven(source, setting) for source in (target, *drafts[:1])]
-        return models[0], models[1] if drafts else None
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | HeadModel | None]:
+        own = target.driven(setting, place, vocab)
+        return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(driven(source, setting) for source in sources)
+    own = target.driven(setting, place, vocab)
+    models = (own, *(driven(source, setting) for source in drafts))
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
     for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
-        draft.min_queries = min(draft.min_queries, 2)
+        if isinstance(draft, CausalModel):
+            draft.min_queries = min(draft.min_queries, 2)
     worst = [
-        check.trees(model, source.role) if model.trees else 0.0
+        check.trees(model, source.role) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, models, strict=True)
     ]
     return _Running(models, setting, calibration, worst[0])
 
 
-def _packed(model: CausalModel) -> bool:
-    return model.runner.packed
+def _packed(model: CausalModel | HeadModel) -> bool:
+    return isinstance(model, CausalModel) and model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
     sources: Sources,
-    models: Sequence[CausalModel],
+    models: Sequence[CausalModel | HeadModel],
     options: DraftOptions,
 ) -> None:
     """Refuse trees of draft models that score chains only."""

@@ -475,7 +475,7 @@ class Seer:
     """A drafter that foresees, over one that does not."""
 
     def __init__(self, inner):
-        self.inner, self.name, self.hidden = inner, "seer", False
+        self.inner, self.name, self.taps = inner, "seer", ()
         self.kinds, self.shapes = inner.kinds, inner.shapes
         self.open, self.commit, self.told = inner.open, inner.commit, []
 

@@ -213,7 +213,7 @@ class HeadModel:
         head, at_BQ = self.head, slots_BQ.clamp(min=0)
         wide = len(head.taps) * head.target_width
         told = states.read(cache.told, at_BQ, wide, head.dtype)
-        fused = head.fuse(told.split(head.target_width, -1))
+        fused = head.fuse(told.chunk(len(head.taps), -1))
         own = states.read(cache.own, at_BQ, head.width, head.dtype)
         known = (slots_BQ < cache.known_B[:, None])[..., None]
         return torch.where(known, fused, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
