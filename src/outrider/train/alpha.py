@@ -85,5 +85,3 @@ def alpha(
     means = (sums / counts.clamp(min=1)).tolist()
     by = {t: tuple(row) for t, row in zip(TEMPERATURES, means, strict=True)}
     return Alpha(by, int(counts[0]))
-
-

@@ -106,7 +106,8 @@ def read(folder: Path, names: str = "*.safetensors") -> list[Features]:
         lengths: list[int] = shard["lengths"].tolist()
         parts = ("tokens", "states", "top_ids", "top_logs")
         starts: list[int] = shard["starts"].tolist()
-        for start, *tensors in zip(starts, *(shard[part].split(lengths) for part in parts)):
+        pieces = (torch.split(shard[part], lengths) for part in parts)
+        for start, *tensors in zip(starts, *pieces, strict=True):
             tokens_N, states_NF, ids_NM, logs_NM = tensors
             found.append(Features(tokens_N, start, states_NF, ids_NM, logs_NM))
     return found

@@ -61,7 +61,6 @@ class Plan:
         """
         return max(0.0, min(spent / self.warm, 1.0, (1.0 - spent) / (1.0 - self.flat)))
 
-
     def rounds_at(self, spent: float) -> int:
         """How far it is unrolled after this share of the training.
 
@@ -171,7 +170,7 @@ class Trainer:
         rounds = min(self.plan.rounds_at(spent), self.student.rounds)
         with torch.autocast(self._device.type, torch.bfloat16):
             sums = losses(self.student, batch, rounds)
-        total(sums, self.plan.overlap).backward()
+        torch.autograd.backward(total(sums, self.plan.overlap))
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
         for optimiser in self._optimisers:
             optimiser.step()
@@ -213,4 +212,3 @@ def _interrupts() -> Iterator[list[int]]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
-

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.costs import Costs
-from outrider.errors import ConfigurationError
 from outrider.engine.planner import measure
+from outrider.errors import ConfigurationError
 from outrider.load import load
 from outrider.models.sources import Source, usable
 from outrider.text.speculator import Speculator

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from outrider.models.heads import Eagle3, HeadStates
+from outrider.models.heads.eagle3 import Eagle3, HeadStates
 
 
 def unroll(
