@@ -23,7 +23,7 @@ LAYERS = [
     {"ops"},
     {"models", "noise", "theory"},
     {"tree"},
-    {"arguments", "stats", "types"},
+    {"arguments", "costs", "odds", "stats", "types"},
     {"errors", "rows"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -3,8 +3,24 @@
 from dataclasses import dataclass
 from typing import Any
 
+from letters import translated
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import (
+    Beam,
+    Cascade,
+    DynamicTree,
+    HubTree,
+    NgramTree,
+    Paths,
+    Random,
+    Recall,
+    SampledTree,
+    StaticTree,
+    StringMatch,
+    Suffix,
+    Translated,
+)
+from outrider.drafters.cascade import Smaller
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -22,6 +38,7 @@ from outrider.testing import (
 __all__ = [
     "DRAFTERS",
     "LOOKUPS",
+    "MODELLESS",
     "PROMPTS",
     "RUNNERS",
     "VOCAB",
@@ -38,9 +55,16 @@ __all__ = [
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "suffix": lambda small: Suffix(6),
+    "recall": lambda small: Recall(8),
+    "recall chain": lambda small: Recall(6, chain=True),
     "reference_lookup": lambda small: ReferenceLookup(4),
     "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
+    "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
+    "random": lambda small: Random(small.vocab_size, 3),
+    "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
+    "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -51,6 +75,12 @@ DRAFTERS = {
     "hub tree": lambda small: HubTree(small, (3, 2, 1)),
     "static tree": lambda small: StaticTree(small, (3, 2, 1)),
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
+    "string match": lambda small: StringMatch(translated(small), 3),
+    "translated": lambda small: Translated(translated(small), 3),
+    "translated coupled": lambda small: Translated(translated(small), 3, coupled=True),
+    "common tokens": lambda small: DraftModel(translated(small), (1, 1, 1)),
+    "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
+    "dynamic tree of common tokens": lambda small: DynamicTree(translated(small), 7, 4, 3),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
@@ -58,6 +88,9 @@ DRAFTERS = {
 
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
+
+#: Those whose proposals are no model's.
+MODELLESS = ("root", "suffix", "recall", "n-gram table", "n-gram tree", "random", *LOOKUPS)
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,29 @@ import torch
 from safetensors import safe_open
 
 from outrider import arguments, drafters, verifiers
+from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
-from outrider.engine.planner import Fixed, Planner, named
+from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.heads import HeadModel
+from outrider.models.retold import Translation
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.models.spelling import Spelling
+from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
-from outrider.types import Costs, Curve, Drafter, Verifier
+from outrider.types import Drafter, LanguageModel, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -76,6 +81,7 @@ class Notes:
     tree_check: float
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
+    vocabulary: str | None = None  #: what a draft model with another tokenizer shares
 
 
 def load(
@@ -94,6 +100,7 @@ def load(
     drafter_options: Mapping[str, object] | None = None,
     draft_layers: Sequence[int] | None = None,
     planner: str | Planner[Any] | None = None,
+    costs: str | Path | Costs | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
@@ -101,6 +108,7 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    draft_tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
@@ -112,10 +120,10 @@ def load(
                     are the target "corrector", an encoder-decoder for damaged Python, and the draft
                     "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
-                    encoder-decoder
+                    if there is a draft ("translated" if it has another tokenizer), else
+                    "prompt_lookup", or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for lookups, else 4
+                    what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
     width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
                     nodes expanded per level and the children of each (EAGLE-2's top_k)
@@ -129,15 +137,16 @@ def load(
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
     draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
-    planner         what to draft in each step: "fixed", the usual shape, or "adaptive", what is
-                    fastest by acceptance so far and by measured costs, nothing included; it never
-                    changes a greedy or coupled text
+    planner         "adaptive": in each step the draft that is worth most by acceptance so far and
+                    measured costs, or none; "fixed": the usual one. None: "adaptive" if no number
+                    says how much to draft (docs/planner.md)
+    costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
-    tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
                     instead of running its own; "auto": if the two encoders are equal
 
@@ -157,7 +166,6 @@ def load(
     )
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
-    planned = named(planner)
     draft = _draft(draft, draft_layers)
     if target is None:
         name = drafter or drafters.usual(shipped("draft"))
@@ -165,19 +173,21 @@ def load(
     if drafter is not None:  # what it lacks is said before anything is read
         drafters.check(drafter, options, draft, table)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
-    drafter = drafter or drafters.usual(draft, reads_more(first.config))
-    recipe = drafters.check(drafter, options, draft, table)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
-    vocab = _vocabulary(sources, tokenizer)
-    counts = _counts(table, vocab)
+    words = _vocabulary(sources, tokenizer, draft_tokenizer)
+    drafter = drafter or drafters.usual(draft, reads_more(first.config), any(words.drafts))
+    recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
-    running = _run(sources, wish, place, vocab, ahead, share_encoder)
-    made = recipe.make(Parts(running.models[1:], counts, vocab), options)
+    planner, options = planners.chosen(planner, recipe, options)
+    priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
+    counts = _counts(table, words.size)
+    running = _run(sources, wish, place, words, ahead, share_encoder)
+    made = recipe.make(Parts(words.over(running.models[1:]), counts, words.size), options)
     _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, place, vocab, table)
-    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    notes = _notes(sources, running, place, words, table)
+    engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -239,14 +249,31 @@ def _sources(
     return first, *beside
 
 
-def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
-    """What calls cost, as far as a calibration or this planner needs to know."""
-    if running.calibration is not None:
-        return running.calibration.costs
-    if isinstance(planner, Fixed):
-        return None
-    target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
-    return Costs(target, drafts[0] if drafts else None)
+def _engine(
+    sources: Sources,
+    running: "_Running",
+    place: torch.device,
+    drafter: Drafter,
+    rule: Verifier | None,
+    planner: Planner[Any],
+    costs: Costs | None,
+) -> Engine:
+    """With the costs given, or else with those measured for one row, here or earlier."""
+    target = running.models[0]
+    if costs is not None:
+        return Engine(target, drafter, rule, planner, costs)
+    about = (running.setting, place, drafter.name, drafter.shapes, rule)
+    key = calibrate.key(*(source.config for source in sources), about=repr(about))
+    engine = Engine(
+        target,
+        drafter,
+        rule,
+        planner,
+        calibrate.recall_costs(key),
+        kept=lambda found: calibrate.remember_costs(key, found),
+    )
+    engine.priced(1)
+    return engine
 
 
 def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
@@ -270,14 +297,42 @@ def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _vocabulary(sources: Sources, tokenizer: "PreTrainedTokenizerBase | None") -> int:
-    """How many tokens the models share."""
-    sizes = [vocabulary_of(source.config) for source in sources]
-    vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})
-    for source, size in zip(sources[1:], sizes[1:], strict=True):
-        each = {"target": sizes[0], "draft": size}
-        vocab = check.vocabulary(tokenizer, source.tokenizer(), each)
-    return vocab
+class _Words(NamedTuple):
+    """The target's vocabulary, and how draft models with another one are translated into it."""
+
+    size: int
+    drafts: tuple[Translation | None, ...] = ()  #: None: the target's own vocabulary
+
+    def over(self, models: Sequence[CausalModel | HeadModel]) -> tuple[LanguageModel, ...]:
+        """Draft models over the target's tokens."""
+        each = zip(models, self.drafts, strict=True)
+        return tuple(
+            model if words is None else TranslatedModel(model, words, self.size)
+            for model, words in each
+        )
+
+
+def _vocabulary(
+    sources: Sources,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    other: "str | Path | PreTrainedTokenizerBase | None",
+) -> _Words:
+    """How many tokens the target has, and which of them its draft models share."""
+    own = None if other is None else read_tokenizer(other)
+    most, *rest = (vocabulary_of(source.config) for source in sources)
+    found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
+    for source, size in zip(sources[1:], rest, strict=True):
+        each = {"target": most, "draft": size}
+        told = own or source.tokenizer()
+        words = None
+        if reads_more(sources[0].config) or reads_more(source.config):
+            check.vocabulary(tokenizer, told, each)
+        elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
+            check.vocabulary(tokenizer, None, each)
+        else:
+            words = Translation(Spelling(tokenizer), Spelling(told))
+        found = found._replace(drafts=(*found.drafts, words))
+    return found
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
@@ -304,7 +359,7 @@ def _run(
     sources: Sources,
     wish: Wish,
     place: torch.device,
-    vocab: int,
+    words: _Words,
     ahead: int,
     share: ShareEncoder,
 ) -> _Running:
@@ -314,19 +369,21 @@ def _run(
     """
 
     target, *drafts = sources
+    each = [words.size if other is None else other.draft.size for other in words.drafts]
+    sizes = dict(zip(drafts, each, strict=True))
 
     def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
         shares = source.shares(target, share, setting.dtype, place)
-        return source.driven(setting, place, vocab, shares)
+        return source.driven(setting, place, sizes[source], shares)
 
     def build(setting: Setting) -> tuple[CausalModel, CausalModel | HeadModel | None]:
-        own = target.driven(setting, place, vocab)
+        own = target.driven(setting, place, words.size)
         return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    own = target.driven(setting, place, vocab)
+    own = target.driven(setting, place, words.size)
     models = (own, *(driven(source, setting) for source in drafts))
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
@@ -371,7 +428,7 @@ def _notes(
     sources: Sources,
     running: _Running,
     place: torch.device,
-    vocab: int,
+    words: _Words,
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
@@ -382,9 +439,10 @@ def _notes(
         running.setting.dtype,
         running.setting.threads,
         _packed(running.models[0]),
-        vocab,
+        words.size,
         running.tree_check,
         running.calibration,
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
+        "; ".join(str(other) for other in words.drafts if other is not None) or None,
     )

@@ -219,6 +219,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     err.print(
         f"target {notes.target}\ndraft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
+        f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
         f"\ndevice {notes.device}, {notes.dtype}, "

@@ -134,4 +134,6 @@ def _made(
     return DraftModel(model, counts, coupled)
 
 
-RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "branching", "coupled"))
+RECIPE = recipes.Recipe(
+    _made, ("model",), ("num_speculative_tokens", "branching", "coupled"), deepest=12
+)

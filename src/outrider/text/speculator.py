@@ -88,7 +88,7 @@ class Speculator:
 
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
-        engine = Engine(self.engine.target, drafter, rule, costs=self.engine.costs)
+        engine = Engine(self.engine.target, drafter, rule)
         more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing)
         return Speculator(engine, *more)
 

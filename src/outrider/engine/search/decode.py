@@ -8,6 +8,7 @@ import torch
 
 from outrider.drafters import DraftModel, Root
 from outrider.drafters.growing import inputs_for
+from outrider.drafters.tempered import Tempered
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import Request, check, source_ids
 from outrider.engine.search.beams import Beams
@@ -54,6 +55,11 @@ def search(
         raise ConfigurationError(
             f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
             "use the drafter 'draft_model', one without a model, or 'root'"
+        )
+    if isinstance(drafter, Tempered):
+        raise ConfigurationError(
+            "beams are not drawn from a draft's law; got a draft with a temperature or filters of "
+            f"its own, {drafter.warp}; leave them out"
         )
     started = time.perf_counter()
     reads = target.reads != "text"

@@ -1,0 +1,146 @@
+"""What whole steps cost: milliseconds by rows, nodes and context, drafting and host included."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from outrider.errors import ConfigurationError
+
+
+class Curve(NamedTuple):
+    """Milliseconds by a number, measured at some of its values."""
+
+    at: tuple[int, ...]  #: growing, at least one
+    times: tuple[float, ...]  #: milliseconds
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Curve":
+        """From milliseconds by number.
+
+        >>> Curve.of({4: 8.0, 1: 5.0}).milliseconds(2)
+        6.0
+        """
+        numbers = sorted(measured)
+        return cls(tuple(numbers), tuple(measured[n] for n in numbers))
+
+    def milliseconds(self, number: int) -> float:
+        """Between two values: a straight line; below the least: its cost; above: as between the
+        last two."""
+        return _between(self.at, self.times, number)
+
+
+def _between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+    if number <= at[0] or len(at) == 1:
+        return times[0]
+    right = min(bisect_left(at, number), len(at) - 1)
+    low, high = at[right - 1 : right + 1]
+    least, most = times[right - 1 : right + 1]
+    return least + (most - least) * (number - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a whole step: the drafter, the target, the rule and the host.
+
+    times  by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a plain
+           step
+    odds   chances that a drafted token is kept, by `outrider.odds.bucket` of the tokens accepted
+           in a row before it, if they were measured for these models
+
+    >>> costs = Costs.of({1: 6.0, 5: 10.0})
+    >>> costs.milliseconds(3)
+    8.0
+    """
+
+    times: Mapping[int, Mapping[int, Curve]]
+    odds: tuple[float, ...] = field(default=())
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Costs":
+        """Of one row, whatever its length: milliseconds by nodes."""
+        return cls({1: {0: Curve.of(measured)}})
+
+    def milliseconds(self, nodes: int, rows: int = 1, context: int = 0) -> float:
+        """A step of so many rows with as many nodes each, the pending token included.
+
+        Between measured numbers of rows and of committed tokens: a straight line. More rows than
+        were measured cost what as many more nodes of one row would.
+        """
+        known = sorted(self.times)
+        if rows > known[-1]:
+            most = known[-1]
+            curve = self._curve(most, context)
+            more = curve.milliseconds(-(-nodes * rows // most)) - curve.milliseconds(nodes)
+            return curve.milliseconds(nodes) + max(more, 0.0)
+        times = [self._curve(each, context).milliseconds(nodes) for each in known]
+        return _between(known, times, rows)
+
+    def _curve(self, rows: int, context: int) -> Curve:
+        """The curve of measured rows at a context."""
+        by_context = self.times[rows]
+        known = sorted(by_context)
+        if len(known) == 1:
+            return by_context[known[0]]
+        nodes = by_context[known[0]].at
+        return Curve(
+            nodes,
+            tuple(
+                _between(known, [by_context[each].milliseconds(n) for each in known], context)
+                for n in nodes
+            ),
+        )
+
+    def joined(self, more: "Costs") -> "Costs":
+        """With other numbers of rows besides."""
+        return Costs({**self.times, **more.times}, self.odds or more.odds)
+
+    def text(self) -> str:
+        """As JSON."""
+        times = {
+            str(rows): {
+                str(context): {str(n): t for n, t in zip(*curve, strict=True)}
+                for context, curve in by_context.items()
+            }
+            for rows, by_context in self.times.items()
+        }
+        return json.dumps({"step_ms": times, "odds": list(self.odds)}, indent=1)
+
+    def write(self, path: str | Path) -> None:
+        """Keep them in a file, for `read` and for `load(costs=...)`."""
+        Path(path).write_text(self.text() + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Costs":
+        """From a file that `write` made. Raises ConfigurationError for any other."""
+        do = "give a file that Costs.write made: load(...).engine.costs.write(FILE)"
+        try:
+            return cls.parsed(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"costs cannot be read; got {path}: {error}; {do}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"these are no costs; got {path}: {error!r}; {do}") from error
+
+    @classmethod
+    def parsed(cls, text: str) -> "Costs":
+        """From the text of `text()`.
+
+        >>> Costs.parsed(Costs.of({1: 6.0, 5: 10.0}).text()).milliseconds(2)
+        7.0
+        """
+        raw = json.loads(text)
+        times = {
+            int(rows): {
+                int(context): Curve.of({int(n): float(ms) for n, ms in curve.items()})
+                for context, curve in by_context.items()
+            }
+            for rows, by_context in raw["step_ms"].items()
+        }
+        if not times or not all(times.values()) or any(rows < 1 for rows in times):
+            raise ValueError("no steps in it")
+        values = [t for by in times.values() for curve in by.values() for t in curve.times]
+        if not values or min(values) <= 0:
+            raise ValueError("a step takes no time in it")
+        return cls(times, tuple(float(chance) for chance in raw["odds"]))
