@@ -100,7 +100,8 @@ def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
         elif weight.dim() > 1 and weight.shape[1] == 2 * given.shape[1]:
             weight.mul_(0.3)
             weight[:, given.shape[1] :] = given
-    norms = dict(model.get_decoder().named_parameters())
+    decoder: nn.Module = model.get_decoder()
+    norms = dict(decoder.named_parameters())
     if "norm.weight" in norms:
         head.norm.weight.copy_(norms["norm.weight"])
 
