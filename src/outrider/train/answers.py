@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -39,8 +38,7 @@ def answered(
             numbers = range(first, min(first + rows, len(prompts)))
             ids = [_prompt(speculator, prompts[number].prompt) for number in numbers]
             settings = [
-                replace(Sampling(TEMPERATURES[n % len(TEMPERATURES)]), seed=seed + n)
-                for n in numbers
+                Sampling(TEMPERATURES[n % len(TEMPERATURES)], seed=seed + n) for n in numbers
             ]
             made = speculator.generate(ids, settings, Stop(tokens))
             for number, prompt, completion in zip(numbers, ids, made.completions, strict=True):

@@ -103,7 +103,7 @@ def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
     decoder: nn.Module = model.get_decoder()
     norms = dict(decoder.named_parameters())
     if "norm.weight" in norms:
-        head.norm.weight.copy_(norms["norm.weight"])
+        head.norm.get_parameter("weight").copy_(norms["norm.weight"])
 
 
 class Layers:
