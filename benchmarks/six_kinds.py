@@ -128,16 +128,16 @@ def _corrections() -> Iterator[Prompt]:
     noise = random.Random(0)
     for topic in _SHORT:
         text = _damaged(_paragraphs(topic, 600), noise)
-        ask = "Correct the spelling mistakes in this text and write it down again. Change nothing else."
-        yield Prompt("correct", f"{ask}\n\n{text}", True)
+        ask = "Correct the spelling mistakes in this text and write it down again."
+        yield Prompt("correct", f"{ask} Change nothing else.\n\n{text}", True)
 
 
 def _edits() -> Iterator[Prompt]:
     for function in _CODE:
         code = inspect.getsource(function)
         first = next(iter(inspect.signature(function).parameters))
-        ask = f"Rename the argument `{first}` of this Python function to `value`. Write the whole function."
-        yield Prompt("edit", f"{ask}\n\n```python\n{code}```", True)
+        ask = f"Rename the argument `{first}` of this Python function to `value`."
+        yield Prompt("edit", f"{ask} Write the whole function.\n\n```python\n{code}```", True)
 
 
 def _completions() -> Iterator[Prompt]:

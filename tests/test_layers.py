@@ -13,8 +13,8 @@ import outrider
 
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
-    {"cli", "server"},
-    {"lab", "train"},
+    {"cli"},
+    {"lab", "server", "train"},
     {"integrations", "load", "testing"},
     {"certify", "keywords", "text"},
     {"engine"},
@@ -43,7 +43,10 @@ HOMES = {
     "scipy": {"lab", "text", "theory", "certify"},
     "soundfile": {"text"},
     "fastapi": {"server"},
-    "uvicorn": {"server"},
+    "starlette": {"server"},
+    "pydantic": {"server"},
+    "llguidance": {"server"},
+    "uvicorn": {"cli"},
     "prometheus_client": {"server"},
 }
 

@@ -4,6 +4,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,22 @@ def _between(at: Sequence[int], times: Sequence[float], number: int) -> float:
     return least + (most - least) * (number - low) / (high - low)
 
 
+def _mixed(at: Sequence[int], curves: Sequence[Curve], number: int) -> Curve:
+    """Between curves that were measured at some numbers: a straight line for each of the nodes."""
+    if len(curves) == 1:
+        return curves[0]
+    nodes = curves[0].at
+    each = [[curve.milliseconds(n) for curve in curves] for n in nodes]
+    return Curve(nodes, tuple(_between(at, times, number) for times in each))
+
+
+def _wider(curve: Curve, factor: float) -> Curve:
+    """Of more rows than were measured: as many more nodes of those."""
+    each = zip(*curve, strict=True)
+    more = {n: t + max(curve.milliseconds(ceil(n * factor)) - t, 0.0) for n, t in each}
+    return Curve.of(more)
+
+
 @dataclass(frozen=True)
 class Costs:
     """Milliseconds of a whole step: the drafter, the target, the rule and the host.
@@ -69,33 +86,35 @@ class Costs:
         Between measured numbers of rows and of committed tokens: a straight line. More rows than
         were measured cost what as many more nodes of one row would.
         """
+        return self.curve(rows, context).milliseconds(nodes)
+
+    def curve(self, rows: int, context: int) -> Curve:
+        """Of so many rows of so many committed tokens, over their nodes."""
         known = sorted(self.times)
         if rows > known[-1]:
-            most = known[-1]
-            curve = self._curve(most, context)
-            more = curve.milliseconds(-(-nodes * rows // most)) - curve.milliseconds(nodes)
-            return curve.milliseconds(nodes) + max(more, 0.0)
-        times = [self._curve(each, context).milliseconds(nodes) for each in known]
-        return _between(known, times, rows)
+            return _wider(self._measured(known[-1], context), rows / known[-1])
+        right = min(bisect_left(known, rows), len(known) - 1)
+        some = [self._measured(each, context) for each in known[max(right - 1, 0) : right + 1]]
+        return _mixed(known[max(right - 1, 0) : right + 1], some, rows)
 
-    def _curve(self, rows: int, context: int) -> Curve:
+    def _measured(self, rows: int, context: int) -> Curve:
         """The curve of measured rows at a context."""
         by_context = self.times[rows]
         known = sorted(by_context)
-        if len(known) == 1:
-            return by_context[known[0]]
-        nodes = by_context[known[0]].at
-        return Curve(
-            nodes,
-            tuple(
-                _between(known, [by_context[each].milliseconds(n) for each in known], context)
-                for n in nodes
-            ),
-        )
+        return _mixed(known, [by_context[each] for each in known], context)
 
     def joined(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
         return Costs({**self.times, **more.times}, self.odds or more.odds)
+
+    def alone(self) -> "Costs":
+        """The same where every row of a batch costs what one costs alone."""
+        one, many = self.times[1], 1 << 20
+        batch = {
+            context: Curve(curve.at, tuple(many * ms for ms in curve.times))
+            for context, curve in one.items()
+        }
+        return Costs({1: one, many: batch}, self.odds)
 
     def text(self) -> str:
         """As JSON."""

@@ -25,6 +25,8 @@ OURS = (
     "table",
     "rule",
     "rule_options",
+    "planner",
+    "costs",
 )
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}

@@ -161,7 +161,7 @@ def test_weights_that_are_not_those_of_the_configuration(tmp_path):
 
 def test_heads_of_other_vocabularies(tmp_path):
     folder = speculators(tmp_path, eagle3(TAPS))
-    with pytest.raises(VocabularyMismatch, match="a vocabulary of 32 tokens; got .* 40"):
+    with pytest.raises(VocabularyMismatch, match=r"a vocabulary of 32 tokens; got .* 40"):
         loaded(folder, llama(num_hidden_layers=6, vocab_size=40))
     head = eagle3(TAPS)
     head.d2t += 5

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from outrider.cli import certify, compare, demo, generate, train_draft, transcribe
+from outrider.cli import certify, compare, demo, generate, serve, train_draft, transcribe
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.lab import papers as bench
@@ -21,6 +21,7 @@ app.command("certify")(certify.command)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("train-draft")(train_draft.command)
 app.command("transcribe")(transcribe.transcribe)
 

@@ -228,4 +228,10 @@ class Recipe:
             asked.pop("coupled", None)  # the rule's matter alone
         warp = {name: asked.pop(name) for name in self.warps if name in asked}
         drafter = self.build(**{need: there[need] for need in self.needs}, **asked)
+        unread = {tap for model in parts.models for tap in model.taps} - set(drafter.taps)
+        if unread:
+            raise ConfigurationError(
+                f"drafter {drafter.name!r} hands no states of the target to its draft model; got a "
+                "head, which reads them; use 'draft_model', 'dynamic_tree' or another tree"
+            )
         return Tempered(drafter, Warp.given(warp)) if warp else drafter

@@ -31,7 +31,7 @@ from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.logprobs import Logprobs, Told, told
 from outrider.engine.planner import Adaptive, Finished, Fixed, Planner, Row, View, measure, named
-from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
+from outrider.engine.request import Limits, Request, capped, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
@@ -138,6 +138,16 @@ class Engine:
                 if self._kept is not None:
                     self._kept(self.costs)
         return self.costs
+
+    def alone(self) -> "Engine":
+        """The same, but that a planner plans each row of a batch as if it were alone."""
+        costs = self.priced(1) if isinstance(self.planner, Adaptive) else None
+        if costs is None:
+            return self
+        graphs = self.capture is not None
+        return Engine(
+            self.target, self.drafter, self.rule, self.planner, costs.alone(), graphs=graphs
+        )
 
     def run(
         self,
@@ -445,10 +455,11 @@ class Run(Iterator[HostBlock]):
         block, nodes = made.block, made.draft.tree.nodes
         self._took = time.perf_counter() - self._took
         self._ledger.stats.count_size(nodes)
-        if block.lists is not None and not (self._trace or said or self._unread):
+        traced = [self._trace or request.trace for request in self._seating.requests(rows)]
+        if block.lists is not None and not (any(traced) or said or self._unread):
             self._tell(block.lists, rows, nodes)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, self._trace, said, wanted)
+            pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 
@@ -499,7 +510,7 @@ class Run(Iterator[HostBlock]):
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return shape
+        return capped(shape, [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""

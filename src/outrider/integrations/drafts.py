@@ -1,4 +1,5 @@
-"""Draft models beside a target: loaded models, layers of the target itself, draft folders."""
+"""Draft models beside a target: loaded models, layers of the target itself, folders of layers or of
+a head."""
 
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -10,7 +11,9 @@ from transformers import PreTrainedModel
 from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.integrations.driven import driven, runner
-from outrider.models import CausalModel, check, reads_more, refusals, shallow, sharing
+from outrider.models import CausalModel, check, heads, reads_more, refusals, shallow, sharing
+from outrider.models.calibrate import Setting
+from outrider.models.heads import AnyHead
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source
 
@@ -27,18 +30,30 @@ class _Cut(NamedTuple):
     ids_K: torch.Tensor | None  #: the tokens that it proposes, if not all
 
 
+class _Head(NamedTuple):
+    """A head that borrows from a target."""
+
+    of: tuple[int, ...]  #: the target's tensors
+    model: AnyHead
+
+
+#: Per target and folder. They borrow tensors, and keep no model alive.
+_HEADS: WeakKeyDictionary[PreTrainedModel, dict[str, _Head]] = WeakKeyDictionary()
 #: Per target and what was asked for. No weight is copied.
 _CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
 
 
 def beside(
     target: CausalModel, model: PreTrainedModel, draft: Draft, share: ShareEncoder = "auto"
-) -> CausalModel:
+) -> CausalModel | AnyHead:
     """A draft model with as many outputs as the target, `model`.
 
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
     have draft probability 0. A draft whose encoder equals the target's attends to its states.
     """
+    head = _head(target, model, draft) if isinstance(draft, (str, Path)) else None
+    if head is not None:
+        return head
     if isinstance(draft, Layers) or is_folder(draft):
         if share is False and reads_more(model.config):
             raise ConfigurationError(
@@ -74,6 +89,20 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
         refusals.check_widths(model.config, draft.config)
         return True
     return sharing.same_encoder(model, draft)
+
+
+def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> AnyHead | None:
+    """A head of the target, read once; None: another draft is meant."""
+    made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    key = str(given)
+    if key not in made or made[key].of != of:
+        setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
+        source = heads.source_of(given, Source(model, "target"))
+        if source is None:
+            return None
+        driven = source.driven(setting, torch.device(model.device), target.vocab_size)
+        made[key] = _Head(of, driven)
+    return made[key].model
 
 
 def _cut(target: CausalModel, model: PreTrainedModel, draft: Layers | str | Path) -> CausalModel:

@@ -63,6 +63,7 @@ class Adaptive:
     and the costs. docs/planner.md says what the choice may depend on, and why.
 
     >>> from outrider.engine.request import Request
+    >>> from outrider.types import PLAIN
     >>> chain = [Shape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
     >>> view = View([Row(0, Request([1]), 1)])
     >>> cheap, dear = Costs.of({1: 6.0, 5: 8.0}), Costs.of({1: 6.0, 5: 40.0})

@@ -27,6 +27,7 @@ SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
 CONTEXTS = (64, 448)  #: committed tokens of a row; of batches the first alone
 ROUNDS = 3  #: looks at each size behind the one that warms up
+MOST_ROWS = 16  #: of a batch that is measured
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
 _MOST_NODES = 512  #: of all rows together; what lies above is as between the last two sizes
@@ -60,13 +61,13 @@ class Stepping(Protocol):
 
 
 def upto(seats: int) -> list[int]:
-    """The numbers of rows that are measured for so many seats.
+    """The numbers of rows that are measured for so many seats; more are estimated from these.
 
-    >>> upto(5)
-    [1, 2, 4, 8]
+    >>> upto(5), upto(1000)
+    ([1, 2, 4, 8], [1, 2, 4, 8, 16])
     """
     rows = [1]
-    while rows[-1] < seats:
+    while rows[-1] < min(seats, MOST_ROWS):
         rows.append(2 * rows[-1])
     return rows
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from outrider.costs import Costs
+from outrider.costs import Costs, Curve
 from outrider.types import Shape
 
 CONTEXT = 64  #: committed tokens that share a price
@@ -33,6 +33,7 @@ class Pricing:
         self.costs, self._nodes = costs, [shape.max_nodes for shape in drafts]
         self._known: dict[tuple[int, int, bool], Prices] = {}
         self._steps: dict[tuple[int, int, int], float] = {}
+        self._curves: dict[tuple[int, int], Curve] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._by_nodes: dict[int, deque[float]] = {}
         self._factor: dict[int, float] = {}
@@ -50,11 +51,13 @@ class Pricing:
 
     def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:
         """Milliseconds of a step."""
-        key = nodes, rows, context // CONTEXT
-        found = self._steps.get(key)
+        key = rows, context // CONTEXT
+        curve = self._curves.get(key)
+        if curve is None:
+            curve = self._curves[key] = self.costs.curve(rows, context // CONTEXT * CONTEXT)
+        found = self._steps.get((nodes, *key))
         if found is None:
-            took = self.costs.milliseconds(nodes, rows, context // CONTEXT * CONTEXT)
-            found = self._steps[key] = took
+            found = self._steps[nodes, rows, key[1]] = curve.milliseconds(nodes)
         return found * self._factor.get(nodes, 1.0) if corrected else found
 
     def took(self, nodes: int, rows: int, context: int, milliseconds: float) -> None:

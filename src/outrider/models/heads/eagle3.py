@@ -95,6 +95,7 @@ class Eagle3(nn.Module):
     """
 
     d2t: Tensor
+    window = None  #: its attention reaches back to the beginning
 
     def __init__(
         self,
