@@ -26,8 +26,9 @@ def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
     text, last = streamed(client, temperature=0)
     assert text == expected.text
     assert last.usage == answer.usage
-    assert last.model_extra["metrics"]["speculative_decoding"] == (
-        answer.model_extra["metrics"]["speculative_decoding"]
+    assert (
+        last.model_extra["metrics"]["speculative_decoding"]
+        == (answer.model_extra["metrics"]["speculative_decoding"])
     )
 
 
