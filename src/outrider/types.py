@@ -378,6 +378,9 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
 

@@ -31,7 +31,6 @@ from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.errors import ConfigurationError
-from outrider.models.prefill import ROUND
 from outrider.tree import numbers
 from outrider.types import (
     Cache,
@@ -120,8 +119,9 @@ class DynamicTree:
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache: it may run more nodes than it proposes."""
         run = 1 + (self.depth - 1) * self.top_k
-        more = -(-max(run - 1 - self.total_tokens, 0) // ROUND) * ROUND
-        return growing.open_cache(self.model, context, capacity + more)
+        more = max(run - 1 - self.total_tokens, 0)
+        room = self.model.width(capacity + more) if more else capacity
+        return growing.open_cache(self.model, context, room)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""

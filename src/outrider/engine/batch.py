@@ -227,7 +227,7 @@ class Prefill:
             for size, request in zip(sizes, self.requests, strict=True)
         ]
         rest = max(size - place for size, place in zip(sizes, places, strict=True))
-        wide = width(max(places) + rest, 0, self.cache.capacity)
+        wide = width(self.target, max(places) + rest, 0, self.cache.capacity)
         at_BQ = torch.tensor([[*range(place, place + rest)] for place in places])
         at_BQ = at_BQ.clamp(max=wide - 1).to(tokens_BL.device)
         nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)

@@ -35,7 +35,7 @@ from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     PLAIN,
@@ -185,7 +185,7 @@ class Run(Iterator[HostBlock]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
@@ -431,6 +431,7 @@ class Run(Iterator[HostBlock]):
                 engine.capture,
                 lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
                 engine.shapes,
+                engine.target,
             )
         made = self._graphed(batch, shape)
         clock.lap("graph")

@@ -40,6 +40,10 @@ class MetaModel:
     dtype, trees = torch.float32, True
     reads: Reads = "text"
 
+    def width(self, slots: int) -> int:
+        """Any width is as good as any other."""
+        return slots
+
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text alone."""
         self.encode(inputs)

@@ -84,7 +84,7 @@ class Model(NamedTuple):
         read.
         """
         context = tree.context
-        wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
+        wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
         count, device = 2 + context.unread, tree.first_B.device
