@@ -9,6 +9,7 @@ from outrider.engine import engine, step
 from outrider.engine.blocks import Pending
 from outrider.engine.engine import Run
 from outrider.engine.graphs import CudaCapture, Graphed, verbs
+from outrider.engine.planner import Report
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
@@ -128,13 +129,16 @@ class Alternating:
     def open(self, shapes, costs):
         return [shapes[0], 0]
 
-    def plan(self, state, rows):
+    def plan(self, state, view):
         state[1] += 1
-        most = torch.tensor([1 + (state[1] + i) % 3 for i in range(len(rows))])
+        most = torch.tensor([1 + (state[1] + i) % 3 for i in range(len(view.rows))])
         return state[0]._replace(most_B=most if state[1] % 2 else None)
 
-    def learn(self, state, blocks):
+    def learn(self, state, step):
         return state
+
+    def report(self, state):
+        return Report()
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])

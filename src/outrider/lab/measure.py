@@ -167,6 +167,11 @@ class Timed:
         """As the model has it."""
         return self.model.width(slots)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's own."""
+        return self.model.taps
+
     def examine(self, inputs: Inputs) -> None:
         """As the model does."""
         self.model.examine(inputs)
@@ -198,6 +203,17 @@ class Timed:
     def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
         """As the model does."""
         self.model.keep(cache, first_B, path_BD)
+
+    def learn(
+        self,
+        cache: object,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """As the model does."""
+        self.model.learn(cache, slots_BQ, wide, hidden, known_B)
 
     def probe(self, rows: int) -> Inputs | None:
         """As the model does."""

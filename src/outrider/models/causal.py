@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.models import rounding
 from outrider.models.cache import SlotCache
 from outrider.models.rounding import Rounding
 from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
@@ -92,13 +91,12 @@ class CausalModel:
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
         self.rounding = runner.rounding  #: which calls of it round alike
-        # The host reads logits there, law by law: widened once, not by each that looks at them.
-        self._widen = rounding.concerns(runner.dtype, runner.device)
 
     @property
     def device(self) -> torch.device:
@@ -118,6 +116,11 @@ class CausalModel:
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads no other model's states."""
+        return ()
 
     @property
     def reads(self) -> Reads:
@@ -188,6 +191,8 @@ class CausalModel:
                 f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
                 f"{taps}; take a head that was made for this target"
             )
+        if self.of is not None:
+            cache = cache.part(self.of)
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = queries if last is None else min(last, queries)
@@ -204,24 +209,43 @@ class CausalModel:
         if more:
             logits = logits[:, -more - wanted : -more]
             states = tuple(state[:, -more - wanted : -more] for state in states)
-        if self._widen:
-            logits = logits.float()
-        if self.ids_K is not None:
-            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-            logits = wide.index_copy_(-1, self.ids_K, logits)
-        short = self.vocab_size - logits.shape[-1]
-        if short > 0:  # a draft model with a narrower output: it never proposes the other ids
-            logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-        return Output(logits[..., : self.vocab_size], states)
+        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
+    def learn(
+        self,
+        cache: SlotCache,
+        slots_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
+
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks and measurements; None for a model of text alone."""
         reader = self.runner.reader
         return None if reader is None else reader.probe(rows)
+
+
+def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+
+    `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
+    float32: the host reads them there, law by law, and widens them once.
+    """
+    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+        logits_BQK = logits_BQK.float()
+    if ids_K is not None:
+        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
+        return wide.index_copy_(-1, ids_K, logits_BQK)
+    short = vocab_size - logits_BQK.shape[-1]
+    if short > 0:
+        logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
+    return logits_BQK[..., :vocab_size]
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -85,7 +85,7 @@ def _loaded(
     if pictures:
         pyplot()
     count = "auto" if threads is None else threads
-    return load(target, draft, drafter=drafter, dtype=dtype, threads=count)
+    return load(target, draft, drafter=drafter, dtype=dtype, threads=count, planner="fixed")
 
 
 def reads_sources(target: str | None) -> bool:

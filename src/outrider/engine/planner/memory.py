@@ -1,0 +1,79 @@
+"""What a planner remembers of one row: how its drafts fared, and how fast it has been."""
+
+from collections.abc import Sequence
+
+from outrider.engine.planner.protocol import Row
+from outrider.odds import BUCKETS, MEASURED, STRENGTH, Odds, bucket
+from outrider.types import Shape
+
+#: Chances where nothing was measured: a weak guess, for a drafter of any kind.
+PRIOR = tuple(0.55 + 0.35 * min(at, 8) / 8 for at in range(BUCKETS))
+FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
+_FADE = 0.98  #: what a token counts for in a row's speed beside the next one
+
+
+class Wait:
+    """Plain steps until a draft that does not pay is looked at again: 8, 16, 32, 64, 64, ...
+
+    >>> wait = Wait()
+    >>> [step for step in range(60) if wait.over()]
+    [7, 23, 55]
+    """
+
+    __slots__ = ("_length", "_waited")
+
+    def __init__(self) -> None:
+        self._waited, self._length = 0, FIRST
+
+    def over(self) -> bool:
+        """Count a plain step; whether a draft is due in its place."""
+        self._waited += 1
+        if self._waited < self._length:
+            return False
+        self._waited, self._length = 0, min(2 * self._length, LONGEST)
+        return True
+
+    def reset(self) -> None:
+        """Drafts pay."""
+        self._waited, self._length = 0, FIRST
+
+
+class RowMemory:
+    """One row's odds, streak and speed. Nothing of another row enters it."""
+
+    __slots__ = ("odds", "streak", "time", "tokens", "wait")
+
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        self.odds = Odds(prior, MEASURED) if prior else Odds(PRIOR, STRENGTH)
+        self.streak = 1  #: drafted tokens kept since the last refusal
+        self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
+        self.wait = Wait()
+
+    @property
+    def speed(self) -> float:
+        """Tokens in the time of a plain step: its own of late, or what plain decoding makes."""
+        return max(1.0, self.tokens / self.time)
+
+    def gains(self, row: Row, drafts: Sequence[Shape], deepest: int) -> list[float]:
+        """Tokens that each draft is expected to add, no more than the row has room for."""
+        left = row.left
+        room = deepest if left is None else max(left - 1, 0)
+        told = row.gains
+        if told is not None:
+            last = len(told) - 1
+            return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
+        by_depth = self.odds.gains(self.streak, min(deepest, room))
+        last = len(by_depth) - 1
+        return [by_depth[min(shape.max_depth, last)] for shape in drafts]
+
+    def saw(self, depth: int, kept: int) -> None:
+        """Of a draft so deep, so many levels were kept."""
+        for at in range(min(kept + 1, depth)):
+            self.odds.saw(bucket(self.streak + at), at < kept)
+        self.streak = self.streak + kept if kept == depth else 1
+
+    def emitted(self, tokens: int, plain_steps: float) -> None:
+        """A step that took as long as so many plain ones."""
+        fade = _FADE**tokens
+        self.tokens = self.tokens * fade + tokens
+        self.time = self.time * fade + plain_steps
