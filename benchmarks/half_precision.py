@@ -18,12 +18,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import six_kinds
 import torch
 
 import outrider
@@ -82,31 +83,14 @@ def neighbours() -> bool:
     return report("beside a longer row", found)
 
 
-def prompts_of(tokenizer: Any, count: int) -> Iterator[list[int]]:
-    """Chats, code, lists, edits, summaries and stories, of 30 to 330 tokens."""
-    pages = sorted((HERE / "docs").glob("*.md"))
-    codes = sorted((HERE / "src" / "outrider").rglob("*.py"))
-    for number in range(count // 6):
-        page = pages[number % len(pages)].read_text().split("\n\n")
-        prose = next(part for part in page[1:] if len(part) > 200 and part[0].isalpha())
-        code = codes[7 * number].read_text()
-        size = 40 + 36 * number
-        words = prose.split()
-        yield tokenizer(f"Question: what does this mean? {prose}\nAnswer:")["input_ids"][-size:]
-        yield tokenizer(code)["input_ids"][:size]
-        things = ", ".join(words[: 5 + 3 * number])
-        yield tokenizer(f"{things}, {things}, {things},")["input_ids"][: size + 10]
-        yield tokenizer(f"{prose}\n\nThe same text again:\n\n{prose[:60]}")["input_ids"][-size:]
-        yield tokenizer(f"{prose}\n\nIn short:")["input_ids"][-size - 20 :]
-        yield tokenizer(f"A story about {' '.join(words[:8])}. Once upon a time")["input_ids"]
-
-
 def chains(asked: Any) -> bool:
     plain = outrider.load(asked.model, drafter="root", **HOW)
     lookup = {"drafter": "prompt_lookup", "num_speculative_tokens": 8}
     layers = len(plain.engine.target.open(1, 128).layers)
     draft = {"draft_layers": (0, 1, layers - 2, layers - 1), "num_speculative_tokens": 4}
-    prompts = list(prompts_of(plain.tokenizer, asked.count))
+    prompts = [
+        six_kinds.token_ids(plain.tokenizer, one) for one in six_kinds.prompts(asked.count // 6)
+    ]
     good = True
     for temperature in (0.0, 0.7):
         coupled = {"coupled": True} if temperature else {}
