@@ -42,7 +42,7 @@ class Session:
         """What is remembered of a row."""
         found = self.rows.get(row.number)
         if found is None:
-            found = self.rows[row.number] = RowMemory(self.costs.odds)
+            found = self.rows[row.number] = RowMemory()
         return found
 
     def asked(self, drafted: int) -> Shape:
