@@ -49,7 +49,8 @@ def step(state, view, kept):
         block(row.number, min(each, depth), depth)
         for row, each, depth in zip(view.rows, kept, most, strict=True)
     ]
-    Adaptive().learn(state, Finished(blocks, shape.max_nodes))
+    took = state.costs.milliseconds(shape.max_nodes, len(view.rows), 1)
+    Adaptive().learn(state, Finished(blocks, shape.max_nodes, shape.max_depth, took))
     return most
 
 
@@ -137,7 +138,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
             took = COSTS.milliseconds(shape.max_nodes) * (1 if number % 2 else 3.5)
             nodes = 1 if number % 2 else shape.max_nodes
             blocks = [block(0, min(3, shape.max_depth), shape.max_depth)]
-            Adaptive().learn(state, Finished(blocks, nodes, took))
+            Adaptive().learn(state, Finished(blocks, nodes, shape.max_depth, took))
         depths[free] = Adaptive().plan(state, view).max_depth
     assert depths[True] < depths[False]
 

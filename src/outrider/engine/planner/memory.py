@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from outrider.engine.planner.protocol import Row
 from outrider.odds import BUCKETS, FORGET, Odds, bucket, gains
-from outrider.types import Shape
+from outrider.types import PLAIN, Shape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
 BASE = 10.0  #: looks that a row's level is worth beside those of a bucket
@@ -80,13 +80,14 @@ class Streaks:
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
-    __slots__ = ("streak", "streaks", "time", "tokens", "wait")
+    __slots__ = ("asked", "streak", "streaks", "time", "tokens", "wait")
 
     def __init__(self) -> None:
         self.streaks = Streaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
         self.wait = Wait()
+        self.asked = PLAIN  #: for the step under way, where every row is planned by itself
 
     @property
     def speed(self) -> float:
