@@ -11,6 +11,7 @@ from outrider.drafters import (
     DynamicTree,
     HubTree,
     LayerSkip,
+    Lookahead,
     NgramTree,
     Paths,
     Random,
@@ -68,6 +69,8 @@ DRAFTERS = {
     "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
     "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
     "layer skip tree": lambda small: LayerSkip(small, (2, 2)),
+    "lookahead": lambda small: Lookahead(4, 3, 2),
+    "lookahead by pairs": lambda small: Lookahead(3, 2, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -93,7 +96,17 @@ DRAFTERS = {
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 #: Those whose proposals are no model's.
-MODELLESS = ("root", "suffix", "recall", "n-gram table", "n-gram tree", "random", *LOOKUPS)
+MODELLESS = (
+    "root",
+    "suffix",
+    "recall",
+    "n-gram table",
+    "n-gram tree",
+    "random",
+    "lookahead",
+    "lookahead by pairs",
+    *LOOKUPS,
+)
 
 
 @dataclass(frozen=True)
