@@ -36,6 +36,7 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from tiny_heads import driven
 
 __all__ = [
     "DRAFTERS",
@@ -83,10 +84,8 @@ DRAFTERS = {
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
     "string match": lambda small: StringMatch(translated(small), 3),
     "translated": lambda small: Translated(translated(small), 3),
-    "translated coupled": lambda small: Translated(translated(small), 3, coupled=True),
-    "common tokens": lambda small: DraftModel(translated(small), (1, 1, 1)),
     "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
-    "dynamic tree of common tokens": lambda small: DynamicTree(translated(small), 7, 4, 3),
+    "head": lambda small: DraftModel(driven(small.device), (2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),

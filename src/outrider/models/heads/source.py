@@ -79,6 +79,8 @@ class HeadSource(Lent):
         if self._taps is None:
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
+        if setting.packed:
+            head.pack()
         return HeadModel(head, vocab)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
