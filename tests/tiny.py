@@ -22,7 +22,6 @@ from outrider.drafters import (
     Suffix,
     Translated,
 )
-from outrider.drafters.cascade import Smaller
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -67,11 +66,8 @@ DRAFTERS = {
     "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
     "random": lambda small: Random(small.vocab_size, 3),
     "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
-    "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
     "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
-    "layer skip tree": lambda small: LayerSkip(small, (2, 2)),
     "lookahead": lambda small: Lookahead(4, 3, 2),
-    "lookahead by pairs": lambda small: Lookahead(3, 2, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -103,7 +99,6 @@ MODELLESS = (
     "n-gram tree",
     "random",
     "lookahead",
-    "lookahead by pairs",
     *LOOKUPS,
 )
 
