@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+import torch
+
 from outrider import arguments
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.errors import ConfigurationError
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 PLAIN = "use the drafter 'root' for plain decoding"
 CHAIN = "use the drafter 'draft_model' for a chain"
 
-Need = Literal["model", "models", "table", "vocab_size"]
+Need = Literal["model", "models", "table", "vocab_size", "trees", "device"]
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Parts(NamedTuple):
     models: tuple[LanguageModel, ...] = ()  #: draft models
     table: "Table | None" = None  #: n-gram counts
     vocab_size: int = 0  #: of the target
+    trees: bool = True  #: whether the target scores drafts that branch
+    device: torch.device = torch.device("cpu")  #: the target's
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Recipe:
     build  a class or function; it gets what the recipe needs, and those of the options it takes
            that the user asked for, as keywords: what was not asked for is its own default's matter
     needs  "model" (one draft model), "models" (a tuple of one or more), "table" (n-gram counts),
-           "vocab_size" (the target's)
+           "vocab_size", "trees" and "device" (the target's)
     takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
            from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
            `min_p` besides (`drafters.tempered`)
@@ -212,6 +216,8 @@ class Recipe:
             "models": parts.models,
             "table": parts.table is not None,
             "vocab_size": parts.vocab_size,
+            "trees": True,
+            "device": True,
         }
         return all(there[need] for need in self.needs)
 
@@ -222,6 +228,8 @@ class Recipe:
             "models": parts.models,
             "table": parts.table,
             "vocab_size": parts.vocab_size,
+            "trees": parts.trees,
+            "device": parts.device,
         }
         asked = options.asked()
         if "coupled" not in self.takes:

@@ -37,13 +37,15 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     draft = layers_of(settings.get("draft_layers"), draft)
     common = {n: settings[n] for n in COMMON if settings.get(n) is not None}
     options = DraftOptions(**common, own=settings.get("drafter_options"))
-    usual = drafters.usual(draft, copies or target.reads != "text")
+    usual = drafters.usual(
+        draft, copies or target.reads != "text", device=target.device, options=options
+    )
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
     models = tuple(beside(target, model, one, share) for one in given)
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size)
+    parts = Parts(models, opened(table), target.vocab_size, target.trees, target.device)
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
