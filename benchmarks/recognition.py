@@ -12,6 +12,9 @@ windows in turn; the texts of the first are what the others are compared with.
     files           the same windows as WAV files of one call, side by side
     default         transcribe with timestamps and fallback as it comes
     transformers    generate of transformers, without timestamps
+    beams           transcribe with five beams
+    beams copied    the same, copying from the first arm's text with every tenth word wrong
+    transformers beams   generate of transformers with five beams
     reference       transcribe, copying from the first arm's text with every tenth word wrong
     0,5             layers of the model as its draft
     PATH            a draft folder
@@ -117,9 +120,21 @@ def default(path: Path, asked: Any, windows: list[Recording], arm: str, first: l
     return told([ear.transcribe(window.samples, language="en") for window in windows])
 
 
+def beams(path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]) -> Heard:
+    ear = loaded(path, asked, drafter="reference_lookup" if "copied" in arm else "root")
+    texts = [spoilt(text) for text in first] if "copied" in arm else [None] * len(windows)
+    return told(
+        [
+            ear.transcribe(window.samples, reference=text, beam_size=5, **GREEDY)
+            for window, text in zip(windows, texts, strict=True)
+        ]
+    )
+
+
 def transformers(
     path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]
 ) -> Heard:
+    more = {"num_beams": 5} if "beams" in arm else {}
     ear = loaded(path, asked, drafter="root")
     model, extractor = ear.hearing.model, ear.hearing.extractor
     texts = []
@@ -127,21 +142,20 @@ def transformers(
         made = extractor(window.samples, sampling_rate=RATE, return_tensors="pt")
         features = made["input_features"].to(model.dtype)
         with torch.inference_mode():
-            out = model.generate(features, language="en", task="transcribe")
+            out = model.generate(features, language="en", task="transcribe", **more)
         texts.append(ear.tokenizer.decode(out[0], skip_special_tokens=True).strip())
     return texts, {}
+
+
+def spoilt(text: str) -> str:
+    """The text with every tenth word wrong."""
+    return " ".join("something" if at % 10 == 9 else word for at, word in enumerate(text.split()))
 
 
 def reference(
     path: Path, asked: Any, windows: list[Recording], arm: str, first: list[str]
 ) -> Heard:
     ear = loaded(path, asked, drafter="reference_lookup")
-
-    def spoilt(text: str) -> str:
-        return " ".join(
-            "something" if at % 10 == 9 else word for at, word in enumerate(text.split())
-        )
-
     return told(
         [
             ear.transcribe(window.samples, reference=spoilt(text), **GREEDY)
@@ -162,7 +176,10 @@ ARMS: dict[str, Callable[..., Heard]] = {
     "together": together,
     "files": files,
     "default": default,
+    "beams": beams,
+    "beams copied": beams,
     "transformers": transformers,
+    "transformers beams": transformers,
     "reference": reference,
 }
 

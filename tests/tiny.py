@@ -10,6 +10,7 @@ from outrider.drafters import (
     Cascade,
     DynamicTree,
     HubTree,
+    LayerSkip,
     NgramTree,
     Paths,
     Random,
@@ -34,6 +35,7 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from tiny_heads import driven
 
 __all__ = [
     "DRAFTERS",
@@ -65,6 +67,8 @@ DRAFTERS = {
     "random": lambda small: Random(small.vocab_size, 3),
     "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
     "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
+    "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
+    "layer skip tree": lambda small: LayerSkip(small, (2, 2)),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -77,10 +81,8 @@ DRAFTERS = {
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
     "string match": lambda small: StringMatch(translated(small), 3),
     "translated": lambda small: Translated(translated(small), 3),
-    "translated coupled": lambda small: Translated(translated(small), 3, coupled=True),
-    "common tokens": lambda small: DraftModel(translated(small), (1, 1, 1)),
     "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
-    "dynamic tree of common tokens": lambda small: DynamicTree(translated(small), 7, 4, 3),
+    "head": lambda small: DraftModel(driven(small.device), (2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),

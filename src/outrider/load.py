@@ -23,12 +23,11 @@ from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
-from outrider.models.heads import HeadModel
-from outrider.models.retold import Translation
+from outrider.models.heads import AnyHead
+from outrider.models.retold import Translation, between
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.models.spelling import Spelling
 from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
@@ -116,7 +115,8 @@ def load(
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
-                    (docs/heads.md) for this target. Shipped are the target "corrector", an encoder-
+                    (docs/heads.md) for this target, or have another tokenizer
+                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
                     decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft ("translated" if it has another tokenizer), else "recall"
@@ -153,16 +153,8 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
-    options = DraftOptions(
-        num_speculative_tokens,
-        branching,
-        width,
-        total_tokens,
-        acceptance,
-        ngram,
-        coupled,
-        drafter_options,
-    )
+    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
+    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
@@ -179,7 +171,8 @@ def load(
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
     running = _run(sources, wish, place, words, ahead, share_encoder)
-    made = recipe.make(_parts(running, words, counts, place), options)
+    own, *others = running.models
+    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)
@@ -317,7 +310,7 @@ class _Words(NamedTuple):
     size: int
     drafts: tuple[Translation | None, ...] = ()  #: None: the target's own vocabulary
 
-    def over(self, models: Sequence[CausalModel | HeadModel]) -> tuple[LanguageModel, ...]:
+    def over(self, models: Sequence[CausalModel | AnyHead]) -> tuple[LanguageModel, ...]:
         """Draft models over the target's tokens."""
         each = zip(models, self.drafts, strict=True)
         return tuple(
@@ -332,6 +325,7 @@ def _vocabulary(
     other: "str | Path | PreTrainedTokenizerBase | None",
 ) -> _Words:
     """How many tokens the target has, and which of them its draft models share."""
+    check.draft_tokenizer(other, sources[1:])
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
@@ -339,14 +333,18 @@ def _vocabulary(
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
         words = None
-        if reads_more(sources[0].config) or reads_more(source.config):
-            check.vocabulary(tokenizer, told, each)
-        elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
+        if tokenizer is None or told is None:
             check.vocabulary(tokenizer, None, each)
-        else:
-            words = Translation(Spelling(tokenizer), Spelling(told))
+        elif not (isinstance(source, Source) and _of_text(sources[0]) and _of_text(source)):
+            check.vocabulary(tokenizer, told, each)
+        elif (words := between(tokenizer, told)) is None:
+            check.vocabulary(tokenizer, None, each)
         found = found._replace(drafts=(*found.drafts, words))
     return found
+
+
+def _of_text(source: Source) -> bool:
+    return not reads_more(source.config)
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
@@ -363,16 +361,10 @@ def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
 class _Running(NamedTuple):
     """Models ready to run, and how they were set up."""
 
-    models: tuple[CausalModel | HeadModel, ...]  #: the target ahead of its draft models
+    models: tuple[CausalModel | AnyHead, ...]  #: the target ahead of its draft models
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
-
-
-def _parts(running: _Running, words: _Words, counts: Table | None, place: torch.device) -> Parts:
-    """What a drafter is made from."""
-    target, *drafts = running.models
-    return Parts(words.over(drafts), counts, words.size, target.trees, place)
 
 
 def _usual(
@@ -400,11 +392,11 @@ def _run(
     each = [words.size if other is None else other.draft.size for other in words.drafts]
     sizes = dict(zip(drafts, each, strict=True))
 
-    def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
+    def driven(source: Draft, setting: Setting) -> CausalModel | AnyHead:
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | HeadModel | None]:
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | AnyHead | None]:
         own = target.driven(setting, place, words.size)
         return own, driven(drafts[0], setting) if drafts else None
 
@@ -428,14 +420,14 @@ def _run(
     return _Running(models, setting, calibration, worst[0])
 
 
-def _packed(model: CausalModel | HeadModel) -> bool:
+def _packed(model: CausalModel | AnyHead) -> bool:
     return isinstance(model, CausalModel) and model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
     sources: Sources,
-    models: Sequence[CausalModel | HeadModel],
+    models: Sequence[CausalModel | AnyHead],
     options: DraftOptions,
 ) -> None:
     """Refuse trees of draft models that score chains only."""

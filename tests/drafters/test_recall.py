@@ -14,6 +14,7 @@ from outrider.drafters.recycled import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
 from outrider.odds import STRENGTH, Odds
+from outrider.testing.meta import MetaModel
 from outrider.tree import from_parents
 from outrider.types import Kind
 from tiny import PROMPTS, begun, decode, pair
@@ -126,12 +127,19 @@ def test_earlier_requests_are_remembered_and_change_no_text():
         Engine(target, Recall(8, earlier=200), "rejection")
 
 
+class Chains(MetaModel):
+    """A target that does not score trees."""
+
+    trees, device = False, torch.device("cpu")
+
+
 def test_by_name_it_suits_the_target():
-    assert not make("recall", Parts()).shapes[0].is_chain
-    assert make("recall", Parts(trees=False)).shapes[0].is_chain
-    assert [s.key for s in make("recall", Parts(), DraftOptions(4)).shapes] == [4, 3, 2, 1]
+    here, away = Parts(target=pair()[0]), Parts(target=MetaModel())
+    assert not make("recall", here).shapes[0].is_chain
+    assert [s.key for s in make("recall", here, DraftOptions(4)).shapes] == [4, 3, 2, 1]
     with pytest.raises(ConfigurationError, match="drafter='suffix'"):
-        make("recall", Parts(device=torch.device("cuda")))
+        make("recall", away)
+    assert make("recall", Parts(target=Chains())).shapes[0].is_chain
     with pytest.raises(ConfigurationError, match="chain must be"):
         Recall(chain=1)
 

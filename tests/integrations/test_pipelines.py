@@ -7,8 +7,7 @@ import pytest
 import transformers
 from spoken_whisper import extractor, perturbed, tokenizer, whisper
 
-from outrider.errors import ConfigurationError
-from outrider.integrations.generate import Speculative, speculative
+from outrider.integrations.generate import Speculative
 
 
 def sound(seconds, seed=0):
@@ -66,6 +65,15 @@ def test_the_speech_pipeline_gives_the_same_text(case):
     assert call.total.accepted > 5
 
 
-def test_the_beams_that_the_pipeline_asks_for_by_itself_are_refused_by_name():
-    with pytest.raises(ConfigurationError, match=r'generate_kwargs=\{"num_beams": 1'):
-        asr()(sound(0.8), generate_kwargs={"custom_generate": speculative})
+@pytest.mark.parametrize("case", CASES)
+def test_the_beams_that_the_pipeline_asks_for_by_itself(case):
+    """It has five unless told otherwise."""
+    given, how = CASES[case]
+    call = Speculative(drafter="root")
+    texts = [
+        asr()(given, generate_kwargs={"language": "en", **more}, **how)
+        for more in ({}, {"custom_generate": call}, {"num_beams": 1})
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert call.total.new_tokens > 20

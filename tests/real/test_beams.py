@@ -6,8 +6,10 @@ The folders `smollm2`, `annalog`, `whisper-base` and `speech` of OUTRIDER_MODELS
 from dataclasses import replace
 
 import annalog
+import numpy as np
 import pytest
 import torch
+import transformers
 from training.whisper_recordings import asterisk, joined
 from training.whisper_speech import RATE
 from transformers import (
@@ -107,3 +109,37 @@ def test_speech(models_directory):
         row[0].token_ids for row in plain.hypotheses
     ]
     assert ahead.counts.calls < plain.counts.calls
+
+
+WAYS = {
+    "short": (1, {}),
+    "long": (3, {"return_timestamps": True}),
+    "chunks": (3, {"chunk_length_s": 15, "batch_size": 2, "ignore_warning": True}),
+    "words": (2, {"return_timestamps": "word"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_speech_pipeline_as_it_comes(models_directory, way):
+    """Its five beams: windows one after another, chunks side by side, times of words."""
+    path, speech = (folder(models_directory, name) for name in ("whisper-base", "speech"))
+    count, how = WAYS[way]
+    recordings = [window.samples for window in joined(asterisk(speech, "en"))][:count]
+    transformers.logging.set_verbosity_error()
+    model = WhisperForConditionalGeneration.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager" if way == "words" else "sdpa"
+    )
+    asr = transformers.pipeline(
+        "automatic-speech-recognition",
+        model=model,
+        tokenizer=transformers.AutoTokenizer.from_pretrained(path, pad_token="<|endoftext|>"),
+        feature_extractor=WhisperFeatureExtractor.from_pretrained(path),
+    )
+    call = Speculative(drafter="root")
+    told = [
+        asr(np.concatenate(recordings), generate_kwargs={"language": "en", **more}, **how)
+        for more in ({}, {"custom_generate": call})
+    ]
+    assert told[0] == told[1]
+    assert call.total.new_tokens > 30

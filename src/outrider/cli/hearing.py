@@ -61,6 +61,17 @@ Temperature = Annotated[
     ),
 ]
 BestOf = Annotated[int | None, typer.Option(min=1, help="Texts drawn at a temperature above 0.")]
+BeamSize = Annotated[
+    int | None, typer.Option(min=1, help="Beams of a search at temperature 0. Default: greedy.")
+]
+Patience = Annotated[
+    float | None,
+    typer.Option(help="A search ends with beam size * patience texts, as openai-whisper's does."),
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(help="A beam's log-probability is divided by its length to this. Default: 1."),
+]
 InitialPrompt = Annotated[
     str | None, typer.Option(help="Told to the model first: names, spelling.")
 ]

@@ -40,6 +40,9 @@ def transcribe(
     batch_size: hearing.BatchSize = None,
     temperature: hearing.Temperature = None,
     best_of: hearing.BestOf = None,
+    beam_size: hearing.BeamSize = None,
+    patience: hearing.Patience = None,
+    length_penalty: hearing.LengthPenalty = None,
     initial_prompt: hearing.InitialPrompt = None,
     condition_on_previous_text: hearing.ConditionOnPreviousText = None,
     seed: hearing.Seed = 0,
@@ -58,8 +61,12 @@ def transcribe(
         "initial_prompt": initial_prompt,
         "condition_on_previous_text": condition_on_previous_text,
         "best_of": best_of,
+        "beam_size": beam_size,
+        "patience": patience,
         "seed": seed,
     }
+    if length_penalty is not None:
+        asked["length_penalty"] = length_penalty
     if temperature:
         asked["temperature"] = tuple(temperature)
     Settings(**asked)  # before a model is loaded

@@ -69,7 +69,7 @@ class Beam:
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
-        source = growing.Model(self.model, memory, self.depth)
+        source = growing.Model(self.model, memory, deepest=self.depth)
         return growing.grow([source], context, layout, paths)
 
     def commit(

@@ -113,7 +113,7 @@ class DraftModel:
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
-        source = growing.Model(self.model, memory, self.shapes[0].max_depth)
+        source = growing.Model(self.model, memory, deepest=self.shapes[0].max_depth)
         return growing.grow([source], context, layout, self.chosen)
 
     def commit(

@@ -79,7 +79,7 @@ class Paths:
         """Draw all paths level by level, one call of each draft model per level."""
         depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
         pairs = zip(self.models, memory.stores, strict=True)
-        sources = [growing.Model(model, cache, self.depth) for model, cache in pairs]
+        sources = [growing.Model(model, cache, deepest=self.depth) for model, cache in pairs]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
         return growing.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
 

@@ -30,7 +30,7 @@ from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import WIDTH, Successors
 from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
 SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
 FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
@@ -313,22 +313,23 @@ def _on_host(device: torch.device) -> None:
 
 
 def _made(
-    trees: bool,
-    device: torch.device,
+    target: LanguageModel,
     total_tokens: int | None = None,
     num_speculative_tokens: int | None = None,
     chain: bool | None = None,
     earlier: int = Recall.earlier,
 ) -> Recall:
     """Who asks for a depth alone gets so many nodes."""
-    _on_host(device)
+    _on_host(target.device)
     total = total_tokens or num_speculative_tokens or Recall.total_tokens
-    return Recall(total, num_speculative_tokens, not trees if chain is None else chain, earlier)
+    return Recall(
+        total, num_speculative_tokens, not target.trees if chain is None else chain, earlier
+    )
 
 
 RECIPE = recipes.Recipe(
     _made,
-    ("trees", "device"),
+    ("target",),
     ("total_tokens", "num_speculative_tokens", "chain", "earlier"),
     depth=SIZES[0],
 )

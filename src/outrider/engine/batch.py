@@ -17,8 +17,7 @@ from torch.nn.functional import pad
 
 from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
-from outrider.models.nodes import causal
-from outrider.models.prefill import inference, ingest, width
+from outrider.models.prefill import behind, inference, ingest
 from outrider.rows import picked, placed
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
@@ -196,7 +195,13 @@ class Prefill:
         if stop < self._need:
             return None
         if any(request.watched is not None for request in self.requests):
-            self.watched_BV = self._watch()
+            self.watched_BV = behind(
+                self.target,
+                self.cache,
+                self.context.tokens_BL,
+                [len(request.prompt) for request in self.requests],
+                [request.watched for request in self.requests],
+            )
         hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
         memory = self.drafter.open(context._replace(hidden=hidden), self.capacity)
         device = context.length_B.device
@@ -214,24 +219,6 @@ class Prefill:
             torch.zeros(rows, dtype=torch.int64, device=device),
             context.tokens_BL,
         )
-
-    def _watch(self) -> Tensor:
-        """Read each row from its watched place on once more; what the model says there, [B, V].
-
-        The entries are written again as they are: behind a row's end nobody looks.
-        """
-        tokens_BL = self.context.tokens_BL
-        sizes = [len(request.prompt) for request in self.requests]
-        places = [
-            size - 1 if request.watched is None else request.watched
-            for size, request in zip(sizes, self.requests, strict=True)
-        ]
-        rest = max(size - place for size, place in zip(sizes, places, strict=True))
-        wide = width(max(places) + rest, 0, self.cache.capacity)
-        at_BQ = torch.tensor([[*range(place, place + rest)] for place in places])
-        at_BQ = at_BQ.clamp(max=wide - 1).to(tokens_BL.device)
-        nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
-        return self.target.forward(self.cache, nodes).logits_BQV[:, 0]
 
 
 def begin(

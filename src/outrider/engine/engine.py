@@ -31,7 +31,7 @@ from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.logprobs import Logprobs, Told, told
 from outrider.engine.planner import Adaptive, Finished, Fixed, Planner, Row, View, measure, named
-from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
+from outrider.engine.request import Limits, Request, capped, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
@@ -100,7 +100,8 @@ class Engine:
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else Fixed()  # nothing to choose
-        self.costs, self._given, self._kept = costs, costs is not None and kept is None, kept
+        self.costs, self.kept = costs, kept
+        self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
 
@@ -135,8 +136,8 @@ class Engine:
             if self.costs is None or rows not in self.costs.times:
                 more = measure.measured(self, rows)
                 self.costs = more if self.costs is None else self.costs.joined(more)
-                if self._kept is not None:
-                    self._kept(self.costs)
+                if self.kept is not None:
+                    self.kept(self.costs)
         return self.costs
 
     def alone(self) -> "Engine":
@@ -455,10 +456,11 @@ class Run(Iterator[HostBlock]):
         block, nodes = made.block, made.draft.tree.nodes
         self._took = time.perf_counter() - self._took
         self._ledger.stats.count_size(nodes)
-        if block.lists is not None and not (self._trace or said or self._unread):
+        traced = [self._trace or request.trace for request in self._seating.requests(rows)]
+        if block.lists is not None and not (any(traced) or said or self._unread):
             self._tell(block.lists, rows, nodes)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, self._trace, said, wanted)
+            pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 
@@ -509,7 +511,7 @@ class Run(Iterator[HostBlock]):
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return shape
+        return capped(shape, [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""

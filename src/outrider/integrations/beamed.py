@@ -1,6 +1,6 @@
 """Beam search behind `model.generate`: a row for each prompt where transformers has one a beam."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,8 +15,10 @@ from outrider.engine.engine import Engine
 from outrider.engine.search import Beams
 from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError
+from outrider.integrations import attentions, kept_beams
 from outrider.integrations.call import Rows, requested
 from outrider.integrations.criteria import Criteria
+from outrider.integrations.kept_beams import KeptBeams
 from outrider.integrations.native import ids_of
 from outrider.models.config import read
 from outrider.stats import Stats
@@ -57,17 +59,12 @@ def one_row_each(
 def check(config: hf.GenerationConfig, asked: Search, streamed: bool, windows: bool) -> None:
     """Refuse what a search here cannot give: ConfigurationError."""
     wrong = None
-    if windows:
-        wrong = (
-            "beams of Whisper's generate",
-            (
-                'use num_beams=1 (the speech pipeline asks for 5: generate_kwargs={"num_beams": 1, '
-                '"custom_generate": speculative} changes that)'
-            ),
-        )
-    elif streamed:
+    words = windows and attends(config)  # of attention, word times alone are made
+    if streamed:
         wrong = "a streamer for beams", "leave it out: they are known when their search ends"
-    elif config.return_dict_in_generate and (config.output_logits or config.output_attentions):
+    elif config.return_dict_in_generate and (
+        config.output_logits or (config.output_attentions and not words)
+    ):
         wrong = "output_logits or output_attentions of beams", "leave it out"
     known = (hf.MaxLengthCriteria, hf.EosTokenCriteria)
     others = [type(one).__name__ for one in asked.criteria if not isinstance(one, known)]
@@ -77,8 +74,21 @@ def check(config: hf.GenerationConfig, asked: Search, streamed: bool, windows: b
         raise ConfigurationError(f"{wrong[0]} is not supported by outrider's generate; {wrong[1]}")
 
 
-def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
-    """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics."""
+def attends(config: hf.GenerationConfig) -> bool:
+    """Whether attention is asked for, from which Whisper's `generate` makes the times of words."""
+    return bool(config.output_attentions and read(config, "return_token_timestamps", bool))
+
+
+def searched(
+    engine: Engine,
+    rows: Rows,
+    asked: Search,
+    attention: Callable[[Tensor], attentions.Attentions],
+) -> tuple[Result, Stats]:
+    """Sequences [B * num_return_sequences, L], or transformers' output, and the statistics.
+
+    `attention` is that of finished sequences, called if it is asked for.
+    """
     config = asked.config
     criteria = Criteria(asked.criteria, config, len(rows.input_ids))
     requests = requested(engine, rows, asked.processors, criteria, bool(config.do_sample))
@@ -88,7 +98,16 @@ def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
         config.early_stopping,
         int(config.num_return_sequences or 1),
     )
-    found = search(engine.target, engine.drafter, requests, beams)
+    told = bool(config.return_dict_in_generate)
+    kept = KeptBeams(len(requests)) if told and config.output_scores else None
+    found = search(
+        engine.target,
+        engine.drafter,
+        requests,
+        beams,
+        settle=kept is None,  # a beam that is not scored has no scores to be told
+        observe=None if kept is None else kept.observe,
+    )
     every = [one for row in found.hypotheses for one in row]
     pad = ids_of(read(config, "_pad_token_tensor", Tensor))
     fill = -1
@@ -102,8 +121,16 @@ def searched(engine: Engine, rows: Rows, asked: Search) -> tuple[Result, Stats]:
     sequences = torch.cat([ahead, made.to(ahead.device)], 1)
     stats = Stats(engine_steps=found.counts.calls, seconds=found.seconds)
     stats.steps, stats.new_tokens = found.counts.calls, sum(len(one.token_ids) for one in every)
-    if not config.return_dict_in_generate:
+    if not told:
         return sequences, stats
-    scores = torch.tensor([one.score for one in every]) if config.output_scores else None
+    indices = kept_beams.indices(found.hypotheses, beams.num_beams).to(sequences.device)
+    parts: dict[str, Any] = {"beam_indices": indices}
+    if kept is not None:
+        scores = torch.tensor([one.score for one in every], device=sequences.device)
+        parts |= {"sequences_scores": scores, "scores": kept.scores()}
+    if attends(config):
+        weights = attention(sequences).cross_attentions
+        rows_BW = len(requests) * beams.num_beams
+        parts["cross_attentions"] = kept_beams.spread(weights, indices, rows_BW)
     kind = GenerateBeamEncoderDecoderOutput if asked.encoder else GenerateBeamDecoderOnlyOutput
-    return kind(sequences=sequences, sequences_scores=scores), stats
+    return kind(sequences=sequences, **parts), stats

@@ -54,10 +54,16 @@ def decoded(
         sources.refuse(model, asked.given)
     copied = references.references(asked.reference, count, asked.given.windows)
     references.check(engine.drafter, settings.get("drafter"), inputs, copied)
-    processors = silence.listened(model, asked.processors, asked.input_ids, asked.model_kwargs)
+    processors = silence.listened(
+        model, asked.processors, asked.input_ids, asked.model_kwargs, beams
+    )
     rows = Rows(asked.input_ids, pads, inputs, copied)
     if beams > 1:
-        return beamed.searched(engine, rows, wanted)
+        width, more = asked.input_ids.shape[1], asked.model_kwargs
+        wanted = wanted._replace(processors=processors)
+        return beamed.searched(
+            engine, rows, wanted, lambda texts: attentions.of_text(model, texts, width, more)
+        )
     call = Call(
         engine,
         rows,

@@ -19,13 +19,17 @@ def listened(
     processors: Sequence[hf.LogitsProcessor],
     input_ids: Tensor,
     model_kwargs: Mapping[str, object],
+    beams: int = 1,
 ) -> list[hf.LogitsProcessor]:
-    """The processors without the test for silence, which has its answer."""
+    """The processors without the test for silence, which has its answer.
+
+    `input_ids` have one row for each prompt, whatever the `beams`.
+    """
     others = [p for p in processors if not isinstance(p, WhisperNoSpeechDetection)]
     for at, processor in enumerate(processors):
         if isinstance(processor, WhisperNoSpeechDetection):
             with torch.no_grad():
-                _ask(processor, model, processors[:at], input_ids, model_kwargs)
+                _ask(processor, model, processors[:at], input_ids, model_kwargs, beams)
     return others
 
 
@@ -35,6 +39,7 @@ def _ask(
     ahead: Sequence[hf.LogitsProcessor],
     input_ids: Tensor,
     model_kwargs: Mapping[str, object],
+    beams: int,
 ) -> None:
     """Call it as plain decoding does at its first token, on states that are there already."""
     encoded, inputs = model_kwargs["encoder_outputs"], processor.inputs
@@ -56,6 +61,9 @@ def _ask(
         encoder_outputs=encoded,
     )
     scores = model(**asked).logits[:, -1].float()
+    if beams > 1:  # a beam search shows it log-probabilities, and a row for each beam
+        scores = torch.log_softmax(scores, -1).repeat_interleave(beams, 0)
+        input_ids = input_ids.repeat_interleave(beams, 0)
     for earlier in ahead:
         scores = earlier(input_ids, scores)
     processor(input_ids, scores)

@@ -7,7 +7,7 @@ from outrider.models import heads, shallow_source
 from outrider.models.shallow_source import Layers, ShallowSource
 from outrider.models.sources import Given, Source
 
-Draft: TypeAlias = Source | ShallowSource | heads.HeadSource
+Draft: TypeAlias = Source | ShallowSource | heads.AnySource
 
 
 def source_of(given: Given | Layers, target: Source) -> Draft:
@@ -17,9 +17,6 @@ def source_of(given: Given | Layers, target: Source) -> Draft:
     """
     if isinstance(given, Layers):
         return ShallowSource(target, given)
-    if isinstance(given, (str, Path)):
-        if shallow_source.is_folder(given):
-            return ShallowSource(target, given)
-        if heads.is_folder(given):
-            return heads.HeadSource(target, given)
-    return Source(given, "draft")
+    if isinstance(given, (str, Path)) and shallow_source.is_folder(given):
+        return ShallowSource(target, given)
+    return heads.source_of(given, target) or Source(given, "draft")

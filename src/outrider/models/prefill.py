@@ -1,6 +1,6 @@
 """How prompts enter a cache, and how wide a cache a call sees: shared by the step and drafters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -66,3 +66,25 @@ def ingest(
         else:
             model.forward(cache, nodes, last=1)
     return states
+
+
+@inference
+def behind(
+    model: LanguageModel,
+    cache: Any,
+    tokens_BL: Tensor,
+    sizes: Sequence[int],
+    places: Sequence[int | None],
+) -> Tensor:
+    """What the model says behind one place of each row's prompt, [B, V]; None: its last token.
+
+    The rows, of these sizes, are in the cache but for their last tokens. They are read from those
+    places on once more, and entries are written again as they are: behind a row's end nobody looks.
+    """
+    first = [size - 1 if at is None else at for size, at in zip(sizes, places, strict=True)]
+    rest = max(size - at for size, at in zip(sizes, first, strict=True))
+    wide = width(max(first) + rest, 0, cache.capacity)
+    at_BQ = torch.tensor([[*range(at, at + rest)] for at in first])
+    at_BQ = at_BQ.clamp(max=min(wide, tokens_BL.shape[1]) - 1).to(tokens_BL.device)
+    nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)
+    return model.forward(cache, nodes).logits_BQV[:, 0]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from outrider.drafters import DraftModel, Root
 from outrider.drafters.growing import inputs_for
@@ -15,7 +16,7 @@ from outrider.engine.search.beams import Beams
 from outrider.engine.search.oracle import NARROW, Oracle
 from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Drafted, Nothing, Offered, Proposer
-from outrider.engine.search.run import Counts, Hypothesis, Search
+from outrider.engine.search.run import Counts, Hypothesis, Observe, Search
 from outrider.engine.search.shaped import shaper
 from outrider.engine.search.step import Rules
 from outrider.errors import ConfigurationError
@@ -32,6 +33,7 @@ class Searched:
     hypotheses: list[list[Hypothesis]]
     counts: Counts
     seconds: float
+    watched: list[Tensor | None]  #: the model's logits [V] behind each request's watched place
 
 
 def search(
@@ -42,25 +44,17 @@ def search(
     settle: bool = True,
     pace: Pace | None = None,
     draft_beams: int | None = None,
+    observe: Observe | None = None,
 ) -> Searched:
     """Beam search of several requests side by side; `drafter` says what is scored ahead.
 
     The beams are those of an ordinary search, whatever the drafter. Requests with a temperature
-    above 0 draw their beams (beam sampling). `settle` and `pace` are those of `Search`;
+    above 0 draw their beams (beam sampling). `settle`, `pace` and `observe` are those of `Search`;
     a draft model searches with `draft_beams` (None: as many as the target).
 
     Raises PromptError, CapacityError or ConfigurationError before any work is done.
     """
-    if not isinstance(drafter, DraftModel) and "model" in vars(drafter):
-        raise ConfigurationError(
-            f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
-            "use the drafter 'draft_model', one without a model, or 'root'"
-        )
-    if isinstance(drafter, Tempered):
-        raise ConfigurationError(
-            "beams are not drawn from a draft's law; got a draft with a temperature or filters of "
-            f"its own, {drafter.warp}; leave them out"
-        )
+    admit(drafter)
     started = time.perf_counter()
     reads = target.reads != "text"
     for number, request in enumerate(requests):
@@ -107,6 +101,25 @@ def search(
         proposer = Drafted(small, rules, drafter.shapes[0].max_depth, draft_beams)
     elif not isinstance(drafter, Root):
         proposer = Offered(drafter, device, copied)
-    found = Search(oracle, rules, proposer, settle, pace)
+    places = [request.watched for request in requests]
+    watched: list[Tensor | None] = [None] * len(requests)
+    if any(place is not None for place in places):
+        behind = oracle.behind(places)
+        watched = [None if at is None else row for at, row in zip(places, behind, strict=True)]
+    found = Search(oracle, rules, proposer, settle, pace, observe)
     hypotheses = [row[: beams.num_return_sequences] for row in found.run()]
-    return Searched(hypotheses, found.counts, time.perf_counter() - started)
+    return Searched(hypotheses, found.counts, time.perf_counter() - started, watched)
+
+
+def admit(drafter: Drafter) -> None:
+    """Refuse a drafter that a search has no use for: ConfigurationError."""
+    if not isinstance(drafter, DraftModel) and "model" in vars(drafter):
+        raise ConfigurationError(
+            f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
+            "use the drafter 'draft_model', one without a model, or 'root'"
+        )
+    if isinstance(drafter, Tempered):
+        raise ConfigurationError(
+            "beams are not drawn from a draft's law; got a draft with a temperature or filters of "
+            f"its own, {drafter.warp}; leave them out"
+        )

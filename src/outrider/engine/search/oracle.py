@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.engine.search.prefix import Prefix, chain
 from outrider.errors import CapacityError
-from outrider.models.prefill import inference, ingest, width
+from outrider.models.prefill import behind, inference, ingest, width
 from outrider.types import Cache, Inputs, LanguageModel, Nodes
 
 #: What penalties and bans make of the log-probabilities [W, V] that follow W texts of one length.
@@ -100,10 +100,18 @@ class Oracle:
     @inference
     def _read(self, prompts: Sequence[Sequence[int]]) -> None:
         """All of the prompts but their last tokens, which are the first texts to be scored."""
-        longest = max(map(len, prompts)) - 1
-        tokens_BL = torch.tensor([[*p[:-1], *[0] * (longest + 1 - len(p))] for p in prompts])
-        tokens_BL = tokens_BL.long().view(len(prompts), longest).to(self._device)
-        ingest(self.model, self.cache, tokens_BL, longest)
+        ingest(self.model, self.cache, self._tokens(prompts), max(map(len, prompts)) - 1)
+
+    def _tokens(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(map(len, prompts))
+        tokens_BL = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts])
+        return tokens_BL.to(self._device)
+
+    def behind(self, places: Sequence[int | None]) -> Tensor:
+        """The model's logits [B, V] behind one place of each prompt, before any text is scored."""
+        prompts = [row.root.tokens() for row in self.rows]
+        sizes = list(map(len, prompts))
+        return behind(self.model, self.cache, self._tokens(prompts), sizes, places)
 
     def roots(self) -> list[Prefix]:
         """The prompts as texts."""

@@ -14,7 +14,7 @@ from outrider.engine.search.step import DEAD, Finished, Rules, State, ranked
 def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     """The next state, from log-probabilities float32 [W, V] of the running beams."""
     width, wanted = rules.beams.num_beams, most(rules)
-    best_C, texts, margin = ranked(state, logs_WV, rules)
+    best_C, texts, trails, _, margin = ranked(state, logs_WV, rules)
     scores = best_C.tolist()
     running: list[int] = []
     ended: list[Finished] = []
@@ -22,7 +22,7 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
         if len(running) == width:
             break
         if text.token in rules.stops or (rules.ends is not None and rules.ends(text)):
-            ended.append(Finished(_final(scores[at], text, rules, 1), text))
+            ended.append(Finished(_final(scores[at], text, rules, 1), text, trails[at]))
         else:
             running.append(at)
     room = max(wanted - len(state.finished), 0)
@@ -30,15 +30,24 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     over = len(finished) >= wanted or texts[0].length >= rules.limit
     if over and len(finished) < width:
         alive = [at for at in running if scores[at] > DEAD / 2]
-        fill = [Finished(_final(scores[at], texts[at], rules, 0), texts[at]) for at in alive]
+        fill = [
+            Finished(_final(scores[at], texts[at], rules, 0), texts[at], trails[at]) for at in alive
+        ]
         finished += fill[: width - len(finished)]
     if over:
         finished.sort(key=lambda one: -one.score)
-    beams = tuple(texts[at] for at in running)
-    beams += beams[-1:] * (width - len(beams))
+    places = running + running[-1:] * (width - len(running))
     scores_W = best_C.new_full((width,), DEAD)
     scores_W[: len(running)] = best_C[running]
-    return State(beams, scores_W, tuple(finished), True, over, min(state.margin, margin))
+    return State(
+        tuple(texts[at] for at in places),
+        scores_W,
+        tuple(trails[at] for at in places),
+        tuple(finished),
+        True,
+        over,
+        min(state.margin, margin),
+    )
 
 
 def most(rules: Rules) -> int:

@@ -158,4 +158,8 @@ def _widened(state: State, rules: Rules) -> State:
     if not more:
         return state
     scores_W = torch.cat([state.scores_W, state.scores_W.new_full((more,), 2 * DEAD)])
-    return state._replace(running=state.running + state.running[-1:] * more, scores_W=scores_W)
+    return state._replace(
+        running=state.running + state.running[-1:] * more,
+        scores_W=scores_W,
+        trails=state.trails + state.trails[-1:] * more,
+    )

@@ -5,7 +5,7 @@ scored in one call, together with what a proposer guesses will be asked next.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,8 +17,11 @@ from outrider.engine.search.pace import Pace
 from outrider.engine.search.patient import patient_step
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.proposers import Nothing, Proposer
-from outrider.engine.search.step import DEAD, Rules, State, start, step
+from outrider.engine.search.step import DEAD, Finished, Rules, State, Trail, start, step
 from outrider.models.prefill import inference
+
+#: Told of every step before it is taken: the row, its state, and log-probabilities [W, V].
+Observe = Callable[[int, State, Tensor], None]
 
 
 class Hypothesis(NamedTuple):
@@ -26,6 +29,8 @@ class Hypothesis(NamedTuple):
 
     token_ids: list[int]  #: without the prompt
     score: float  #: log-probability / length ** length_penalty
+    beams: list[int]  #: for each token the place, among the beams that ran, of the one it went on
+    logprobs: list[float]  #: of each token, as penalties and bans left it
 
 
 @dataclass
@@ -51,6 +56,7 @@ class Search:
     proposer    what is scored ahead
     pace        how far ahead, call by call; None: as far as its own calls show that it pays
     settle      whether a beam that cannot win may go unscored: the same beams by fewer calls
+    observe     told of every step; of beams that went unscored it sees no log-probabilities
     """
 
     def __init__(
@@ -60,8 +66,10 @@ class Search:
         proposer: Proposer | None = None,
         settle: bool = False,
         pace: Pace | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.oracle, self.rules, self.settle = oracle, rules, settle
+        self.observe = observe
         self.proposer = proposer or Nothing()
         self.pace = Pace(self.proposer.depth) if pace is None else pace
         self.counts = Counts()
@@ -83,7 +91,7 @@ class Search:
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
         self.counts.margin = [state.margin for state in self.states]
         return [
-            [Hypothesis(one.text.tokens()[rule.prompt :], one.score) for one in state.finished]
+            [_told(one, rule) for one in state.finished]
             for rule, state in zip(self.rules, self.states, strict=True)
         ]
 
@@ -102,6 +110,8 @@ class Search:
                     waiting[row] = missing
                     break
                 logs = self.oracle.stacked(row, state.running)
+                if self.observe is not None:
+                    self.observe(row, state, logs)
                 self.states[row] = advanced(state, logs, self.rules[row])
                 self.counts.steps += 1
         return waiting
@@ -116,6 +126,19 @@ class Search:
         for row, texts in waiting.items():
             wanted[row] = texts + ahead.get(row, [])
         self.oracle.ask(wanted)
+
+
+def _told(one: Finished, rules: Rules) -> Hypothesis:
+    """A finished beam with what its trail says."""
+    trail: Trail | None = one.trail
+    beams, totals = [], []
+    while trail is not None:
+        beams.append(trail.beam)
+        totals.append(trail.total)
+        trail = trail.above
+    beams, totals = beams[::-1], totals[::-1]
+    logprobs = [b - a for a, b in zip([0.0, *totals], totals, strict=False)]
+    return Hypothesis(one.text.tokens()[rules.prompt :], one.score, beams, logprobs)
 
 
 def advanced(state: State, logs_WV: Tensor, rules: Rules) -> State:

@@ -18,6 +18,7 @@ from outrider.engine.search.beams import Beams
 from outrider.engine.search.prefix import Prefix
 
 DEAD = -1.0e9  #: the score of a beam that is none
+BLOCK = 64  #: values of a block in `largest`
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,20 @@ class Rules:
         return max(2, 1 + len(self.stops)) * self.beams.num_beams
 
 
+class Trail(NamedTuple):
+    """How a beam came about, back to the prompt: in each step, the beam that went on."""
+
+    above: "Trail | None"  #: of that beam
+    beam: int  #: its place among those that ran
+    total: float  #: the text's log-probability with this step's token
+
+
 class Finished(NamedTuple):
     """A text that has ended, and its score."""
 
     score: float
     text: Prefix
+    trail: Trail
 
 
 class State(NamedTuple):
@@ -57,6 +67,7 @@ class State(NamedTuple):
 
     running: tuple[Prefix, ...]  #: num_beams texts of one length, the best first
     scores_W: Tensor  #: float32: their log-probabilities
+    trails: tuple[Trail | None, ...]  #: how they came about; None: they are the prompt
     finished: tuple[Finished, ...] = ()  #: at most num_beams, the best first
     improvable: bool = True  #: whether a running beam may become better than a finished one
     over: bool = False
@@ -68,29 +79,61 @@ def start(prompt: Prefix, rules: Rules, device: torch.device | str = "cpu") -> S
     width = rules.beams.num_beams
     scores_W = torch.full((width,), DEAD, device=device)
     scores_W[0] = 0
-    return State((prompt,) * width, scores_W)
+    return State((prompt,) * width, scores_W, (None,) * width)
 
 
-def ranked(state: State, logs_WV: Tensor, rules: Rules) -> tuple[Tensor, list[Prefix], float]:
-    """The candidates: log-probabilities [C] with their texts, and how far the last one that may be
-    kept is ahead of the next. The best first, or as they were drawn."""
+class Candidates(NamedTuple):
+    """Continuations of the running beams, the best first, or as they were drawn."""
+
+    totals_C: Tensor  #: their log-probabilities
+    texts: list[Prefix]
+    trails: list[Trail]
+    over: list[bool]  #: which of them have ended
+    margin: float  #: how far the last one that may be kept is ahead of the next
+
+
+def ranked(state: State, logs_WV: Tensor, rules: Rules) -> Candidates:
+    """The continuations that are looked at."""
     vocab = logs_WV.shape[1]
     total = (logs_WV + state.scores_W[:, None]).flatten()
     if rules.drawn is None:
-        best_C, at_C = torch.topk(total, min(rules.candidates, total.numel()))
+        best_C, at_C = largest(total, min(rules.candidates, total.numel()))
     else:
         at_C = torch.multinomial(torch.softmax(total, -1), rules.candidates, generator=rules.drawn)
         best_C = total[at_C]
-    beams, tokens = (at_C // vocab).tolist(), (at_C % vocab).tolist()
-    texts = [state.running[b].child(t) for b, t in zip(beams, tokens, strict=True)]
-    alive = [
-        score
-        for score, text in zip(best_C.tolist(), texts, strict=True)
-        if not _ends(text, rules) and score > DEAD / 2
-    ]
-    alive.sort(reverse=True)
+    scores, texts, trails = best_C.tolist(), [], []
+    for at, score in zip(at_C.tolist(), scores, strict=True):
+        beam, token = divmod(at, vocab)
+        texts.append(state.running[beam].child(token))
+        trails.append(Trail(state.trails[beam], beam, score))
+    over = [_ends(text, rules) for text in texts]
+    each = zip(scores, over, strict=True)
+    alive = sorted((score for score, end in each if not end and score > DEAD / 2), reverse=True)
     width = rules.beams.num_beams
-    return best_C, texts, alive[width - 1] - alive[width] if len(alive) > width else float("inf")
+    margin = alive[width - 1] - alive[width] if len(alive) > width else float("inf")
+    return Candidates(best_C, texts, trails, over, margin)
+
+
+def largest(values_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of many values, the largest first, and their places.
+
+    They lie in the `count` blocks whose own largest values are largest: of a vocabulary's values
+    nearly all are only compared with their block's.
+
+    >>> largest(torch.tensor([3.0, 9.0, 5.0]), 2)[1].tolist()
+    [1, 2]
+    """
+    blocks = values_N.shape[0] // BLOCK
+    if blocks <= count:
+        return torch.topk(values_N, count)
+    whole = blocks * BLOCK
+    most_b = values_N[:whole].view(BLOCK, blocks).amax(0)
+    first_C = torch.topk(most_b, count)[1]
+    steps = torch.arange(0, whole, blocks, device=values_N.device)
+    rest = torch.arange(whole, values_N.shape[0], device=values_N.device)
+    at = torch.cat([(first_C[:, None] + steps).flatten(), rest])
+    best_C, place_C = torch.topk(values_N[at], count)
+    return best_C, at[place_C]
 
 
 def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
@@ -99,15 +142,14 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     A beam of score `DEAD` is none: its row may hold anything finite.
     """
     width = rules.beams.num_beams
-    best_C, texts, margin = ranked(state, logs_WV, rules)
-    over = [_ends(text, rules) for text in texts]
-    over_C = torch.tensor(over, device=best_C.device)
+    found = ranked(state, logs_WV, rules)
+    over_C = torch.tensor(found.over, device=found.totals_C.device)
 
-    alive_C = best_C + over_C.float() * DEAD
-    kept = torch.topk(alive_C, width)[1]
-    running, scores_W = tuple(texts[i] for i in kept.tolist()), alive_C[kept]
-    length = texts[0].length - rules.prompt
-    finished = _finish(state, best_C, texts, over, length, rules)
+    alive_C = found.totals_C + over_C.float() * DEAD
+    scores_W, kept_W = torch.topk(alive_C, width)
+    kept = kept_W.tolist()
+    length = found.texts[0].length - rules.prompt
+    finished = _finish(state, found, length, rules)
 
     full = len(finished) == width
     longest = length
@@ -115,8 +157,16 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
         longest = rules.limit - rules.prompt
     possible = float(scores_W[0] / longest**rules.beams.length_penalty)
     improvable = state.improvable and possible > (finished[-1].score if full else DEAD)
-    done = not improvable or (full and rules.beams.early_stopping is True) or all(over)
-    return State(running, scores_W, finished, improvable, done, min(state.margin, margin))
+    done = not improvable or (full and rules.beams.early_stopping is True) or all(found.over)
+    return State(
+        tuple(found.texts[at] for at in kept),
+        scores_W,
+        tuple(found.trails[at] for at in kept),
+        finished,
+        improvable,
+        done,
+        min(state.margin, found.margin),
+    )
 
 
 def _ends(text: Prefix, rules: Rules) -> bool:
@@ -125,20 +175,14 @@ def _ends(text: Prefix, rules: Rules) -> bool:
     return rules.ends is not None and rules.ends(text)
 
 
-def _finish(
-    state: State,
-    best_C: Tensor,
-    texts: list[Prefix],
-    over: list[bool],
-    length: int,
-    rules: Rules,
-) -> tuple[Finished, ...]:
+def _finish(state: State, found: Candidates, length: int, rules: Rules) -> tuple[Finished, ...]:
     """The finished beams with those that end now: only the first num_beams candidates may."""
     width = rules.beams.num_beams
     full = len(state.finished) == width and rules.beams.early_stopping is True
-    new = [at for at in range(min(width, len(texts))) if over[at]]
+    new = [at for at in range(min(width, len(found.over))) if found.over[at]]
     if full or not state.improvable or not new:
         return state.finished
-    final_C = (best_C / length**rules.beams.length_penalty).tolist()
-    merged = [*state.finished, *(Finished(final_C[at], texts[at]) for at in new)]
+    final = (found.totals_C / length**rules.beams.length_penalty).tolist()
+    ended = [Finished(final[at], found.texts[at], found.trails[at]) for at in new]
+    merged = [*state.finished, *ended]
     return tuple(sorted(merged, key=lambda one: -one.score)[:width])  # ties: who was first

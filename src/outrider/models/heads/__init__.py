@@ -1,11 +1,42 @@
 """Heads: small modules that draft from the target's hidden states."""
 
+from pathlib import Path
+from typing import TypeAlias
+
+from outrider.models.heads import blockwise, source
+from outrider.models.heads.blockwise import Blockwise, BlockwiseModel, BlockwiseSource
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.following import HeadCache, HeadModel, StateHead
 from outrider.models.heads.formats import save
-from outrider.models.heads.source import HeadSource, is_folder
+from outrider.models.heads.mtp import MTP, MtpSource
+from outrider.models.heads.source import HeadSource
+from outrider.models.sources import Source
+
+#: Where any head comes from, and what it is as a draft model.
+AnySource: TypeAlias = HeadSource | BlockwiseSource | MtpSource
+AnyHead: TypeAlias = HeadModel | BlockwiseModel
+
+
+def source_of(given: object, target: Source) -> AnySource | None:
+    """The head that a folder, or "mtp", stands for; None: it stands for another draft.
+
+    Raises ConfigurationError and VocabularyMismatch for a head that cannot be used.
+    """
+    if given == MTP:
+        return MtpSource(target)
+    if not isinstance(given, (str, Path)):
+        return None
+    if blockwise.is_folder(given):
+        return BlockwiseSource(target, given)
+    return HeadSource(target, given) if source.is_folder(given) else None
+
 
 __all__ = [
+    "MTP",
+    "AnyHead",
+    "AnySource",
+    "Blockwise",
+    "BlockwiseModel",
     "Eagle3",
     "Eagle3Config",
     "HeadCache",
@@ -13,6 +44,6 @@ __all__ = [
     "HeadSource",
     "HeadStates",
     "StateHead",
-    "is_folder",
     "save",
+    "source_of",
 ]

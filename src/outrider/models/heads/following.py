@@ -43,6 +43,10 @@ class StateHead(Protocol):
         """Width of the target's states."""
 
     @property
+    def window(self) -> int | None:
+        """How many positions back its attention reaches; None: all."""
+
+    @property
     def ids_K(self) -> Tensor | None:
         """The tokens that it can propose; None: all."""
 
@@ -199,6 +203,8 @@ class HeadModel:
         state = self._states(cache, parent_BQ)
         # no state stands before the first token: its entry has no meaning to others
         seen = visible_BQW & ((slot_W > 0) | (slots_BQ[..., None] == 0))
+        if self.head.window is not None:  # nodes of a tree stand at slots of their own: near enough
+            seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
         cache.entries.begin(slots_BQ, wide, 0)
         mask = additive(seen, self.dtype)
         made = self.head(tokens_BQ, state, positions_BQ, mask, cache.entries)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.calibrate import Setting
@@ -14,7 +14,8 @@ from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import formats
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.following import HeadModel
-from outrider.models.sources import DTYPES, ShareEncoder, Source
+from outrider.models.heads.lent import Lent
+from outrider.models.sources import DTYPES, Source
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
 
@@ -24,14 +25,12 @@ def is_folder(given: object) -> bool:
     return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
 
 
-class HeadSource:
+class HeadSource(Lent):
     """A head of a target by its folder; what it does not have is lent by the target.
 
     Raises ConfigurationError for a folder that cannot be read and for what it asks for that is not
     computed here, VocabularyMismatch for tokens that the target does not know.
     """
-
-    role = "draft"
 
     def __init__(self, target: Source, given: str | Path) -> None:
         self.target, self.given = target, Path(given)
@@ -72,10 +71,6 @@ class HeadSource:
             )
         return ids
 
-    def shares(self, target: Source, wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
-        """Nothing of an encoder: the target's states have read it."""
-        return False
-
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
     ) -> HeadModel:
@@ -84,6 +79,8 @@ class HeadSource:
         if self._taps is None:
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
+        if setting.packed:
+            head.pack()
         return HeadModel(head, vocab)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
@@ -145,14 +142,6 @@ class HeadSource:
         if self._taps is None or self._read.sure:
             return str(self.given)
         return f"{self.given} (states after {', '.join(map(str, self._taps))} layers)"
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """None: its tokens are the target's."""
-        return None
-
-    def loaded_device(self) -> torch.device | None:
-        """None: it is where the target is."""
-        return None
 
 
 @torch.inference_mode()

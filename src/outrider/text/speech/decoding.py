@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from outrider.engine.engine import Engine, Run
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
+from outrider.engine.request import Limits, Request, check
+from outrider.engine.search.decode import admit
 from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
 from outrider.stats import RequestStats
 from outrider.text.speech import fallback
 from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.searched import searched
 from outrider.text.speech.settings import Settings
 from outrider.types import Inputs
 
@@ -56,12 +59,19 @@ class Job:
 
 
 class Rows:
-    """A run of the engine in which windows come and go."""
+    """A run of the engine in which windows come and go.
+
+    With beams, texts at temperature 0 are searched instead: all windows that wait, side by side.
+    """
 
     def __init__(self, engine: Engine, hearing: Hearing, settings: Settings) -> None:
         self.hearing, self.settings = hearing, settings
         words = hearing.vocabulary
         copies = settings.best_of or 1
+        self.engine, self.beams = engine, settings.beams
+        if self.beams is not None:
+            admit(engine.drafter)
+        self._searching: list[tuple[Job, Request]] = []
         self.run = Run(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
         self._limits = Limits(budget, (words.end_id,))
@@ -83,12 +93,13 @@ class Rows:
             if job in jobs and self.run.reasons[number] is None:
                 self.run.end(number)
         self._of = {number: job for number, job in self._of.items() if job not in jobs}
+        self._searching = [one for one in self._searching if one[0] not in jobs]
         self.jobs = [job for job in self.jobs if job not in jobs]
 
     def step(self) -> list[Job]:
         """One step of all rows; the jobs that are over, with a text or an error."""
         started = time.perf_counter()
-        busy, over = list(self.jobs), []
+        busy, over = list(self.jobs), self._search()
         for block in self.run.step():
             job = self._of.get(block.row)
             if job is None:
@@ -102,12 +113,26 @@ class Rows:
             job.decoded.add(self.run.requests[block.row])
             if block.finish_reason == "error":
                 job.error = self.run.errors[block.row]
-            if job.error is not None or (not job._left and self._settled(job)):
+            if job.error is not None or (not job._left and self._ended(job)):
                 over.append(job)
         share = 1e3 * (time.perf_counter() - started) / max(len(busy), 1)
         for job in busy:
             job.milliseconds += share
         self.drop(over)
+        return over
+
+    def _search(self) -> list[Job]:
+        """The windows that wait for beams; those whose text will do."""
+        turn, self._searching = self._searching, []
+        if not turn:
+            return []
+        assert self.beams is not None
+        found = searched(self.engine, [request for _, request in turn], self.beams)
+        over = []
+        for (job, _), one in zip(turn, found, strict=True):
+            job.decoded.add(one.stats)
+            if self._settled(job, [(one.tokens, one.logprobs)], one.watched_V):
+                over.append(job)
         return over
 
     def _try(self, job: Job) -> None:
@@ -126,8 +151,13 @@ class Rows:
             )
             for copy in range(copies)
         ]
-        numbers = self.run.submit_all(requests)
         job.attempts += copies
+        if self.beams is not None and not temperature:
+            target = self.engine.target
+            check(requests[0], len(self._searching), target, target.reads != "text")
+            self._searching.append((job, requests[0]))
+            return
+        numbers = self.run.submit_all(requests)
         job._told = {number: ([], []) for number in numbers}
         job._left = set(numbers)
         self._of |= dict.fromkeys(numbers, job)
@@ -141,22 +171,30 @@ class Rows:
             timestamps=self._stamps,
         )
 
-    def _settled(self, job: Job) -> bool:
-        """Whether the best of what was written will do, or there is no temperature left."""
-        end = self.hearing.vocabulary.end_id
-        first = min(job._told)
-        logits = self.run.watched(first)
-        if logits is not None:
-            chance = logits.float().softmax(-1)[self.hearing.vocabulary.no_speech_id]
-            job.no_speech_prob = float(chance)
+    def _ended(self, job: Job) -> bool:
+        """Whether what its rows wrote will do."""
+        watched = self.run.watched(min(job._told))
         for number in job._told:
             self._of.pop(number, None)
+        return self._settled(job, list(job._told.values()), watched)
+
+    def _settled(
+        self, job: Job, texts: Sequence[tuple[list[int], list[float]]], watched_V: Tensor | None
+    ) -> bool:
+        """Whether the best of what was written will do, or there is no temperature left.
+
+        `texts` are tokens with their log-probabilities, `watched_V` logits behind the start token.
+        """
+        end = self.hearing.vocabulary.end_id
+        if watched_V is not None:
+            chance = watched_V.float().softmax(-1)[self.hearing.vocabulary.no_speech_id]
+            job.no_speech_prob = float(chance)
 
         def mean(told: tuple[list[int], list[float]]) -> float:
             tokens, logs = told
             return sum(logs) / (len(tokens) + (tokens[-1:] != [end]))
 
-        tokens, logs = max(job._told.values(), key=mean)
+        tokens, logs = max(texts, key=mean)
         logprob = mean((tokens, logs))
         spoken = tuple(tokens[:-1] if tokens[-1:] == [end] else tokens)
         text = self.hearing.text(spoken)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from outrider import arguments
+from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.text.speech.captions import Reference
 from outrider.text.speech.fallback import Thresholds
@@ -24,6 +25,8 @@ class Options(TypedDict, total=False):
     temperature: float | Sequence[float]
     best_of: int | None
     beam_size: int | None
+    patience: float | None
+    length_penalty: float
     condition_on_previous_text: bool | None
     initial_prompt: str | Sequence[int] | None
     timestamps: str | bool
@@ -48,7 +51,10 @@ class Settings:
     task            "transcribe", or "translate" into English
     temperature     0 is greedy. Of several the next one is tried where a window's text will not do
     best_of         texts that are drawn at a temperature above 0, of which the most probable stays
-    beam_size       None or 1: no beams
+    beam_size       beams of a search at temperature 0, as many windows as there are side by side;
+                    None or 1: greedy
+    patience, length_penalty  of that search: those of `outrider.Beams`, whose default is how
+                    transformers ends a search; openai-whisper and faster-whisper have patience 1
     condition_on_previous_text  tell a window what was said before it. None: where windows are read
                     one after another
     initial_prompt  text (or tokens) that is told to the first window: names, spelling; to every
@@ -78,6 +84,8 @@ class Settings:
     temperature: float | Sequence[float] = TEMPERATURES
     best_of: int | None = None
     beam_size: int | None = None
+    patience: float | None = None
+    length_penalty: float = 1.0
     condition_on_previous_text: bool | None = None
     initial_prompt: str | Sequence[int] | None = None
     timestamps: str | bool = "segment"
@@ -103,10 +111,16 @@ class Settings:
             if given is not None:
                 value = arguments.whole(name, given, "leave it out", least=1)
                 object.__setattr__(self, name, value)
-        if (self.beam_size or 1) > 1:
+        if self.beams is None and (self.patience is not None or self.length_penalty != 1):
             raise ConfigurationError(
-                f"beam search is not there yet; got beam_size={self.beam_size}; leave it out "
-                "(temperatures above 0 take best_of)"
+                "patience and length_penalty are of a beam search; got "
+                f"patience={self.patience!r} and length_penalty={self.length_penalty!r} without "
+                "beams; say beam_size=5"
+            )
+        if self.beams is not None and all(self.temperatures):
+            raise ConfigurationError(
+                f"beams are searched at temperature 0; got beam_size={self.beam_size} with "
+                f"temperature={self.temperature!r}; add 0, or use best_of"
             )
         for name in ("compression_ratio", "logprob", "no_speech"):
             given = getattr(self, f"{name}_threshold")
@@ -144,6 +158,13 @@ class Settings:
             return (given,)
         do = "write temperature=(0.0, 0.2, 0.4)"
         return arguments.several("temperature", given, "numbers", do, arguments.is_number)
+
+    @property
+    def beams(self) -> Beams | None:
+        """The search at temperature 0; None: there is none."""
+        if self.beam_size is None or self.beam_size == 1:
+            return None
+        return Beams(self.beam_size, self.length_penalty, patience=self.patience)
 
     @property
     def thresholds(self) -> Thresholds:
