@@ -43,6 +43,7 @@ __all__ = [
     "MODELLESS",
     "PROMPTS",
     "RUNNERS",
+    "TRANSLATED",
     "VOCAB",
     "Mislabelled",
     "Restless",
@@ -86,6 +87,9 @@ DRAFTERS = {
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
+
+#: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.
+TRANSLATED = ("string match", "translated", "tree of common tokens")
 
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
