@@ -38,6 +38,7 @@ class Counts:
     """What a search took.
 
     calls   of the model         nodes  texts it scored
+    slots   of a row's cache, the most that were in use at once
     steps   of all rows' searches; a row alone and without speculation makes a call for each
     margin  the least gap between the last beam kept and the first one dropped: where it is smaller
             than the model's rounding, another order of sums may keep another beam
@@ -45,6 +46,7 @@ class Counts:
 
     calls: int = 0
     nodes: int = 0
+    slots: int = 0
     steps: int = 0
     margin: list[float] = field(default_factory=list)
 
@@ -86,9 +88,11 @@ class Search:
             depth, started, steps = self.pace.depth(), time.perf_counter(), self.counts.steps
             self._score(waiting, depth)
             rows, waiting = len(waiting), self._advance()
-            answered = (self.counts.steps - steps) // rows
-            self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
+            if steps:  # the first call scores the prompt alone
+                answered = (self.counts.steps - steps) // rows
+                self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
+        self.counts.slots = self.oracle.slots
         self.counts.margin = [state.margin for state in self.states]
         return [
             [_told(one, rule) for one in state.finished]
