@@ -78,7 +78,7 @@ class Offered:
         memory = self.drafter.open(context, context.tokens_BL.shape[1])
         if self._copies is not None:
             for at, (row, text) in enumerate(beams):
-                self._recall(self._copies, memory, at, row, text)
+                memory = self._recall(self._copies, memory, at, row, text)
         draft = self.drafter.propose(memory, context, shape)
         parents = draft.tree.parent_BN.tolist()
         drawn, tokens = draft.draws_BNK.flatten(1).tolist(), draft.tokens_BN.tolist()
@@ -98,18 +98,16 @@ class Offered:
 
     def _recall(
         self, drafter: ReferenceLookup, memory: Any, at: int, row: int, text: Prefix
-    ) -> None:
-        """Let a beam's memory be that of the last beam above it that was offered something."""
-        if row not in self._offers:
-            return
-        offer, places = self._offers[row]
+    ) -> Any:
+        """The memory with that of the last beam above this one that was offered something."""
+        offer, places = self._offers.get(row, (_Offer(None, []), {}))
         tail: list[Prefix] = []
         for node in text.upwards():
             if node in places:
                 break
             tail.append(node)
         else:
-            return
+            return memory
         nodes = offer.nodes[places[node]]
         kept = [nodes[text] for text in reversed(tail[1:]) if text in nodes]
         own = offer.memory.take([places[node]])
@@ -118,7 +116,7 @@ class Offered:
             path_BD = torch.tensor([path or [-1]], device=self.device)
             count = torch.tensor([len(path)], device=self.device)
             drafter.follow(own, Verdict(path_BD, count, count))
-        memory.put([at], own)
+        return memory.put([at], own)
 
     def _context(self, beams: list[tuple[int, Prefix]], nodes: int) -> Context:
         texts = [text.tokens() for _, text in beams]
