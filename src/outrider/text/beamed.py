@@ -66,8 +66,8 @@ def beamed(
 
 def _tie(close: Close, prompt: Sequence[int], tokenizer: Any) -> NearTie:
     kept, dropped = (one.tokens()[len(prompt) :] for one in (close.kept, close.dropped))
-    texts = (_text(tokenizer, prompt, ids) for ids in (kept, dropped))
-    return NearTie(close.margin, *texts, kept, dropped)
+    said = [_text(tokenizer, prompt, ids) for ids in (kept, dropped)]
+    return NearTie(close.margin, said[0], said[1], kept, dropped)
 
 
 def _text(tokenizer: Any, prompt: Sequence[int], ids: list[int]) -> str:
