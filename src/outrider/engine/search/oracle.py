@@ -122,6 +122,10 @@ class Oracle:
         """Whether this text has been scored."""
         return text in self.rows[row].logits
 
+    def room(self, row: int) -> int:
+        """How many more texts of a row could be scored now."""
+        return len(self.rows[row].free) - NARROW
+
     def shaped(self, row: int) -> bool:
         """Whether a row's log-probabilities are changed: they may exceed 0 then."""
         return self._shapers[row] is not None

@@ -133,7 +133,8 @@ class Search:
             ahead = self.proposer.propose({row: self.states[row] for row in waiting}, depth)
         wanted: list[list[Prefix]] = [[] for _ in self.states]
         for row, texts in waiting.items():
-            wanted[row] = texts + ahead.get(row, [])
+            room = max(self.oracle.room(row) - len(texts), 0)
+            wanted[row] = texts + ahead.get(row, [])[:room]
         self.oracle.ask(wanted)
 
 
