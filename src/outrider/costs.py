@@ -30,10 +30,11 @@ class Curve(NamedTuple):
     def milliseconds(self, number: int) -> float:
         """Between two values: a straight line; below the least: its cost; above: as between the
         last two."""
-        return _between(self.at, self.times, number)
+        return between(self.at, self.times, number)
 
 
-def _between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+def between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+    """The time at a number, on straight lines through those measured; see `Curve.milliseconds`."""
     if number <= at[0] or len(at) == 1:
         return times[0]
     right = min(bisect_left(at, number), len(at) - 1)
@@ -48,7 +49,7 @@ def _mixed(at: Sequence[int], curves: Sequence[Curve], number: int) -> Curve:
         return curves[0]
     nodes = curves[0].at
     each = [[curve.milliseconds(n) for curve in curves] for n in nodes]
-    return Curve(nodes, tuple(_between(at, times, number) for times in each))
+    return Curve(nodes, tuple(between(at, times, number) for times in each))
 
 
 def _wider(curve: Curve, factor: float) -> Curve:

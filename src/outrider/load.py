@@ -24,11 +24,10 @@ from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.heads import AnyHead
-from outrider.models.retold import Translation
+from outrider.models.retold import Translation, between
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.models.spelling import Spelling
 from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
@@ -116,9 +115,10 @@ def load(
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
-                    (docs/heads.md) for this target. Shipped
-                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
-                    "whisper-base-draft" of openai/whisper-base
+                    (docs/heads.md) for this target, or have another tokenizer
+                    (docs/other-tokenizers.md). Shipped are the target "corrector", an
+                    encoder-decoder for damaged Python, and the draft "whisper-base-draft" of
+                    openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft ("translated" if it has another tokenizer), else
                     "prompt_lookup", or "reference_lookup" for an encoder-decoder
@@ -154,16 +154,8 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
-    options = DraftOptions(
-        num_speculative_tokens,
-        branching,
-        width,
-        total_tokens,
-        acceptance,
-        ngram,
-        coupled,
-        drafter_options,
-    )
+    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
+    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
@@ -184,7 +176,8 @@ def load(
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
     running = _run(sources, wish, place, words, ahead, share_encoder)
-    made = recipe.make(Parts(words.over(running.models[1:]), counts, words.size), options)
+    own, *others = running.models
+    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)
@@ -318,6 +311,7 @@ def _vocabulary(
     other: "str | Path | PreTrainedTokenizerBase | None",
 ) -> _Words:
     """How many tokens the target has, and which of them its draft models share."""
+    check.draft_tokenizer(other, sources[1:])
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
@@ -325,14 +319,18 @@ def _vocabulary(
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
         words = None
-        if reads_more(sources[0].config) or reads_more(source.config):
-            check.vocabulary(tokenizer, told, each)
-        elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
+        if tokenizer is None or told is None:
             check.vocabulary(tokenizer, None, each)
-        else:
-            words = Translation(Spelling(tokenizer), Spelling(told))
+        elif not (isinstance(source, Source) and _of_text(sources[0]) and _of_text(source)):
+            check.vocabulary(tokenizer, told, each)
+        elif (words := between(tokenizer, told)) is None:
+            check.vocabulary(tokenizer, None, each)
         found = found._replace(drafts=(*found.drafts, words))
     return found
+
+
+def _of_text(source: Source) -> bool:
+    return not reads_more(source.config)
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:

@@ -59,6 +59,22 @@ class Odds:
         self._kept[at] = self._kept[at] * self.forget + kept
         self._seen[at] = self._seen[at] * self.forget + 1
 
+    def gains(self, length: int, most: int) -> list[float]:
+        """Tokens that n tokens in a row are expected to add behind so long a streak, n = 0 to most.
+
+        >>> Odds([0.5] * BUCKETS).gains(1, 3)
+        [0.0, 0.5, 0.75, 0.875]
+        """
+        chances = [kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)]
+        buckets = _BUCKET[length : length + most]
+        buckets += [BUCKETS - 1] * (most - len(buckets))
+        expected, survives, gains = 0.0, 1.0, [0.0]
+        for at in buckets:
+            survives *= chances[at]
+            expected += survives
+            gains.append(expected)
+        return gains
+
     def copy(self) -> "Odds":
         """The same, to be continued apart."""
         other = Odds((), 0, self.forget)

@@ -8,6 +8,7 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling, drafters, testi
 from outrider.costs import Costs
 from outrider.drafters.recipes import DraftOptions
 from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Run
 from outrider.engine.planner import (
     PLANNERS,
     Adaptive,
@@ -215,10 +216,7 @@ def test_greedy_and_coupled_texts_are_plain_decodings(name):
 
 def chance(drafter, target):
     exact = text_law(llama(vocab_size=4), (1, 3, 2), 3)
-    curve = COSTS.times[1][0]
-    many = curve._replace(times=tuple(4096 * ms for ms in curve.times))  # rows cost what each costs
-    costs = COSTS.joined(Costs({4096: {0: many}}))
-    engine = Engine(target, drafter, "block", Adaptive(), costs)
+    engine = Engine(target, drafter, "block", Adaptive(), COSTS.alone())
     return testing.p_value(engine, exact, (1, 3, 2), 3, 3000)[0]
 
 
@@ -227,6 +225,25 @@ def test_the_law_is_the_targets_and_a_mistake_in_it_is_caught():
     drafter = DraftModel(small, (1, 1))
     assert chance(drafter, target) > 1e-3
     assert chance(Mislabelled(drafter), target) < 1e-12
+
+
+def first_text(engine, others):
+    """What the first of some requests of one seed writes, and in steps of which sizes."""
+    run = Run(engine, 3, 256)
+    for prompt in PROMPTS[: 1 + others]:
+        run.submit(Request(prompt, Sampling(1.0, seed=7), Limits(60)))
+    run.close()
+    return [block.token_ids for block in run if block.row == 0]
+
+
+def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monkeypatch):
+    target, small = pair(0.4)
+    engine = Engine(target, DraftModel(small, (1, 1, 1, 1)), "block", Adaptive(), COSTS.alone())
+    alone = first_text(engine, 0)
+    assert len({len(ids) for ids in alone}) > 2
+    assert first_text(engine, 2) == first_text(engine, 1) == alone
+    monkeypatch.setattr("outrider.engine.engine.verifiers.shares_noise", lambda rule: True)
+    assert first_text(engine, 2) != first_text(engine, 0)  # planned together it would
 
 
 def test_by_name_and_what_is_refused():

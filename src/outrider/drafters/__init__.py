@@ -11,6 +11,7 @@ from outrider.drafters import (
     cascade,
     draft_model,
     dynamic_tree,
+    layer_skip,
     ngram_table,
     ngram_tree,
     paths,
@@ -28,6 +29,7 @@ from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
+from outrider.drafters.layer_skip import LayerSkip
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
@@ -61,6 +63,7 @@ DRAFTERS: dict[str, Recipe] = {
     "ngram_table": ngram_table.RECIPE,
     "ngram_tree": ngram_tree.RECIPE,
     "cascade": cascade.RECIPE,
+    "layer_skip": layer_skip.RECIPE,
     "random": random.RECIPE,
     "string_match": string_match.RECIPE,
     "translated": translated.RECIPE,
@@ -164,6 +167,7 @@ __all__ = [
     "DraftOptions",
     "DynamicTree",
     "HubTree",
+    "LayerSkip",
     "NgramTable",
     "NgramTree",
     "Parts",

@@ -29,6 +29,11 @@ from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
 
 
+def on_host(tensor: Tensor) -> bool:
+    """Whether there is no device to wait for."""
+    return tensor.device.type == "cpu"
+
+
 class Guesser(Protocol):
     """Guesses what a chain goes on with. Its memory is its own, a `RowStore`."""
 
@@ -53,7 +58,7 @@ class Copies:
 
     def open(self, context: Context, capacity: int) -> Rows[Automaton] | Nothing:
         """An automaton of each row's text; nothing on a device."""
-        if context.length_B.device.type != "cpu":
+        if not on_host(context.length_B):
             return Nothing()
         return Rows(tuple(automata(context, None)))
 
@@ -75,7 +80,8 @@ class Copies:
         for row, text, (length, drawn) in zip(context.tokens_BL, memory.rows, lengths, strict=True):
             copies.append(text.behind(row[length - drawn : length].tolist(), count))
         most = max(map(len, copies))
-        return torch.tensor([copy + [0] * (most - len(copy)) for copy in copies]).view(-1, most)
+        padded = [copy + [0] * (most - len(copy)) for copy in copies]
+        return torch.tensor(padded, dtype=torch.int64).view(len(copies), most)
 
     def commit(self, memory: Rows[Automaton] | Nothing, draft: Draft, verdict: Verdict) -> None:
         """Read what was kept."""
@@ -160,7 +166,7 @@ class Cascade:
         """Draw the chain, in as many calls of the draft model as the guesses leave."""
         depth = shapes.declared(self, shape).max_depth
         cache, guesser = memory.stores
-        host = context.length_B.device.type == "cpu"
+        host = on_host(context.length_B)
         chain = _Chain(context, depth)
         wide = width(context.bound, depth + self.guesses + 1, cache.capacity)
         for call in range(depth if host else -(-depth // 2)):
@@ -222,7 +228,7 @@ class _Chain:
             token_B = self._draw(logits_BQV[:, place : place + 1], going_B)
             going_B = going_B & self._open_B & (guess_Bm[:, place] == token_B)
             going_B = going_B & (self.drawn_B < self.depth)
-            if going_B.device.type == "cpu" and not going_B.any():
+            if on_host(going_B) and not going_B.any():
                 return
         self._draw(logits_BQV[:, -1:], going_B)
 

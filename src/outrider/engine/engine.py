@@ -100,7 +100,8 @@ class Engine:
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else Fixed()  # nothing to choose
-        self.costs, self._given, self._kept = costs, costs is not None and kept is None, kept
+        self.costs, self.kept = costs, kept
+        self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
 
@@ -135,8 +136,8 @@ class Engine:
             if self.costs is None or rows not in self.costs.times:
                 more = measure.measured(self, rows)
                 self.costs = more if self.costs is None else self.costs.joined(more)
-                if self._kept is not None:
-                    self._kept(self.costs)
+                if self.kept is not None:
+                    self.kept(self.costs)
         return self.costs
 
     def alone(self) -> "Engine":

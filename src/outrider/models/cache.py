@@ -240,6 +240,17 @@ class SlotCache(Cache):  # type: ignore[misc]
         one._attach()
         return one
 
+    def part(self, numbers: Sequence[int]) -> "SlotCache":
+        """Some layers as a cache that shares their buffers, for a model made of these layers."""
+        few = SlotCache(len(numbers), self.rows, self.capacity)
+        few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
+        few.stacks, few._positions_BS = self.stacks, self._positions_BS
+        for at, number in enumerate(numbers):
+            for entry in (0, 1):
+                few._places[2 * at + entry] = self._places[2 * number + entry]
+        few._attach()
+        return few
+
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""
         self.rows, self._slots = rows, None

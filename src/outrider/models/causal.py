@@ -87,6 +87,7 @@ class CausalModel:
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
@@ -185,6 +186,8 @@ class CausalModel:
                 f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
                 f"{taps}; take a head that was made for this target"
             )
+        if self.of is not None:
+            cache = cache.part(self.of)
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
         wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)

@@ -118,6 +118,11 @@ class LlamaRunner:
         """The class of the model whose weights these are."""
         return "LlamaForCausalLM"
 
+    def keep_layers(self, numbers: tuple[int, ...]) -> None:
+        """Run these of its layers alone from now on."""
+        self._layers = [self._layers[number] for number in numbers]
+        self.layers = len(self._layers)
+
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""
         return None

@@ -62,10 +62,7 @@ class RowMemory:
         if told is not None:
             last = len(told) - 1
             return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
-        by_depth, kept = [0.0], 1.0
-        for at in range(min(deepest, room)):
-            kept *= self.odds.chance(bucket(self.streak + at))
-            by_depth.append(by_depth[-1] + kept)
+        by_depth = self.odds.gains(self.streak, min(deepest, room))
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
 
