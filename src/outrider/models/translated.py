@@ -127,6 +127,11 @@ class TranslatedModel:
         return self.model.reads
 
     @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """None: a head reads states of its target's own tokens."""
         return ()
@@ -191,6 +196,7 @@ class TranslatedModel:
         self,
         cache: TranslatedCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

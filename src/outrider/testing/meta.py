@@ -40,6 +40,7 @@ class MetaModel:
     dtype, trees = torch.float32, True
     reads: Reads = "text"
     taps: tuple[int, ...] = ()
+    follows = True
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text alone."""
@@ -75,6 +76,7 @@ class MetaModel:
         self,
         cache: MetaCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
