@@ -1,9 +1,9 @@
 """DFlash heads: one call guesses a whole block from masks, beside the target's states.
 
 The layers' keys and values of committed tokens are projections of the target's states at their
-positions, fused into one (`context`). A block stands behind them: the pending token and masks, which
-see the context and each other in both directions. Behind its layers the i-th mask says which token
-stands in its place:
+positions, fused into one (`context`). A block stands behind them: the pending token and masks,
+which see the context and each other in both directions. Behind the layers the i-th mask says which
+token stands in its place:
 
     context_p = norm(fc(states_p)),   x = layers([embedding(pending), mask, mask, ...])
     law of the i-th token behind the pending one = softmax(output_layer(norm(x_i)))
