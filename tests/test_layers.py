@@ -14,7 +14,7 @@ import outrider
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
     {"cli"},
-    {"lab", "server"},
+    {"lab", "server", "train"},
     {"integrations", "load", "testing"},
     {"certify", "keywords", "text"},
     {"engine"},
@@ -28,12 +28,21 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.
-ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
+ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing", "train"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "speech", "text", "integrations", "lab", "server", "testing"},
+    "transformers": {
+        "models",
+        "speech",
+        "text",
+        "integrations",
+        "lab",
+        "server",
+        "testing",
+        "train",
+    },
     "tokenizers": {"text"},
-    "safetensors": {"drafters", "load", "models"},
+    "safetensors": {"drafters", "load", "models", "train"},
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},

@@ -140,7 +140,9 @@ def _matrix(
     target, ids = speculator.engine.target, decoded.prompts
     drafter = speculator.engine.drafter  # nobody chose it: the draft model's chain, if there is one
     draft = drafter.model if isinstance(drafter, DraftModel) else None
-    made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
+    made = matrix.drafters(
+        draft, [token for prompt in ids for token in prompt], target.vocab_size, target
+    )
     todo = matrix.pairs(made)
     notes = speculator.notes
     models = [notes.target, notes.draft, notes.dtype, target.device]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN = "use the drafter 'root' for plain decoding"
 CHAIN = "use the drafter 'draft_model' for a chain"
 
-Need = Literal["model", "models", "translated", "table", "vocab_size"]
+Need = Literal["model", "models", "translated", "table", "vocab_size", "target"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ class Parts(NamedTuple):
     models: tuple[LanguageModel, ...] = ()  #: draft models
     table: "Table | None" = None  #: n-gram counts
     vocab_size: int = 0  #: of the target
+    target: LanguageModel | None = None  #: for a drafter that is made of it
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Recipe:
            that the user asked for, as keywords: what was not asked for is its own default's matter
     needs  "model" (one draft model), "models" (a tuple of one or more), "translated" (one whose
            tokenizer is another than the target's), "table" (n-gram counts), "vocab_size" (the
-           target's)
+           target's), "target" (the model itself)
     takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
            from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
            `min_p` besides (`drafters.tempered`)
@@ -187,7 +188,7 @@ class Recipe:
     @property
     def warps(self) -> tuple[str, ...]:
         """Options of the law that it draws from: of a model's or a table's. Its own go first."""
-        law = not {"model", "models", "table"}.isdisjoint(self.needs)
+        law = not {"model", "models", "table", "target"}.isdisjoint(self.needs)
         return tuple(name for name in Warp._fields if law and name not in self.takes)
 
     @property
@@ -215,6 +216,7 @@ class Recipe:
             "translated": any(isinstance(model, TranslatedModel) for model in parts.models),
             "table": parts.table is not None,
             "vocab_size": parts.vocab_size,
+            "target": parts.target is not None,
         }
         return all(there[need] for need in self.needs)
 
@@ -227,6 +229,7 @@ class Recipe:
             "translated": first,
             "table": parts.table,
             "vocab_size": parts.vocab_size,
+            "target": parts.target,
         }
         asked = options.asked()
         if "coupled" not in self.takes:

@@ -39,7 +39,8 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     common = {n: settings[n] for n in COMMON if settings.get(n) is not None}
     options = DraftOptions(**common, own=settings.get("drafter_options"))
     words = translation(settings.get("tokenizer"), settings.get("draft_tokenizer"), draft)
-    usual = drafters.usual(draft, copies or target.reads != "text", words is not None)
+    reads, differs = copies or target.reads != "text", words is not None
+    usual = drafters.usual(draft, reads, differs, target.device, options)
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
@@ -47,7 +48,7 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
         beside(target, model, one, share, words) for one in given
     )
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size)
+    parts = Parts(models, opened(table), target.vocab_size, target)
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
