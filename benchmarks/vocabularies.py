@@ -116,9 +116,16 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, action="append")
     parser.add_argument("--gamma", type=int, default=4, help="drafted tokens")
     parser.add_argument("-n", "--tokens", type=int, default=64)
+    parser.add_argument("--planner", choices=("fixed", "adaptive"), default="fixed")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     asked = parser.parse_args()
-    how = {"dtype": asked.dtype, "threads": 1, "packed": asked.dtype == "bfloat16"}
+    how = {
+        "dtype": asked.dtype,
+        "threads": 1,
+        "packed": asked.dtype == "bfloat16",
+        "num_speculative_tokens": asked.gamma,
+        "planner": asked.planner,
+    }
     if asked.draft is not None:
         report(outrider.load(asked.target, asked.draft, **how), asked)
     if asked.reordered or asked.draft is None:
