@@ -229,7 +229,7 @@ class TranslatedModel:
         rows, ends = cache.rows, self.translation.draft.special
         for row, text in zip(rows, texts, strict=True):
             row.rewrite(text)
-        most = [math.ceil(count * row.retold.ratio) for row in rows]
+        most = [max(1, math.ceil(count * row.retold.ratio)) for row in rows]
         said: list[list[int]] = [[] for _ in rows]
         for _ in range(max(most)):
             known = [row.retold.ids + more for row, more in zip(rows, said, strict=True)]
