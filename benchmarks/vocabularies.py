@@ -91,11 +91,12 @@ def report(pair, asked):
     for temperature in asked.temperature or [0.0, 1.0]:
         alone = pair.using(Root(), "match")
         plain, _, base = measure(alone, prompts, temperature, asked.tokens)
+        print(f"  temperature {temperature:g}")
         if translated:
             common = {ours for ours, _ in model.translation.shared}
             ids = [number for text in plain for number in text]
             share = sum(number in common for number in ids) / len(ids)
-            print(f"  temperature {temperature:g}; text: {share:.1%} of its tokens are common")
+            print(f"    text: {share:.1%} of its tokens are common")
         arms = {
             name: pair.using(drafter, rule)
             for name, (drafter, rule) in drafters(model, asked.gamma).items()
