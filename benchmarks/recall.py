@@ -171,7 +171,7 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
             picked = [at for at, job in enumerate(jobs) if kind in (None, job.kind)]
             cells += f"{_speed(arm.done, picked) / _speed(plain, picked):10.2f}"
         ratios = sorted(
-            _speed(arm.done, [at]) / _speed(plain, [at])
+            (_speed(arm.done, [at]) / _speed(plain, [at]), at)
             for at in range(len(jobs))
             if plain[at].tokens >= 16 * len(jobs[at].prompts)
         )

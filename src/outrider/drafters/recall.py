@@ -32,7 +32,7 @@ from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
-SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
+SIZES = (32, 28, 24, 20, *range(16, 0, -1))  #: numbers of nodes to choose from
 FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
