@@ -14,6 +14,7 @@ from outrider.drafters import (
     draft_model,
     dynamic_tree,
     layer_skip,
+    lookahead,
     ngram_table,
     ngram_tree,
     paths,
@@ -32,6 +33,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.layer_skip import LayerSkip
+from outrider.drafters.lookahead import Lookahead
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
@@ -66,6 +68,7 @@ DRAFTERS: dict[str, Recipe] = {
     "ngram_tree": ngram_tree.RECIPE,
     "cascade": cascade.RECIPE,
     "layer_skip": layer_skip.RECIPE,
+    "lookahead": lookahead.RECIPE,
     "random": random.RECIPE,
     "string_match": string_match.RECIPE,
     "translated": translated.RECIPE,
@@ -182,6 +185,7 @@ __all__ = [
     "DynamicTree",
     "HubTree",
     "LayerSkip",
+    "Lookahead",
     "NgramTable",
     "NgramTree",
     "Parts",
