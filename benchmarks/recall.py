@@ -37,9 +37,9 @@ ARMS: dict[str, tuple[Callable[[], Drafter], bool]] = {
     "plain": (Root, False),
     "prompt_lookup 8": (lambda: PromptLookup(8), False),
     "prompt_lookup": (lambda: PromptLookup(16), True),
-    "suffix": (Suffix, True),
-    "recall": (Recall, True),
-    "recall, earlier": (lambda: Recall(earlier=20_000), True),
+    "suffix": (lambda: Suffix(16), True),
+    "recall": (lambda: Recall(32), True),
+    "recall, earlier": (lambda: Recall(32, earlier=20_000), True),
 }
 THEIRS = "transformers"
 THEIR_SETTINGS = (3, 5, 10)
