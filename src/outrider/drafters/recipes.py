@@ -156,12 +156,13 @@ class Recipe:
            that the user asked for, as keywords: what was not asked for is its own default's matter
     needs  "model" (one draft model), "models" (a tuple of one or more), "table" (n-gram counts),
            "vocab_size" (the target's), "target" (the model itself)
-    takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
-           from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
-           `min_p` besides (`drafters.tempered`)
+    takes  names of options: those of `DraftOptions`, and any other names of its own. What needs a
+           draft model or a table takes the `temperature`, `top_k`, `top_p` and `min_p` of their
+           law besides (`drafters.tempered`)
     depth  tokens it drafts in a row if nobody asks
     deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
+    law    whether it has such a law without a draft model or a table
 
     >>> from outrider.drafters.root import Root
     >>> Recipe(Root).make(Parts(), DraftOptions()).name
@@ -174,6 +175,7 @@ class Recipe:
     depth: int = 4
     deepest: int | None = None
     copies: bool = False
+    law: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(Need)
@@ -186,7 +188,7 @@ class Recipe:
     @property
     def warps(self) -> tuple[str, ...]:
         """Options of the law that it draws from: of a model's or a table's. Its own go first."""
-        law = not {"model", "models", "table", "target"}.isdisjoint(self.needs)
+        law = self.law or self.drafts_with_models or "table" in self.needs
         return tuple(name for name in Warp._fields if law and name not in self.takes)
 
     @property
