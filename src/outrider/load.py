@@ -410,9 +410,6 @@ def _run(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
-    for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
-        if isinstance(draft, CausalModel):
-            draft.min_queries = min(draft.min_queries, 2)
     worst = [
         check.trees(model, source.role) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, models, strict=True)

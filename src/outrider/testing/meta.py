@@ -41,6 +41,10 @@ class MetaModel:
     reads: Reads = "text"
     taps: tuple[int, ...] = ()
 
+    def width(self, slots: int) -> int:
+        """Any width is as good as any other."""
+        return slots
+
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text alone."""
         self.encode(inputs)
