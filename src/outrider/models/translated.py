@@ -131,6 +131,11 @@ class TranslatedModel:
         return self.model.width(slots)
 
     @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """None: a head reads states of its target's own tokens."""
         return ()
@@ -200,6 +205,7 @@ class TranslatedModel:
         self,
         cache: TranslatedCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
