@@ -41,6 +41,7 @@ __all__ = [
     "DRAFTERS",
     "LOOKUPS",
     "MODELLESS",
+    "ON_HOST",
     "PROMPTS",
     "RUNNERS",
     "TRANSLATED",
@@ -93,6 +94,9 @@ TRANSLATED = ("string match", "translated", "tree of common tokens")
 
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
+
+#: Those that look at tokens where the models are on the host, and at none on a device.
+ON_HOST = ("suffix", "recall", "recall chain", "cascade", *LOOKUPS)
 
 #: Those whose proposals are no model's.
 MODELLESS = (
