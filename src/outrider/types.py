@@ -377,6 +377,9 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+
     @property
     def taps(self) -> tuple[int, ...]:
         """The states of another model that it reads, as a head does its target's; (): none."""

@@ -13,7 +13,7 @@ from outrider.engine.planner import Report
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.models.prefill import ROUND
+from outrider.models.rounding import UNIT
 from outrider.types import LENGTH, RUNNING
 from tiny import DRAFTERS, LOOKUPS, PROMPTS, begun, decode, pair
 
@@ -80,7 +80,7 @@ def test_a_step_is_captured_for_every_bound_of_its_width(monkeypatch):
     bounds, propose = [], step.propose
 
     def noted(drafter, batch, shape):
-        bounds.append((batch.context.bound + shape.max_nodes) % ROUND)
+        bounds.append((batch.context.bound + shape.max_nodes) % UNIT)
         return propose(drafter, batch, shape)
 
     monkeypatch.setattr(step, "propose", noted)
@@ -173,7 +173,9 @@ def test_rows_may_have_ended_whenever_a_step_is_replayed():
     target, _ = pair(runner="transformers")
     drafter, rule = DRAFTERS["chain"](target), verifiers.get("match")  # all of it is accepted
     batch = begun(target, drafter, PROMPTS[:2], [Sampling(0)] * 2)
-    graphed = Graphed(Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes)
+    graphed = Graphed(
+        Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes, target
+    )
     batch = graphed(batch, drafter.shapes[0]).batch._replace(ended=False)
     batch = graphed(batch, drafter.shapes[0]).batch
     batch = batch._replace(reason_B=torch.tensor([LENGTH, RUNNING]))

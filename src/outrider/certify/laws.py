@@ -18,7 +18,7 @@ from outrider.engine.request import source_ids
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling, rows, warp
 from outrider.models.nodes import causal
-from outrider.models.prefill import ROUND, ingest
+from outrider.models.prefill import ingest
 from outrider.rows import SamplingRows
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
@@ -93,7 +93,7 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
     batch, length = tokens.shape
     least = min(len(text.prompt) for text in texts)
     at = torch.arange(length - 1, device=device)[None].expand(batch, -1)
-    capacity = -(-(length + 4) // ROUND) * ROUND
+    capacity = model.width(length)
     cache = model.open(batch, capacity, read(model, texts))
     nodes = causal(tokens[:, :-1], at, capacity)
     logits = model.forward(cache, nodes, last=length - least).logits_BQV
@@ -170,7 +170,6 @@ class Guesses:
         device = torch.device("cpu")
         padded = pad(texts, sampling, device, self.vocab_size)
         capacity = padded.tokens_BL.shape[1] + self.drafter.shapes[0].max_nodes + 2
-        capacity = -(-capacity // ROUND) * ROUND
         tokens = torch.nn.functional.pad(
             padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
         )

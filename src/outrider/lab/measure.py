@@ -163,6 +163,10 @@ class Timed:
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
 
+    def width(self, slots: int) -> int:
+        """As the model has it."""
+        return self.model.width(slots)
+
     @property
     def taps(self) -> tuple[int, ...]:
         """The model's own."""

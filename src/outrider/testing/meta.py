@@ -42,6 +42,10 @@ class MetaModel:
     taps: tuple[int, ...] = ()
     follows = True
 
+    def width(self, slots: int) -> int:
+        """Any width is as good as any other."""
+        return slots
+
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text alone."""
         self.encode(inputs)

@@ -22,7 +22,6 @@ from outrider.engine.search.step import Rules
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import fresh_seed
-from outrider.models.prefill import ROUND
 from outrider.types import Drafter, LanguageModel
 
 
@@ -89,7 +88,7 @@ def search(
         rules.append(Rules(beams, len(request.prompt), limit, ids, drawn=drawn))
     ahead = max(shape.max_nodes for shape in drafter.shapes) * beams.num_beams
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
-    capacity = -(-(capacity + ahead + 2 * NARROW) // ROUND) * ROUND
+    capacity = target.width(capacity + ahead + 2 * NARROW)
     oracle = Oracle(target, prompts, capacity, inputs, shapers)
     copied = references(
         [request.reference for request in requests], inputs, target.vocab_size, device

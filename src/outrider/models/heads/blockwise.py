@@ -35,6 +35,7 @@ from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import states
 from outrider.models.heads.formats import said
 from outrider.models.heads.lent import Lent
+from outrider.models.rounding import Rounding
 from outrider.models.sources import DTYPES, Source
 from outrider.rows import picked, placed
 from outrider.types import Inputs, Nodes, Output, Reads
@@ -132,6 +133,10 @@ class BlockwiseModel:
     def dtype(self) -> torch.dtype:
         """Dtype of its weights."""
         return next(self.heads.parameters()).dtype
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads states."""

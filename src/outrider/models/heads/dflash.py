@@ -30,7 +30,7 @@ from outrider.models.causal import additive, fitted
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import KINDS
 from outrider.models.heads.following import HeadCache
-from outrider.models.prefill import ROUND
+from outrider.models.rounding import Rounding
 from outrider.tree import numbers
 from outrider.types import Inputs, Nodes, Output, Reads
 
@@ -162,6 +162,10 @@ class DFlashModel:
         """Dtype of its weights."""
         return self.head.fc.weight.dtype
 
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
+
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads states."""
         self.encode(inputs)
@@ -189,7 +193,7 @@ class DFlashModel:
 
     @property
     def _room(self) -> int:
-        return -(-self.head.config.block // ROUND) * ROUND
+        return self.width(self.head.config.block)
 
     def learn(
         self,
