@@ -24,7 +24,7 @@ from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Nothing, Rows, Several
 from outrider.drafters.suffix import LONGEST, automata
 from outrider.errors import ConfigurationError
-from outrider.models.prefill import ROUND, width
+from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
 
@@ -158,7 +158,7 @@ class Cascade:
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""
         ahead = self.num_speculative_tokens + self.guesses  # guesses may go beyond the chain
-        capacity += -(-ahead // ROUND) * ROUND
+        capacity = self.model.width(capacity + ahead)
         cache = growing.open_cache(self.model, context, capacity)
         return Several((cache, self.guesser.open(context, capacity)))
 
@@ -168,7 +168,7 @@ class Cascade:
         cache, guesser = memory.stores
         host = on_host(context.length_B)
         chain = _Chain(context, depth)
-        wide = width(context.bound, depth + self.guesses + 1, cache.capacity)
+        wide = width(self.model, context.bound, depth + self.guesses + 1, cache.capacity)
         for call in range(depth if host else -(-depth // 2)):
             drawn = chain.least() if host else call
             if drawn == depth:

@@ -37,7 +37,7 @@ from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     PLAIN,
@@ -123,7 +123,7 @@ class Engine:
         if self.capture is None:
             return None
         work = partial(verbs, self.target, self.drafter, rule)
-        return Graphed(self.capture, work, self.shapes)
+        return Graphed(self.capture, work, self.shapes, self.target)
 
     def priced(self, seats: int) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
@@ -228,7 +228,7 @@ class Run(Iterator[HostBlock]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
         self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None

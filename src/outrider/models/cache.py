@@ -22,7 +22,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
-SPARE = 8  #: slots behind the visible ones that dummy nodes may be written to
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -124,7 +123,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
-        self._fit(self.seats, min(width + SPARE, self.capacity))
+        self._fit(self.seats, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
