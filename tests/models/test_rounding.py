@@ -105,12 +105,13 @@ def test_planted_paths_of_products_are_found_and_padded(monkeypatch):
 
     def switching(weight, bias, packed):
         run = made(weight, bias, packed)
-        back = made(weight.flip(1).float(), None, False)
+        half = weight.shape[1] // 2
+        parts = made(weight[:, :half], None, False), made(weight[:, half:], None, False)
 
         def product(x):
             rows = x.shape[:-1].numel()
             if rows < 3 or rows > 40:
-                return back(x.flip(-1).float()).to(x.dtype)
+                return parts[0](x[..., :half]) + parts[1](x[..., half:])
             return run(x)
 
         return product
