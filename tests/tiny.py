@@ -11,6 +11,7 @@ from outrider.drafters import (
     DynamicTree,
     HubTree,
     LayerSkip,
+    Lookahead,
     NgramTree,
     Paths,
     Random,
@@ -21,7 +22,6 @@ from outrider.drafters import (
     Suffix,
     Translated,
 )
-from outrider.drafters.cascade import Smaller
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -43,6 +43,7 @@ __all__ = [
     "MODELLESS",
     "PROMPTS",
     "RUNNERS",
+    "TRANSLATED",
     "VOCAB",
     "Mislabelled",
     "Restless",
@@ -66,9 +67,8 @@ DRAFTERS = {
     "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
     "random": lambda small: Random(small.vocab_size, 3),
     "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
-    "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
     "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
-    "layer skip tree": lambda small: LayerSkip(small, (2, 2)),
+    "lookahead": lambda small: Lookahead(4, 3, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -88,11 +88,23 @@ DRAFTERS = {
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
 
+#: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.
+TRANSLATED = ("string match", "translated", "tree of common tokens")
+
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 #: Those whose proposals are no model's.
-MODELLESS = ("root", "suffix", "recall", "n-gram table", "n-gram tree", "random", *LOOKUPS)
+MODELLESS = (
+    "root",
+    "suffix",
+    "recall",
+    "n-gram table",
+    "n-gram tree",
+    "random",
+    "lookahead",
+    *LOOKUPS,
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -65,8 +65,6 @@ class Costs:
 
     times  by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a plain
            step
-    odds   chances that a drafted token is kept, by `outrider.odds.bucket` of the tokens accepted
-           in a row before it, if they were measured for these models
 
     >>> costs = Costs.of({1: 6.0, 5: 10.0})
     >>> costs.milliseconds(3)
@@ -74,7 +72,6 @@ class Costs:
     """
 
     times: Mapping[int, Mapping[int, Curve]]
-    odds: tuple[float, ...] = field(default=())
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
@@ -106,7 +103,7 @@ class Costs:
 
     def joined(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
-        return Costs({**self.times, **more.times}, self.odds or more.odds)
+        return Costs({**self.times, **more.times})
 
     def alone(self) -> "Costs":
         """The same where every row of a batch costs what one costs alone."""
@@ -115,7 +112,7 @@ class Costs:
             context: Curve(curve.at, tuple(many * ms for ms in curve.times))
             for context, curve in one.items()
         }
-        return Costs({1: one, many: batch}, self.odds)
+        return Costs({1: one, many: batch})
 
     def text(self) -> str:
         """As JSON."""
@@ -126,7 +123,7 @@ class Costs:
             }
             for rows, by_context in self.times.items()
         }
-        return json.dumps({"step_ms": times, "odds": list(self.odds)}, indent=1)
+        return json.dumps({"step_ms": times}, indent=1)
 
     def write(self, path: str | Path) -> None:
         """Keep them in a file, for `read` and for `load(costs=...)`."""
@@ -163,4 +160,4 @@ class Costs:
         values = [t for by in times.values() for curve in by.values() for t in curve.times]
         if not values or min(values) <= 0:
             raise ValueError("a step takes no time in it")
-        return cls(times, tuple(float(chance) for chance in raw["odds"]))
+        return cls(times)

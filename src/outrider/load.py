@@ -116,12 +116,11 @@ def load(
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
                     (docs/heads.md) for this target, or have another tokenizer
-                    (docs/other-tokenizers.md). Shipped are the target "corrector", an
-                    encoder-decoder for damaged Python, and the draft "whisper-base-draft" of
-                    openai/whisper-base
+                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
+                    decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft ("translated" if it has another tokenizer), else
-                    "prompt_lookup", or "reference_lookup" for an encoder-decoder
+                    if there is a draft ("translated" if it has another tokenizer), else "recall"
+                    ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -159,17 +158,13 @@ def load(
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
-    if target is None:
-        name = drafter or drafters.usual(shipped("draft"))
-        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    if drafter is not None:  # what it lacks is said before anything is read
-        drafters.check(drafter, options, draft, table)
+    target, draft, table = _beside(target, draft, table, drafter, options)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     words = _vocabulary(sources, tokenizer, draft_tokenizer)
-    drafter = drafter or drafters.usual(draft, reads_more(first.config), any(words.drafts))
+    drafter = drafter or _usual(first, draft, words, place, options)
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
     planner, options = planners.chosen(planner, recipe, options)
@@ -199,6 +194,25 @@ def _spoken(
     configs = [source.config for source in sources[1:]]
     hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
+
+
+def _beside(
+    target: "Model | None",
+    draft: "Model | Layers | Sequence[Model] | None",
+    table: str | Path | Table | None,
+    drafter: str | None,
+    options: DraftOptions,
+) -> "tuple[Model | Path, Model | Layers | Sequence[Model] | None, str | Path | Table | None]":
+    """Target, draft and table, shipped where there is no target.
+
+    What a drafter lacks that is named is said before anything is read.
+    """
+    if target is None:
+        name = drafter or drafters.usual(shipped("draft"))
+        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    if drafter is not None:
+        drafters.check(drafter, options, draft, table)
+    return target, draft, table
 
 
 def _shipped_parts(
@@ -351,6 +365,14 @@ class _Running(NamedTuple):
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
+
+
+def _usual(
+    first: Source, draft: object, words: _Words, place: torch.device, options: DraftOptions
+) -> str:
+    """The drafter of a user who names none."""
+    reads, differs = reads_more(first.config), any(words.drafts)
+    return drafters.usual(draft, reads, differs, place, options)
 
 
 def _run(

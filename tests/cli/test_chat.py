@@ -4,9 +4,7 @@ import builtins
 
 import pytest
 
-from outrider import Sampling
 from outrider.cli import chat
-from outrider.testing.models import pair as tiny_pair
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from outrider import ConfigurationError, DraftModel, Engine, Limits, Sampling, v
 from outrider.drafters import Cascade, Parts, make
 from outrider.drafters.cascade import Smaller
 from outrider.engine import step
-from outrider.testing import p_value, text_law
+from outrider.testing import Case, checks, p_value, text_law
 from tiny import PROMPTS, begun, decode, llama, pair
 
 DEPTH = 5
@@ -130,6 +130,13 @@ def test_on_a_device_chains_end_where_half_as_many_calls_have_come(monkeypatch):
     for row, size in enumerate(sizes):
         found, full = (draft.tokens_BN[row, : size + 1].tolist() for draft in (cut, whole))
         assert found == full
+
+
+@pytest.mark.parametrize("setting", ["sampled", "mixed"])
+def test_a_smaller_model_reads_no_device_value_and_rows_come_and_go(setting):
+    case = Case(lambda model: Cascade(model, Smaller(model), 4, 2), setting)
+    checks.verbs_read_no_device_value(case)
+    checks.rows_come_and_go(case)
 
 
 VOCAB, LENGTH, PROMPT = 5, 3, (1, 3, 2, 1, 3)

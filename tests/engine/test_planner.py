@@ -1,7 +1,5 @@
 """Planners choose what is drafted, and texts do not change: greedy, coupled, and in law."""
 
-from dataclasses import replace
-
 import pytest
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling, drafters, testing, verifiers
@@ -23,7 +21,6 @@ from outrider.engine.planner import (
 )
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.odds import BUCKETS
 from outrider.testing import text_law
 from outrider.types import PLAIN, Shape
 from tiny import DRAFTERS, PROMPTS, Mislabelled, decode, llama, pair
@@ -52,7 +49,8 @@ def step(state, view, kept):
         block(row.number, min(each, depth), depth)
         for row, each, depth in zip(view.rows, kept, most, strict=True)
     ]
-    Adaptive().learn(state, Finished(blocks, shape.max_nodes))
+    took = state.costs.milliseconds(shape.max_nodes, len(view.rows), 1)
+    Adaptive().learn(state, Finished(blocks, shape.max_nodes, shape.max_depth, took))
     return most
 
 
@@ -82,12 +80,6 @@ def test_a_draft_that_costs_as_much_as_it_saves_is_not_used():
     dear = Costs.of({1: 6.0, 2: 13.0, 5: 34.0})
     assert sum(played(4, 60, dear)) <= 4
     assert sum(depth > 0 for depth in played(4, 60, dear)) <= 3  # after 8, 16 and 32 steps
-
-
-def test_measured_odds_weigh_more_than_a_guess():
-    hopeless = replace(COSTS, odds=(0.02,) * BUCKETS)
-    assert played(0, 1)[0] > 0
-    assert played(0, 1, hopeless) == [0]
 
 
 def test_a_draft_reaches_no_further_than_the_budget():
@@ -146,7 +138,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
             took = COSTS.milliseconds(shape.max_nodes) * (1 if number % 2 else 3.5)
             nodes = 1 if number % 2 else shape.max_nodes
             blocks = [block(0, min(3, shape.max_depth), shape.max_depth)]
-            Adaptive().learn(state, Finished(blocks, nodes, took))
+            Adaptive().learn(state, Finished(blocks, nodes, shape.max_depth, took))
         depths[free] = Adaptive().plan(state, view).max_depth
     assert depths[True] < depths[False]
 
@@ -237,8 +229,9 @@ def first_text(engine, others):
 
 
 def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monkeypatch):
-    target, small = pair(0.4)
-    engine = Engine(target, DraftModel(small, (1, 1, 1, 1)), "block", Adaptive(), COSTS.alone())
+    target, small = pair(0.2)
+    costs = Costs.of({1: 6.0, 2: 7.0, 5: 11.0}).alone()
+    engine = Engine(target, DraftModel(small, (1, 1, 1, 1)), "block", Adaptive(), costs)
     alone = first_text(engine, 0)
     assert len({len(ids) for ids in alone}) > 2
     assert first_text(engine, 2) == first_text(engine, 1) == alone

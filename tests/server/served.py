@@ -7,28 +7,25 @@ from contextlib import contextmanager
 import openai
 import uvicorn
 
-from outrider.server.app import Service, make
+from outrider.server.app import Service, engine_loop, make
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
 
 
 class Server:
-    """A running server: its address, its application, and clients."""
+    """A running server: its address, its engine's thread, and clients."""
 
     def __init__(self, speculator, **settings):
         settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
-        self.app = make(speculator, Service(**settings))
+        service = Service(**settings)
+        self.loop = engine_loop(speculator, service)
+        self.app = make(speculator, service, self.loop)
         self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = "http://127.0.0.1:%d" % self.socket.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
         self.uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
-
-    @property
-    def loop(self):
-        """The engine's thread."""
-        return self.app.loop
 
     def start(self):
         self.thread.start()

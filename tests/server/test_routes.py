@@ -87,8 +87,6 @@ def test_log_probabilities_are_the_models_own(shipped, client):
     assert "".join(logs.tokens) == answer.choices[0].text
     assert logs.text_offset[0] == 0
     ids = shipped.tokenizer(PROMPT)["input_ids"]
-    run = shipped.engine.run([ids], Sampling(0.8, seed=5), None, capacity=128)
-    run.close()
     plain = shipped.plain(coupled=True)
     tokens = plain.generate(PROMPT, Sampling(0.8, seed=5), Stop(10)).completions[0].token_ids
     law = teacher_forced(shipped, ids, tokens)
@@ -171,7 +169,8 @@ def test_a_conversation_goes_through_the_template(shipped, client, monkeypatch):
         messages=messages, logprobs=True, top_logprobs=2, **options
     )
     text = "system: Be brief.\nuser: def f(x):\n"
-    assert answer.choices[0].message.content == said(write(client, text, seed=3, max_tokens=12))[0]
+    ids = shipped.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert answer.choices[0].message.content == said(write(client, ids, seed=3, max_tokens=12))[0]
     content = answer.choices[0].logprobs.content
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
@@ -220,7 +219,7 @@ def test_counters_equal_the_sum_of_the_answers(shipped):
     with serving(shipped, prefix="vllm:") as server:
         client = server.client()
         answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
-        text, last = streamed(client, seed=9, stop="return")
+        _, last = streamed(client, seed=9, stop="return")
         page = urllib.request.urlopen(server.address + "/metrics").read().decode()
     usages = [answer.usage for answer in answers] + [last.usage]
     metrics = [answer.model_extra["metrics"]["speculative_decoding"] for answer in [*answers, last]]

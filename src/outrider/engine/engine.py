@@ -453,12 +453,12 @@ class Run(Iterator[HostBlock]):
         said: dict[Logprobs, Told],
     ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
-        block, nodes = made.block, made.draft.tree.nodes
+        block = made.block
         self._took = time.perf_counter() - self._took
-        self._ledger.stats.count_size(nodes)
+        self._ledger.stats.count_size(made.draft.tree.nodes)
         traced = [self._trace or request.trace for request in self._seating.requests(rows)]
         if block.lists is not None and not (any(traced) or said or self._unread):
-            self._tell(block.lists, rows, nodes)  # on the host already: nothing to wait for
+            self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
         else:
             pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
@@ -468,8 +468,7 @@ class Run(Iterator[HostBlock]):
         """Read blocks that are on their way, all but the last few."""
         while len(self._unread) > left:
             pending = self._unread.popleft()
-            nodes = pending.draft.tree.nodes
-            self._tell(pending.read(), pending.requests, nodes, pending)
+            self._tell(pending.read(), pending.requests, pending.draft, pending)
 
     def _made(self, batch: Batch, shape: Shape) -> Made:
         """What the verbs make: one by one on the clock, or in one piece."""
@@ -531,8 +530,9 @@ class Run(Iterator[HostBlock]):
         return all(self._ledger.entries[number].over for number in self._seating.rows)
 
     def _tell(
-        self, block: BlockLists, numbers: list[int], nodes: int, pending: Pending | None = None
+        self, block: BlockLists, numbers: list[int], draft: Draft, pending: Pending | None = None
     ) -> None:
         blocks = self._ledger.tell(block, numbers, pending)
         took = None if self._lag else 1e3 * self._took
-        self._plan = self.engine.planner.learn(self._plan, Finished(blocks, nodes, took))
+        done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
+        self._plan = self.engine.planner.learn(self._plan, done)

@@ -39,7 +39,8 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     common = {n: settings[n] for n in COMMON if settings.get(n) is not None}
     options = DraftOptions(**common, own=settings.get("drafter_options"))
     words = translation(settings.get("tokenizer"), settings.get("draft_tokenizer"), draft)
-    usual = drafters.usual(draft, copies or target.reads != "text", words is not None)
+    reads, differs = copies or target.reads != "text", words is not None
+    usual = drafters.usual(draft, reads, differs, target.device, options)
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")

@@ -141,7 +141,7 @@ class TranslatedModel:
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
-        return self.model.encode(inputs if inputs.encoded else self._source(inputs))
+        return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs; None for a model of text alone."""
@@ -151,7 +151,7 @@ class TranslatedModel:
         """An empty cache; `capacity` counts the target's tokens."""
         read = None if inputs is None else self.encode(inputs)
         limit = min(self.model.context, _EACH * capacity)
-        room = self.width(limit + capacity + _FEW)
+        room = self.width(2 * limit + capacity + _FEW)  # rows are read side by side
         texts = [_Row(Retold(self.translation, limit)) for _ in range(rows)]
         return TranslatedCache(self.model.open(rows, room, read), texts, capacity)
 
@@ -168,6 +168,11 @@ class TranslatedModel:
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
                 f"got taps={taps}; leave them out"
+            )
+        if nodes.slots_BQ.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "a draft model with another tokenizer reads texts on the host, which no CUDA graph "
+                "can replay; got graphs=True; leave it out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])
