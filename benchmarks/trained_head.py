@@ -55,9 +55,7 @@ def main() -> None:
     asked = parser.parse_args()
     base = outrider.load(asked.model, asked.head, threads=1)
     jobs = [
-        job
-        for job in lookups.jobs_of(base.tokenizer, asked.each, 1)
-        if job.kind in asked.kinds
+        job for job in lookups.jobs_of(base.tokenizer, asked.each, 1) if job.kind in asked.kinds
     ]
     for temperature in asked.temperatures:
         arms = {

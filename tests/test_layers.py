@@ -31,7 +31,16 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing", "train"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "speech", "text", "integrations", "lab", "server", "testing", "train"},
+    "transformers": {
+        "models",
+        "speech",
+        "text",
+        "integrations",
+        "lab",
+        "server",
+        "testing",
+        "train",
+    },
     "tokenizers": {"text"},
     "safetensors": {"drafters", "load", "models", "train"},
     "triton": {"ops"},
