@@ -141,7 +141,7 @@ def planned(right: Sequence[int], costs: Costs, start: int, sizes: dict[int, int
         took += costs.milliseconds(shape.max_nodes, 1, start + at)
         got = min(right[at], shape.max_depth)
         block = HostBlock(0, [1] * (got + 1), got, None, shape.max_depth)
-        session = planner.learn(session, Finished([block], shape.max_nodes))
+        session = planner.learn(session, Finished([block], shape.max_nodes, shape.max_depth))
         at += got + 1
     return took
 
@@ -328,7 +328,7 @@ def decision(given: argparse.Namespace) -> list[Goal]:
                 got = min(got, shape.max_depth)
                 lengths[row] += got + 1
                 blocks.append(HostBlock(row, [1] * (got + 1), got, None, shape.max_depth))
-            planner.learn(session, Finished(blocks, shape.max_nodes, 6.0))
+            planner.learn(session, Finished(blocks, shape.max_nodes, shape.max_depth, 6.0))
         slow = sorted(took)[int(0.99 * len(took))]
         print(f"{rows} rows: median {statistics.median(took):.0f} us, 99 % {slow:.0f} us")
         goals.append(Goal(f"{rows} rows: bound over 99 %", (50 + 3 * (rows > 1) * rows) / slow, 1))

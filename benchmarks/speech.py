@@ -99,7 +99,6 @@ class Bench:
         self.target = source.driven(setting, cpu, vocab)
         made = ShallowSource(source, asked.draft or Layers((0, 5)))
         self.draft = made.driven(setting, cpu, vocab)
-        self.draft.min_queries = 1
         self.assistant = assistant(made.model(asked.dtype, cpu))
         self.depths = [int(depth) for depth in asked.depths.split(",")]
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path / "whisper-base")

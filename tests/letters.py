@@ -8,7 +8,7 @@ LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
 
 class Letters:
-    """The longest token first. Nothing special, no spaces."""
+    """The longest token first; unknown letters are left out. Nothing special, no spaces."""
 
     def __init__(self, tokens):
         self.tokens = tuple(tokens)
@@ -18,9 +18,9 @@ class Letters:
     def __call__(self, text):
         found = []
         while text:
-            size = next(n for n in range(self.longest, 0, -1) if text[:n] in self.ids)
-            found.append(self.ids[text[:size]])
-            text = text[size:]
+            sizes = [n for n in range(self.longest, 0, -1) if text[:n] in self.ids]
+            found += [self.ids[text[:n]] for n in sizes[:1]]
+            text = text[sizes[0] if sizes else 1 :]
         return {"input_ids": found}
 
     def decode(self, token_ids, *, skip_special_tokens, clean_up_tokenization_spaces):

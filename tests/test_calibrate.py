@@ -18,7 +18,7 @@ def home(tmp_path, monkeypatch):
 
 
 FOUND = Calibration(Setting(2, "float32", True), [{"score_ms": 1.0}])
-COSTS = Costs({1: {64: Curve.of({1: 6.0, 5: 8.0}), 448: Curve.of({1: 7.0, 5: 9.5})}}, (0.5, 0.75))
+COSTS = Costs({1: {64: Curve.of({1: 6.0, 5: 8.0}), 448: Curve.of({1: 7.0, 5: 9.5})}})
 
 
 def test_what_is_remembered_is_recalled(home):
@@ -145,7 +145,7 @@ def test_costs_are_kept_beside_the_calibration_and_read_as_written(home, tmp_pat
     assert calibrate.recall_costs("abc") is None
     calibrate.remember_costs("abc", COSTS)
     assert calibrate.recall_costs("abc") == COSTS
-    (home / "costs-abc.json").write_text('{"step_ms": {}, "odds": []}')
+    (home / "costs-abc.json").write_text('{"step_ms": {}}')
     assert calibrate.recall_costs("abc") is None
     COSTS.write(tmp_path / "costs.json")
     assert Costs.read(tmp_path / "costs.json") == COSTS
@@ -157,11 +157,11 @@ def test_costs_are_kept_beside_the_calibration_and_read_as_written(home, tmp_pat
         "",
         "[]",
         "{}",
-        '{"step_ms": {}, "odds": []}',
-        '{"step_ms": {"0": {"64": {"1": 3}}}, "odds": []}',
-        '{"step_ms": {"1": {"64": {"1": 0}}}, "odds": []}',
-        '{"step_ms": {"1": {"64": {"x": 3}}}, "odds": []}',
-        '{"step_ms": {"1": {"64": {}}}, "odds": []}',
+        '{"step_ms": {}}',
+        '{"step_ms": {"0": {"64": {"1": 3}}}}',
+        '{"step_ms": {"1": {"64": {"1": 0}}}}',
+        '{"step_ms": {"1": {"64": {"x": 3}}}}',
+        '{"step_ms": {"1": {"64": {}}}}',
     ],
 )
 def test_a_file_without_costs_is_refused(tmp_path, content):
@@ -186,7 +186,6 @@ def test_costs_are_read_between_and_beyond_what_was_measured():
         10.25,
     ]
     both = COSTS.joined(Costs({4: {64: Curve.of({1: 9.0, 5: 20.0})}}))
-    assert both.odds == COSTS.odds
     assert [both.milliseconds(1, rows, 64) for rows in (1, 2, 4)] == [6.0, 7.0, 9.0]
     assert both.milliseconds(1, 8, 64) == 9.0 + 11 / 4  # as two nodes of four rows
     assert COSTS.milliseconds(5, 2, 64) == 8.0 + 2.5  # as ten nodes of one row

@@ -10,6 +10,8 @@ from outrider.drafters import (
     Cascade,
     DynamicTree,
     HubTree,
+    LayerSkip,
+    Lookahead,
     NgramTree,
     Paths,
     Random,
@@ -20,7 +22,6 @@ from outrider.drafters import (
     Suffix,
     Translated,
 )
-from outrider.drafters.cascade import Smaller
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -34,6 +35,7 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from tiny_heads import driven
 
 __all__ = [
     "DRAFTERS",
@@ -41,6 +43,7 @@ __all__ = [
     "MODELLESS",
     "PROMPTS",
     "RUNNERS",
+    "TRANSLATED",
     "VOCAB",
     "Mislabelled",
     "Restless",
@@ -64,7 +67,8 @@ DRAFTERS = {
     "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
     "random": lambda small: Random(small.vocab_size, 3),
     "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
-    "cascade of two models": lambda small: Cascade(small, Smaller(small), 5, 3),
+    "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
+    "lookahead": lambda small: Lookahead(4, 3, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -77,20 +81,30 @@ DRAFTERS = {
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
     "string match": lambda small: StringMatch(translated(small), 3),
     "translated": lambda small: Translated(translated(small), 3),
-    "translated coupled": lambda small: Translated(translated(small), 3, coupled=True),
-    "common tokens": lambda small: DraftModel(translated(small), (1, 1, 1)),
     "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
-    "dynamic tree of common tokens": lambda small: DynamicTree(translated(small), 7, 4, 3),
+    "head": lambda small: DraftModel(driven(small.device), (2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
 
+#: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.
+TRANSLATED = ("string match", "translated", "tree of common tokens")
+
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 #: Those whose proposals are no model's.
-MODELLESS = ("root", "suffix", "recall", "n-gram table", "n-gram tree", "random", *LOOKUPS)
+MODELLESS = (
+    "root",
+    "suffix",
+    "recall",
+    "n-gram table",
+    "n-gram tree",
+    "random",
+    "lookahead",
+    *LOOKUPS,
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, silu
 from transformers import LlamaConfig, Qwen3Config
 
 from outrider.models.heads import Eagle3, Eagle3Config, HeadModel
-from tiny import VOCAB, llama
+from outrider.testing import VOCAB, llama
 
 IDS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 17, 20, 22, 25, 27, 30, 31])
 FLAGS = {

@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +30,11 @@ class Curve(NamedTuple):
     def milliseconds(self, number: int) -> float:
         """Between two values: a straight line; below the least: its cost; above: as between the
         last two."""
-        return _between(self.at, self.times, number)
+        return between(self.at, self.times, number)
 
 
-def _between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+def between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+    """The time at a number, on straight lines through those measured; see `Curve.milliseconds`."""
     if number <= at[0] or len(at) == 1:
         return times[0]
     right = min(bisect_left(at, number), len(at) - 1)
@@ -48,7 +49,7 @@ def _mixed(at: Sequence[int], curves: Sequence[Curve], number: int) -> Curve:
         return curves[0]
     nodes = curves[0].at
     each = [[curve.milliseconds(n) for curve in curves] for n in nodes]
-    return Curve(nodes, tuple(_between(at, times, number) for times in each))
+    return Curve(nodes, tuple(between(at, times, number) for times in each))
 
 
 def _wider(curve: Curve, factor: float) -> Curve:
@@ -64,8 +65,6 @@ class Costs:
 
     times  by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a plain
            step
-    odds   chances that a drafted token is kept, by `outrider.odds.bucket` of the tokens accepted
-           in a row before it, if they were measured for these models
 
     >>> costs = Costs.of({1: 6.0, 5: 10.0})
     >>> costs.milliseconds(3)
@@ -73,7 +72,6 @@ class Costs:
     """
 
     times: Mapping[int, Mapping[int, Curve]]
-    odds: tuple[float, ...] = field(default=())
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
@@ -105,7 +103,7 @@ class Costs:
 
     def joined(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
-        return Costs({**self.times, **more.times}, self.odds or more.odds)
+        return Costs({**self.times, **more.times})
 
     def alone(self) -> "Costs":
         """The same where every row of a batch costs what one costs alone."""
@@ -114,7 +112,7 @@ class Costs:
             context: Curve(curve.at, tuple(many * ms for ms in curve.times))
             for context, curve in one.items()
         }
-        return Costs({1: one, many: batch}, self.odds)
+        return Costs({1: one, many: batch})
 
     def text(self) -> str:
         """As JSON."""
@@ -125,7 +123,7 @@ class Costs:
             }
             for rows, by_context in self.times.items()
         }
-        return json.dumps({"step_ms": times, "odds": list(self.odds)}, indent=1)
+        return json.dumps({"step_ms": times}, indent=1)
 
     def write(self, path: str | Path) -> None:
         """Keep them in a file, for `read` and for `load(costs=...)`."""
@@ -162,4 +160,4 @@ class Costs:
         values = [t for by in times.values() for curve in by.values() for t in curve.times]
         if not values or min(values) <= 0:
             raise ValueError("a step takes no time in it")
-        return cls(times, tuple(float(chance) for chance in raw["odds"]))
+        return cls(times)

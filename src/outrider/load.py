@@ -24,11 +24,10 @@ from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.heads import AnyHead
-from outrider.models.retold import Translation
+from outrider.models.retold import Translation, between
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.models.spelling import Spelling
 from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
@@ -116,12 +115,12 @@ def load(
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
-                    (docs/heads.md) for this target. Shipped
-                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
-                    "whisper-base-draft" of openai/whisper-base
+                    (docs/heads.md) for this target, or have another tokenizer
+                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
+                    decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft ("translated" if it has another tokenizer), else
-                    "prompt_lookup", or "reference_lookup" for an encoder-decoder
+                    if there is a draft ("translated" if it has another tokenizer), else "recall"
+                    ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -154,37 +153,26 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
-    options = DraftOptions(
-        num_speculative_tokens,
-        branching,
-        width,
-        total_tokens,
-        acceptance,
-        ngram,
-        coupled,
-        drafter_options,
-    )
+    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
+    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
-    if target is None:
-        name = drafter or drafters.usual(shipped("draft"))
-        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    if drafter is not None:  # what it lacks is said before anything is read
-        drafters.check(drafter, options, draft, table)
+    target, draft, table = _beside(target, draft, table, drafter, options)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     words = _vocabulary(sources, tokenizer, draft_tokenizer)
-    drafter = drafter or drafters.usual(draft, reads_more(first.config), any(words.drafts))
+    drafter = drafter or _usual(first, draft, words, place, options)
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
     planner, options = planners.chosen(planner, recipe, options)
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
     running = _run(sources, wish, place, words, ahead, share_encoder)
-    made = recipe.make(Parts(words.over(running.models[1:]), counts, words.size), options)
+    own, *others = running.models
+    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
     notes = _notes(sources, running, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)
@@ -206,6 +194,25 @@ def _spoken(
     configs = [source.config for source in sources[1:]]
     hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
+
+
+def _beside(
+    target: "Model | None",
+    draft: "Model | Layers | Sequence[Model] | None",
+    table: str | Path | Table | None,
+    drafter: str | None,
+    options: DraftOptions,
+) -> "tuple[Model | Path, Model | Layers | Sequence[Model] | None, str | Path | Table | None]":
+    """Target, draft and table, shipped where there is no target.
+
+    What a drafter lacks that is named is said before anything is read.
+    """
+    if target is None:
+        name = drafter or drafters.usual(shipped("draft"))
+        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    if drafter is not None:
+        drafters.check(drafter, options, draft, table)
+    return target, draft, table
 
 
 def _shipped_parts(
@@ -318,6 +325,7 @@ def _vocabulary(
     other: "str | Path | PreTrainedTokenizerBase | None",
 ) -> _Words:
     """How many tokens the target has, and which of them its draft models share."""
+    check.draft_tokenizer(other, sources[1:])
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
@@ -325,14 +333,18 @@ def _vocabulary(
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
         words = None
-        if reads_more(sources[0].config) or reads_more(source.config):
-            check.vocabulary(tokenizer, told, each)
-        elif tokenizer is None or told is None or told.get_vocab() == tokenizer.get_vocab():
+        if tokenizer is None or told is None:
             check.vocabulary(tokenizer, None, each)
-        else:
-            words = Translation(Spelling(tokenizer), Spelling(told))
+        elif not (isinstance(source, Source) and _of_text(sources[0]) and _of_text(source)):
+            check.vocabulary(tokenizer, told, each)
+        elif (words := between(tokenizer, told)) is None:
+            check.vocabulary(tokenizer, None, each)
         found = found._replace(drafts=(*found.drafts, words))
     return found
+
+
+def _of_text(source: Source) -> bool:
+    return not reads_more(source.config)
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
@@ -353,6 +365,14 @@ class _Running(NamedTuple):
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
+
+
+def _usual(
+    first: Source, draft: object, words: _Words, place: torch.device, options: DraftOptions
+) -> str:
+    """The drafter of a user who names none."""
+    reads, differs = reads_more(first.config), any(words.drafts)
+    return drafters.usual(draft, reads, differs, place, options)
 
 
 def _run(
@@ -390,9 +410,6 @@ def _run(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
-    for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
-        if isinstance(draft, CausalModel):
-            draft.min_queries = min(draft.min_queries, 2)
     worst = [
         check.trees(model, source.role) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, models, strict=True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 BUCKETS = 12  #: two for every doubling of a length, from 1 to 45 and above
 STRENGTH = 5.0  #: looks that a prior nobody measured is worth
-MEASURED = 20.0  #: and one that was measured here, for these models
 FORGET = 0.99  #: what earlier looks of a bucket count for beside its next one
 
 
@@ -30,6 +29,24 @@ def _computed() -> list[int]:
 
 
 _BUCKET = _computed()
+
+
+def gains(chances: Sequence[float], length: int, most: int) -> list[float]:
+    """Tokens that n tokens in a row are expected to add behind so long a match or streak.
+
+    `chances` are by bucket; n is 0, 1, ..., `most`.
+
+    >>> gains([0.5] * BUCKETS, 1, 3)
+    [0.0, 0.5, 0.75, 0.875]
+    """
+    buckets = _BUCKET[length : length + most]
+    buckets += [BUCKETS - 1] * (most - len(buckets))
+    expected, survives, found = 0.0, 1.0, [0.0]
+    for at in buckets:
+        survives *= chances[at]
+        expected += survives
+        found.append(expected)
+    return found
 
 
 class Odds:

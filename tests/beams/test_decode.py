@@ -5,10 +5,11 @@ import torch
 
 from outrider import Beams, DraftModel, Engine, Limits, PromptLookup, Root, Sampling
 from outrider.drafters import Beam as BeamDrafter
-from outrider.drafters import ReferenceLookup
+from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.engine.request import Request
 from outrider.engine.search.decode import search
+from outrider.engine.search.pace import Pace
 from outrider.errors import ConfigurationError, PromptError
 from tiny import VOCAB, pair
 
@@ -16,6 +17,8 @@ PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "suffix": lambda small: Suffix(4),
+    "recall": lambda small: Recall(6),
     "reference": lambda small: ReferenceLookup(4),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
     "draft model": lambda small: DraftModel(small, (1, 1, 1)),
@@ -45,7 +48,8 @@ def test_every_drafter_leaves_the_beams_as_they_are(name, sampling):
 def test_a_good_draft_saves_calls():
     target, _ = pair()
     plain = search(target, Root(), requests(), Beams(3), settle=False)
-    same = search(target, DraftModel(target, (1, 1, 1)), requests(), Beams(3), settle=False)
+    pace = Pace(3, adapts=False)
+    same = search(target, DraftModel(target, (1, 1, 1)), requests(), Beams(3), False, pace)
     assert same.counts.calls < 0.5 * plain.counts.calls
 
 

@@ -148,6 +148,9 @@ class Fixed:
         self.device, self.dtype, self.trees = torch.device("cpu"), dtype, True
         self.reads, self.taps = "text", ()
 
+    def width(self, slots):
+        return slots
+
     def open(self, rows, capacity, inputs=None):
         return SlotCache(1, rows, capacity)
 

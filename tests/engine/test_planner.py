@@ -1,13 +1,12 @@
 """Planners choose what is drafted, and texts do not change: greedy, coupled, and in law."""
 
-from dataclasses import replace
-
 import pytest
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling, drafters, testing, verifiers
 from outrider.costs import Costs
 from outrider.drafters.recipes import DraftOptions
 from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Run
 from outrider.engine.planner import (
     PLANNERS,
     Adaptive,
@@ -22,7 +21,6 @@ from outrider.engine.planner import (
 )
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.odds import BUCKETS
 from outrider.testing import text_law
 from outrider.types import PLAIN, Shape
 from tiny import DRAFTERS, PROMPTS, Mislabelled, decode, llama, pair
@@ -51,7 +49,8 @@ def step(state, view, kept):
         block(row.number, min(each, depth), depth)
         for row, each, depth in zip(view.rows, kept, most, strict=True)
     ]
-    Adaptive().learn(state, Finished(blocks, shape.max_nodes))
+    took = state.costs.milliseconds(shape.max_nodes, len(view.rows), 1)
+    Adaptive().learn(state, Finished(blocks, shape.max_nodes, shape.max_depth, took))
     return most
 
 
@@ -81,12 +80,6 @@ def test_a_draft_that_costs_as_much_as_it_saves_is_not_used():
     dear = Costs.of({1: 6.0, 2: 13.0, 5: 34.0})
     assert sum(played(4, 60, dear)) <= 4
     assert sum(depth > 0 for depth in played(4, 60, dear)) <= 3  # after 8, 16 and 32 steps
-
-
-def test_measured_odds_weigh_more_than_a_guess():
-    hopeless = replace(COSTS, odds=(0.02,) * BUCKETS)
-    assert played(0, 1)[0] > 0
-    assert played(0, 1, hopeless) == [0]
 
 
 def test_a_draft_reaches_no_further_than_the_budget():
@@ -145,7 +138,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
             took = COSTS.milliseconds(shape.max_nodes) * (1 if number % 2 else 3.5)
             nodes = 1 if number % 2 else shape.max_nodes
             blocks = [block(0, min(3, shape.max_depth), shape.max_depth)]
-            Adaptive().learn(state, Finished(blocks, nodes, took))
+            Adaptive().learn(state, Finished(blocks, nodes, shape.max_depth, took))
         depths[free] = Adaptive().plan(state, view).max_depth
     assert depths[True] < depths[False]
 
@@ -215,10 +208,7 @@ def test_greedy_and_coupled_texts_are_plain_decodings(name):
 
 def chance(drafter, target):
     exact = text_law(llama(vocab_size=4), (1, 3, 2), 3)
-    curve = COSTS.times[1][0]
-    many = curve._replace(times=tuple(4096 * ms for ms in curve.times))  # rows cost what each costs
-    costs = COSTS.joined(Costs({4096: {0: many}}))
-    engine = Engine(target, drafter, "block", Adaptive(), costs)
+    engine = Engine(target, drafter, "block", Adaptive(), COSTS.alone())
     return testing.p_value(engine, exact, (1, 3, 2), 3, 3000)[0]
 
 
@@ -227,6 +217,26 @@ def test_the_law_is_the_targets_and_a_mistake_in_it_is_caught():
     drafter = DraftModel(small, (1, 1))
     assert chance(drafter, target) > 1e-3
     assert chance(Mislabelled(drafter), target) < 1e-12
+
+
+def first_text(engine, others):
+    """What the first of some requests of one seed writes, and in steps of which sizes."""
+    run = Run(engine, 3, 256)
+    for prompt in PROMPTS[: 1 + others]:
+        run.submit(Request(prompt, Sampling(1.0, seed=7), Limits(60)))
+    run.close()
+    return [block.token_ids for block in run if block.row == 0]
+
+
+def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monkeypatch):
+    target, small = pair(0.2)
+    costs = Costs.of({1: 6.0, 2: 7.0, 5: 11.0}).alone()
+    engine = Engine(target, DraftModel(small, (1, 1, 1, 1)), "block", Adaptive(), costs)
+    alone = first_text(engine, 0)
+    assert len({len(ids) for ids in alone}) > 2
+    assert first_text(engine, 2) == first_text(engine, 1) == alone
+    monkeypatch.setattr("outrider.engine.engine.verifiers.shares_noise", lambda rule: True)
+    assert first_text(engine, 2) != first_text(engine, 0)  # planned together it would
 
 
 def test_by_name_and_what_is_refused():

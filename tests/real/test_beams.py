@@ -133,7 +133,7 @@ def test_the_speech_pipeline_as_it_comes(models_directory, way):
     asr = transformers.pipeline(
         "automatic-speech-recognition",
         model=model,
-        tokenizer=transformers.AutoTokenizer.from_pretrained(path),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(path, pad_token="<|endoftext|>"),
         feature_extractor=WhisperFeatureExtractor.from_pretrained(path),
     )
     call = Speculative(drafter="root")

@@ -51,8 +51,8 @@ LengthPenalty = Annotated[float, typer.Option(help="Of beams: above 0 long ones 
 DrafterName = Annotated[
     str | None,
     typer.Option(
-        help="What drafts. Default: draft_model; without one prompt_lookup, or reference_lookup "
-        "for an encoder-decoder. "
+        help="What drafts. Default: draft_model; without one recall (on a GPU suffix), or "
+        "reference_lookup for an encoder-decoder. "
         f"Known: {', '.join(sorted(DRAFTERS))}."
     ),
 ]

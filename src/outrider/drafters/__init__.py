@@ -5,12 +5,16 @@ A drafter of your own is reached by name once it is here, from outside as well:
     outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)
 """
 
+import torch
+
 from outrider import arguments
 from outrider.drafters import (
     beam,
     cascade,
     draft_model,
     dynamic_tree,
+    layer_skip,
+    lookahead,
     ngram_table,
     ngram_tree,
     paths,
@@ -28,6 +32,8 @@ from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
+from outrider.drafters.layer_skip import LayerSkip
+from outrider.drafters.lookahead import Lookahead
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
@@ -61,6 +67,8 @@ DRAFTERS: dict[str, Recipe] = {
     "ngram_table": ngram_table.RECIPE,
     "ngram_tree": ngram_tree.RECIPE,
     "cascade": cascade.RECIPE,
+    "layer_skip": layer_skip.RECIPE,
+    "lookahead": lookahead.RECIPE,
     "random": random.RECIPE,
     "string_match": string_match.RECIPE,
     "translated": translated.RECIPE,
@@ -98,15 +106,27 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object, reads: bool = False, differs: bool = False) -> str:
+def usual(
+    draft: object,
+    reads: bool = False,
+    differs: bool = False,
+    device: str | torch.device = "cpu",
+    options: DraftOptions | None = None,
+) -> str:
     """The drafter of a user who names none.
 
-    reads    whether the target reads a source
+    reads    whether the target reads a source, or there is a text to copy from
     differs  whether the draft model has another tokenizer than the target
+    device   the target's
+    options  who asks for n-grams looks them up
     """
     if draft is not None:
         return "translated" if differs else "draft_model"
-    return "reference_lookup" if reads else "prompt_lookup"
+    if reads:
+        return "reference_lookup"
+    if options is not None and options.ngram is not None:
+        return "prompt_lookup"
+    return "recall" if torch.device(device).type == "cpu" else "suffix"
 
 
 def models(draft: object) -> tuple[object, ...]:
@@ -164,6 +184,8 @@ __all__ = [
     "DraftOptions",
     "DynamicTree",
     "HubTree",
+    "LayerSkip",
+    "Lookahead",
     "NgramTable",
     "NgramTree",
     "Parts",

@@ -24,9 +24,14 @@ from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Nothing, Rows, Several
 from outrider.drafters.suffix import LONGEST, automata
 from outrider.errors import ConfigurationError
-from outrider.models.prefill import ROUND, width
+from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether there is no device to wait for."""
+    return tensor.device.type == "cpu"
 
 
 class Guesser(Protocol):
@@ -53,7 +58,7 @@ class Copies:
 
     def open(self, context: Context, capacity: int) -> Rows[Automaton] | Nothing:
         """An automaton of each row's text; nothing on a device."""
-        if context.length_B.device.type != "cpu":
+        if not on_host(context.length_B):
             return Nothing()
         return Rows(tuple(automata(context, None)))
 
@@ -75,7 +80,8 @@ class Copies:
         for row, text, (length, drawn) in zip(context.tokens_BL, memory.rows, lengths, strict=True):
             copies.append(text.behind(row[length - drawn : length].tolist(), count))
         most = max(map(len, copies))
-        return torch.tensor([copy + [0] * (most - len(copy)) for copy in copies]).view(-1, most)
+        padded = [copy + [0] * (most - len(copy)) for copy in copies]
+        return torch.tensor(padded, dtype=torch.int64).view(len(copies), most)
 
     def commit(self, memory: Rows[Automaton] | Nothing, draft: Draft, verdict: Verdict) -> None:
         """Read what was kept."""
@@ -152,7 +158,7 @@ class Cascade:
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""
         ahead = self.num_speculative_tokens + self.guesses  # guesses may go beyond the chain
-        capacity += -(-ahead // ROUND) * ROUND
+        capacity = self.model.width(capacity + ahead)
         cache = growing.open_cache(self.model, context, capacity)
         return Several((cache, self.guesser.open(context, capacity)))
 
@@ -160,9 +166,9 @@ class Cascade:
         """Draw the chain, in as many calls of the draft model as the guesses leave."""
         depth = shapes.declared(self, shape).max_depth
         cache, guesser = memory.stores
-        host = context.length_B.device.type == "cpu"
+        host = on_host(context.length_B)
         chain = _Chain(context, depth)
-        wide = width(context.bound, depth + self.guesses + 1, cache.capacity)
+        wide = width(self.model, context.bound, depth + self.guesses + 1, cache.capacity)
         for call in range(depth if host else -(-depth // 2)):
             drawn = chain.least() if host else call
             if drawn == depth:
@@ -222,7 +228,7 @@ class _Chain:
             token_B = self._draw(logits_BQV[:, place : place + 1], going_B)
             going_B = going_B & self._open_B & (guess_Bm[:, place] == token_B)
             going_B = going_B & (self.drawn_B < self.depth)
-            if going_B.device.type == "cpu" and not going_B.any():
+            if on_host(going_B) and not going_B.any():
                 return
         self._draw(logits_BQV[:, -1:], going_B)
 

@@ -26,7 +26,6 @@ from typing import ClassVar
 from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import pool, shapes
-from outrider.models.prefill import ROUND
 from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
 
@@ -75,8 +74,9 @@ class DynamicTree:
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache: it may run more nodes than it proposes."""
         run = 1 + (self.depth - 1) * self.top_k
-        more = -(-max(run - 1 - self.total_tokens, 0) // ROUND) * ROUND
-        return growing.open_cache(self.model, context, capacity + more)
+        more = max(run - 1 - self.total_tokens, 0)
+        room = self.model.width(capacity + more) if more else capacity
+        return growing.open_cache(self.model, context, room)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""

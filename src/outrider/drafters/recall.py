@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import ClassVar, NamedTuple
 
+import torch
+
 from outrider import arguments, ops
 from outrider.drafters import placed, recipes, suffix
 from outrider.drafters.automaton import Automaton
@@ -28,7 +30,7 @@ from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import WIDTH, Successors
 from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
 SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
 FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
@@ -82,11 +84,11 @@ class Row:
         after = self.after if self.after.shared else self.after.copy()
         return Row(self.text.copy(), after, self.copied.copy(), self.recycled.copy())
 
-    def foresee(self, most: int, chain: bool) -> "_Foreseen":
-        """The best tree of at most `most` nodes, and what its first n nodes are expected to add."""
+    def foresee(self, most: "Most") -> "_Foreseen":
+        """The best tree within these limits, and what its first n nodes are expected to add."""
         length = len(self.text.tokens)
-        if self.grown is None or (self.grown.length, self.grown.most) != (length, most):
-            self.grown = _Foreseen(length, most, *grow(self, most, chain))
+        if self.grown is None or self.grown[:2] != (length, most):
+            self.grown = _Foreseen(length, most, *grow(self, most))
         return self.grown
 
     def guesses(self, before: int, token: int, copy: int | None, match: int) -> list[Guess]:
@@ -127,11 +129,19 @@ class Row:
                 self.recycled.saw(first + k, likely == token)
 
 
+class Most(NamedTuple):
+    """How far a tree may grow."""
+
+    nodes: int
+    depth: int
+    chain: bool  #: one child at every node
+
+
 class _Foreseen(NamedTuple):
     """A tree, and the length of the text that it grew below."""
 
     length: int
-    most: int
+    most: Most
     tree: Grown
     gains: list[float]
 
@@ -144,21 +154,24 @@ class _Node(NamedTuple):
     place: int  #: where its copy goes on in the text, -1: it is none
     match: int
     survives: float
+    depth: int
     guesses: list[Guess]
 
 
-def grow(row: Row, most: int, chain: bool = False) -> tuple[Grown, list[float]]:
+def grow(row: Row, most: Most) -> tuple[Grown, list[float]]:
     """The likeliest nodes below the pending token, and the survivals summed up."""
     text = row.text
     tokens, length = text.tokens, len(text.tokens)
     before = tokens[-2] if length > 1 else -1
-    root = _Node(tokens[-1], before, text.place if text.match else -1, text.match, 1.0, [])
+    root = _Node(tokens[-1], before, text.place if text.match else -1, text.match, 1.0, 0, [])
     nodes, parents, gains = [root], [-1], [0.0]
     waiting: list[tuple[float, int, int]] = []  #: the best child of a node that is not there yet
 
     def expand(number: int) -> None:
         node = nodes[number]
         copy = None
+        if node.depth == most.depth:
+            return
         if node.place >= 0:
             # behind the end of the text a copy goes on with itself
             at = node.place
@@ -169,17 +182,17 @@ def grow(row: Row, most: int, chain: bool = False) -> tuple[Grown, list[float]]:
             heappush(waiting, (-node.survives * node.guesses[0].chance, number, 0))
 
     expand(0)
-    while waiting and len(nodes) <= most:
+    while waiting and len(nodes) <= most.nodes:
         value, number, rank = heappop(waiting)
         if -value < FLOOR:
             break
         node = nodes[number]
         guess = node.guesses[rank]
-        if rank + 1 < len(node.guesses) and not chain:
+        if rank + 1 < len(node.guesses) and not most.chain:
             more = -node.survives * node.guesses[rank + 1].chance
             heappush(waiting, (more, number, rank + 1))
         place, match = (node.place + 1, node.match + 1) if guess.copies else (-1, 0)
-        nodes.append(_Node(guess.token, node.token, place, match, -value, []))
+        nodes.append(_Node(guess.token, node.token, place, match, -value, node.depth + 1, []))
         parents.append(number)
         gains.append(gains[-1] - value)
         expand(len(nodes) - 1)
@@ -199,6 +212,7 @@ def _above(nodes: list[_Node], parents: list[int], number: int, depth: int) -> i
 class Recall:
     """The likeliest `total_tokens` nodes of copies and recycled successors, or fewer.
 
+    depth    tokens of the longest path; None: as many as nodes
     chain    the likeliest path alone, for targets that do not score trees
     earlier  if not 0: successors, and texts of at most about so many tokens, of earlier requests
              are used as well. They change how fast a text comes and never the text, for which only
@@ -209,6 +223,7 @@ class Recall:
     """
 
     total_tokens: int = SIZES[0]
+    depth: int | None = None
     chain: bool = False
     earlier: int = 0
     name: ClassVar[str] = "recall"
@@ -218,6 +233,9 @@ class Recall:
 
     def __post_init__(self) -> None:
         total = arguments.whole("total_tokens", self.total_tokens, recipes.PLAIN, least=1)
+        if self.depth is not None:
+            depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
+            object.__setattr__(self, "depth", depth)
         if not isinstance(self.chain, bool):
             arguments.refuse("chain", "True or False", self.chain, "leave it out for a tree")
         object.__setattr__(self, "total_tokens", total)
@@ -238,15 +256,12 @@ class Recall:
     def shapes(self) -> tuple[Shape, ...]:
         """The best trees of some sizes."""
         sizes = (self.total_tokens, *(size for size in SIZES if size < self.total_tokens))
-        return tuple(Shape(size, size + 1, size, self.chain) for size in sizes)
+        deepest = self.depth or self.total_tokens
+        return tuple(Shape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
 
     def open(self, context: Context, capacity: int) -> Rows[Row]:
         """Each row's text; nothing is known yet of what is likely in it."""
-        device = context.length_B.device
-        if device.type != "cpu":
-            raise ConfigurationError(
-                f"drafter 'recall' works on a host; got a model on {device}; use drafter='suffix'"
-            )
+        _on_host(context.length_B.device)
         return Rows(
             tuple(
                 Row(
@@ -261,15 +276,16 @@ class Recall:
 
     def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
         """What the best tree of each size is expected to add."""
-        return [row.foresee(self.total_tokens, self.chain).gains for row in memory.rows]
+        return [self._foreseen(row).gains for row in memory.rows]
 
     def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
         nodes = shapes.declared(self, shape).max_nodes - 1
-        grown = [
-            row.foresee(self.total_tokens, self.chain).tree.first(nodes) for row in memory.rows
-        ]
+        grown = [self._foreseen(row).tree.first(nodes) for row in memory.rows]
         return placed.trees(grown, self.kind)
+
+    def _foreseen(self, row: Row) -> _Foreseen:
+        return row.foresee(Most(self.total_tokens, self.depth or self.total_tokens, self.chain))
 
     def commit(
         self, memory: Rows[Row], context: Context, draft: Draft, verdict: Verdict, scores: Scores
@@ -287,14 +303,33 @@ class Recall:
                 row.after.keep(above, token, [x for x in each if x >= 0])
 
 
+def _on_host(device: torch.device) -> None:
+    """Refuse any other device: a row's tokens would have to be waited for in every step."""
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"drafter 'recall' works where the target is on a CPU; got a target on {device}; use "
+            "drafter='suffix'"
+        )
+
+
 def _made(
-    total_tokens: int = Recall.total_tokens,
-    chain: bool = Recall.chain,
+    target: LanguageModel,
+    total_tokens: int | None = None,
+    num_speculative_tokens: int | None = None,
+    chain: bool | None = None,
     earlier: int = Recall.earlier,
 ) -> Recall:
-    return Recall(total_tokens, chain, earlier)
+    """Who asks for a depth alone gets so many nodes."""
+    _on_host(target.device)
+    total = total_tokens or num_speculative_tokens or Recall.total_tokens
+    return Recall(
+        total, num_speculative_tokens, not target.trees if chain is None else chain, earlier
+    )
 
 
 RECIPE = recipes.Recipe(
-    _made, takes=("total_tokens", "chain", "earlier"), depth=Recall.total_tokens
+    _made,
+    ("target",),
+    ("total_tokens", "num_speculative_tokens", "chain", "earlier"),
+    depth=SIZES[0],
 )

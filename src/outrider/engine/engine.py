@@ -37,7 +37,7 @@ from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     PLAIN,
@@ -100,7 +100,8 @@ class Engine:
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else Fixed()  # nothing to choose
-        self.costs, self._given, self._kept = costs, costs is not None and kept is None, kept
+        self.costs, self.kept = costs, kept
+        self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
 
@@ -122,7 +123,7 @@ class Engine:
         if self.capture is None:
             return None
         work = partial(verbs, self.target, self.drafter, rule)
-        return Graphed(self.capture, work, self.shapes)
+        return Graphed(self.capture, work, self.shapes, self.target)
 
     def priced(self, seats: int) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
@@ -135,8 +136,8 @@ class Engine:
             if self.costs is None or rows not in self.costs.times:
                 more = measure.measured(self, rows)
                 self.costs = more if self.costs is None else self.costs.joined(more)
-                if self._kept is not None:
-                    self._kept(self.costs)
+                if self.kept is not None:
+                    self.kept(self.costs)
         return self.costs
 
     def alone(self) -> "Engine":
@@ -227,7 +228,7 @@ class Run(Iterator[HostBlock]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
         self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None
@@ -452,12 +453,12 @@ class Run(Iterator[HostBlock]):
         said: dict[Logprobs, Told],
     ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
-        block, nodes = made.block, made.draft.tree.nodes
+        block = made.block
         self._took = time.perf_counter() - self._took
-        self._ledger.stats.count_size(nodes)
+        self._ledger.stats.count_size(made.draft.tree.nodes)
         traced = [self._trace or request.trace for request in self._seating.requests(rows)]
         if block.lists is not None and not (any(traced) or said or self._unread):
-            self._tell(block.lists, rows, nodes)  # on the host already: nothing to wait for
+            self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
         else:
             pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
@@ -467,8 +468,7 @@ class Run(Iterator[HostBlock]):
         """Read blocks that are on their way, all but the last few."""
         while len(self._unread) > left:
             pending = self._unread.popleft()
-            nodes = pending.draft.tree.nodes
-            self._tell(pending.read(), pending.requests, nodes, pending)
+            self._tell(pending.read(), pending.requests, pending.draft, pending)
 
     def _made(self, batch: Batch, shape: Shape) -> Made:
         """What the verbs make: one by one on the clock, or in one piece."""
@@ -530,8 +530,9 @@ class Run(Iterator[HostBlock]):
         return all(self._ledger.entries[number].over for number in self._seating.rows)
 
     def _tell(
-        self, block: BlockLists, numbers: list[int], nodes: int, pending: Pending | None = None
+        self, block: BlockLists, numbers: list[int], draft: Draft, pending: Pending | None = None
     ) -> None:
         blocks = self._ledger.tell(block, numbers, pending)
         took = None if self._lag else 1e3 * self._took
-        self._plan = self.engine.planner.learn(self._plan, Finished(blocks, nodes, took))
+        done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
+        self._plan = self.engine.planner.learn(self._plan, done)

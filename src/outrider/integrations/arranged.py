@@ -13,8 +13,9 @@ from outrider.drafters.ngram_file import opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Parts
 from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
-from outrider.integrations.drafts import beside, layers_of
+from outrider.integrations.drafts import beside, layers_of, translation
 from outrider.integrations.driven import driven
+from outrider.types import LanguageModel
 
 #: What steps of a target cost, by what drafts beside it: measured in the first call.
 _COSTS: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Costs]] = WeakKeyDictionary()
@@ -37,13 +38,17 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     draft = layers_of(settings.get("draft_layers"), draft)
     common = {n: settings[n] for n in COMMON if settings.get(n) is not None}
     options = DraftOptions(**common, own=settings.get("drafter_options"))
-    usual = drafters.usual(draft, copies or target.reads != "text")
+    words = translation(settings.get("tokenizer"), settings.get("draft_tokenizer"), draft)
+    reads, differs = copies or target.reads != "text", words is not None
+    usual = drafters.usual(draft, reads, differs, target.device, options)
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
-    models = tuple(beside(target, model, one, share) for one in given)
+    models: tuple[LanguageModel, ...] = tuple(
+        beside(target, model, one, share, words) for one in given
+    )
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size)
+    parts = Parts(models, opened(table), target.vocab_size, target)
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
-from outrider.tree import numbers
+from outrider.models.rounding import Rounding
 from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
 
 
@@ -64,6 +64,10 @@ class Runner(Protocol):
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
 
+    @property
+    def rounding(self) -> Rounding:
+        """Which calls of it round alike."""
+
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
@@ -83,18 +87,16 @@ class Runner(Protocol):
 
 
 class CausalModel:
-    """A `LanguageModel` over a runner: slots, padding of narrow blocks, vocabulary cut."""
+    """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
-        # In half precision on a CPU attention over one to three rows rounds differently from wider
-        # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
-        half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
-        self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
+        self.rounding = runner.rounding  #: which calls of it round alike
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +112,15 @@ class CausalModel:
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.runner.trees
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+        return self.rounding.width(slots)
+
+    @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -185,27 +196,24 @@ class CausalModel:
                 f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
                 f"{taps}; take a head that was made for this target"
             )
+        if self.of is not None:
+            cache = cache.part(self.of)
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
-        wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
+        wanted = queries if last is None else min(last, queries)
         if self._known < self.vocab_size:  # an id it has never seen reads as its last one
             tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
-        more = self.min_queries - queries
-        if more > 0:
-            # dummies repeat the last node in free slots behind it, overwritten by the next call
-            tokens_BQ = _repeat_last(tokens_BQ, more)
-            positions_BQ = _repeat_last(positions_BQ, more)
-            visible_BQW = _repeat_last(visible_BQW, more)
-            ahead = numbers(more + 1, slots_BQ.device)[1:]
-            slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
-            last = None
-        cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
-        padded = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
-        logits, states = self.runner(cache, padded, last, taps)
-        if last is None:
-            logits = logits[:, wanted]
-            states = tuple(state[:, wanted] for state in states)
+        read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
+        more = self.rounding.rows.padded(queries) - queries
+        if more:  # dummies are the last node once more: they write what it writes, where it does
+            read = Nodes(*(_repeat_last(table, more) for table in read))
+            last = None if last is None else last + more
+        cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
+        logits, states = self.runner(cache, read, last, taps)
+        if more:
+            logits = logits[:, -more - wanted : -more]
+            states = tuple(state[:, -more - wanted : -more] for state in states)
         return Output(fitted(logits, self.ids_K, self.vocab_size), states)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
@@ -216,6 +224,7 @@ class CausalModel:
         self,
         cache: SlotCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

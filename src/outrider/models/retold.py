@@ -10,9 +10,11 @@ reads is begun anew at the last place where both agree on a border that no furth
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from outrider.models.spelling import Spelling
+from outrider.types import Tokenizer
 
 _SPACE = b" \n\t\r"
 _FAR = 64  #: tokens to look back for a good border before any common one will do
@@ -57,6 +59,20 @@ class Translation:
                 spelled, end = ids[:at], [self.ends[number]] if number in self.ends else []
                 break
         return [*self.target.encode(self.draft.spelled(spelled)), *end]
+
+
+def between(target: Tokenizer, draft: Tokenizer) -> Translation | None:
+    """The translation from one vocabulary to another; None if they are equal."""
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours == theirs:
+        return None
+    return _between(target, draft, len(ours), len(theirs))  # type: ignore[arg-type]  # hashable
+
+
+@lru_cache(maxsize=8)
+def _between(target: Tokenizer, draft: Tokenizer, ours: int, theirs: int) -> Translation:
+    """Made once, and again where a vocabulary has grown."""
+    return Translation(Spelling(target), Spelling(draft))
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

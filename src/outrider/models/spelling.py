@@ -27,6 +27,14 @@ def _alphabet() -> dict[str, int]:
     return shown | {chr(256 + number): byte for number, byte in enumerate(hidden)}
 
 
+def name_of(tokenizer: Tokenizer) -> str:
+    """What a tokenizer is called in messages: where it is from, and its class."""
+    kind = type(tokenizer).__name__
+    if isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.name_or_path:
+        return f"{tokenizer.name_or_path} ({kind})"
+    return kind
+
+
 class Spelling:
     """A tokenizer seen as a list of byte strings.
 
@@ -38,12 +46,11 @@ class Spelling:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.name = type(tokenizer).__name__
+        self.name = name_of(tokenizer)
         self.special: dict[int, str] = {}  #: content of the tokens that spell nothing
         self.roles: dict[str, int] = {}  #: those that begin and end texts
         literal: dict[int, str] = {}
         if isinstance(tokenizer, PreTrainedTokenizerBase):  # others do not tell
-            self.name = f"{tokenizer.name_or_path or 'a tokenizer'} ({self.name})"
             added = tokenizer.added_tokens_decoder.items()
             literal = {number: token.content for number, token in added}
             ids = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)

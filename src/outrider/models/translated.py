@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.nodes import causal
-from outrider.models.prefill import CHUNK, ROUND, width
+from outrider.models.prefill import CHUNK, width
 from outrider.models.retold import Retold, Translation, common
 from outrider.tree import numbers
 from outrider.types import Cache, Inputs, LanguageModel, Nodes, Output, Reads
@@ -126,6 +126,15 @@ class TranslatedModel:
         """What it reads besides its text."""
         return self.model.reads
 
+    def width(self, slots: int) -> int:
+        """As the draft model has it."""
+        return self.model.width(slots)
+
+    @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
     @property
     def taps(self) -> tuple[int, ...]:
         """None: a head reads states of its target's own tokens."""
@@ -137,7 +146,7 @@ class TranslatedModel:
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
-        return self.model.encode(inputs if inputs.encoded else self._source(inputs))
+        return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs; None for a model of text alone."""
@@ -147,7 +156,7 @@ class TranslatedModel:
         """An empty cache; `capacity` counts the target's tokens."""
         read = None if inputs is None else self.encode(inputs)
         limit = min(self.model.context, _EACH * capacity)
-        room = -(-(limit + capacity + _FEW) // ROUND) * ROUND
+        room = self.width(2 * limit + capacity + _FEW)  # rows are read side by side
         texts = [_Row(Retold(self.translation, limit)) for _ in range(rows)]
         return TranslatedCache(self.model.open(rows, room, read), texts, capacity)
 
@@ -164,6 +173,11 @@ class TranslatedModel:
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
                 f"got taps={taps}; leave them out"
+            )
+        if nodes.slots_BQ.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "a draft model with another tokenizer reads texts on the host, which no CUDA graph "
+                "can replay; got graphs=True; leave it out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])
@@ -191,6 +205,7 @@ class TranslatedModel:
         self,
         cache: TranslatedCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
@@ -285,7 +300,7 @@ class TranslatedModel:
             for text, start in zip(texts, first, strict=True)
         ]
         at_BQ = torch.tensor(first, device=device)[:, None] + numbers(count, device)
-        wide = width(max(first) + count, 0, cache.own.capacity)
+        wide = width(self.model, max(first) + count, 0, cache.own.capacity)
         nodes = causal(torch.tensor(some, device=device), at_BQ, wide)
         return self.model.forward(cache.own, nodes, last=last).logits_BQV
 
@@ -304,7 +319,7 @@ class TranslatedModel:
         shift = [end - length for end, length in zip(ends, texts, strict=True)]
         end_B1, shift_B1 = (torch.tensor(each, device=device)[:, None] for each in (ends, shift))
         seen_BQW, old = nodes.visible_BQW, nodes.visible_BQW.shape[-1]
-        place = numbers(width(old + max(*shift, 0), 0, cache.own.capacity), device)
+        place = numbers(width(self.model, old + max(*shift, 0), 0, cache.own.capacity), device)
         at_BW = place - shift_B1  # the target's slot of each of the draft's
         inside = (at_BW >= 0) & (at_BW < old)
         at_BW = at_BW.clamp(0, old - 1)[:, None].expand(-1, seen_BQW.shape[1], -1)

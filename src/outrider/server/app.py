@@ -82,10 +82,16 @@ def fingerprint(speculator: Speculator) -> str:
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 
-def make(speculator: Speculator, service: Service) -> App:
-    """The ASGI application; its loop runs while it does."""
+def engine_loop(speculator: Speculator, service: Service) -> Loop:
+    """The thread that decodes, not yet started."""
     lanes = Lanes(speculator.engine)
-    loop = Loop(lanes, service.rows, service.capacity, service.most_waiting)
+    return Loop(lanes, service.rows, service.capacity, service.most_waiting)
+
+
+def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> App:
+    """The ASGI application; its loop runs while it does."""
+    loop = loop or engine_loop(speculator, service)
+    lanes = loop.lanes
     counts = Counts(service.prefix, service.names[0])
     counts.watch(loop)
     orders = Orders(speculator, lanes, service.names, service.rows, service.capacity)

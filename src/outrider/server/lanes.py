@@ -58,7 +58,8 @@ class Lanes(Mapping[str, Engine]):
     def _new(self, lane: str) -> Engine:
         own = self._engine
         if lane == COUPLED:
-            return Engine(own.target, coupled(own.drafter), "match", own.planner, own.costs)
+            more = own.planner, own.costs
+            return Engine(own.target, coupled(own.drafter), "match", *more, kept=own.kept)
         if lane == PREDICTION:
             return Engine(own.target, ReferenceLookup(PREDICTED), "match")
         if lane == NONE:

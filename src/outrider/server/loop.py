@@ -166,16 +166,17 @@ class Loop(threading.Thread):
 
     def _seat(self) -> None:
         while self._waiting and len(self._seated) < self.rows:
-            ticket = self._waiting.popleft()
-            self._left(1)
+            ticket = self._waiting[0]  # in the queue until it sits: a fault is told to it, too
             ticket.seated = time.monotonic()
             try:
                 run = self._run(ticket.lane)
                 ticket.number = run.submit(ticket.request)
             except OutriderError as error:
                 self._event(ticket, Event(error=error, over=True))
-                continue
-            self._seated[ticket.lane, ticket.number] = ticket
+            else:
+                self._seated[ticket.lane, ticket.number] = ticket
+            self._waiting.popleft()
+            self._left(1)
 
     def _run(self, lane: str) -> Run:
         if lane not in self._runs:

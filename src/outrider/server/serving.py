@@ -16,7 +16,7 @@ from outrider.server.answers import Writer, absorb, padding
 from outrider.server.bodies import Common, StreamOptions
 from outrider.server.counts import Counts
 from outrider.server.faults import response, told
-from outrider.server.loop import Event, Full, Loop, Ticket
+from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
 from outrider.server.orders import Choice
 from outrider.text.results import TextBlock
 
@@ -84,9 +84,10 @@ class Serving:
         wait = min(body.timeout or self.timeout, self.timeout)
         try:
             going = Going(self.loop, choices, time.monotonic() + wait)
-        except Full as error:
-            self.counts.refused.inc()
-            return response(error)
+        except (Full, Stopped) as error:
+            if isinstance(error, Full):
+                self.counts.refused.inc()
+            return response(self.loop.fault or error)
         blocks = going.blocks()
         try:
             first = await self._unless_gone(http, anext(blocks))

@@ -87,7 +87,7 @@ class Model(NamedTuple):
         A head reads all that the last draft may have added anew: it knows more of it now.
         """
         context = tree.context
-        wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
+        wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
         behind = self.deepest if self.model.taps else 1
@@ -159,9 +159,10 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     if model.taps:
         most = context.bound - 1
         at = numbers(most, context.length_B.device).expand(rows, -1)
-        wide = width(most, 0, cache.capacity)
-        model.learn(cache, at, wide, context.hidden, context.length_B - 1)
-    ingest(model, cache, context.tokens_BL, context.bound - 1)
+        wide = width(model, most, 0, cache.capacity)
+        model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
+    if not model.taps or model.follows:
+        ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
@@ -189,9 +190,10 @@ def keep_path(
     first_B, path = context.length_B - 1, verdict.path_BD
     if model.taps:
         nodes = draft.tree.nodes
-        at = first_B[:, None] + numbers(nodes, first_B.device)
-        wide = width(context.bound, nodes, cache.capacity)
-        model.learn(cache, at, wide, hidden, context.length_B + verdict.count_B)
+        slots = first_B[:, None] + numbers(nodes, first_B.device)
+        at = first_B[:, None] + draft.tree.depth_BN
+        wide = width(model, context.bound, nodes, cache.capacity)
+        model.learn(cache, slots, at, wide, hidden, context.length_B + verdict.count_B)
     elif draft.places_BN is not None:
         slot = draft.places_BN.gather(1, path.clamp(min=0))
         path = torch.where(path >= 0, slot, -1)

@@ -42,15 +42,19 @@ class Session:
         """What is remembered of a row."""
         found = self.rows.get(row.number)
         if found is None:
-            found = self.rows[row.number] = RowMemory(self.costs.odds)
+            found = self.rows[row.number] = RowMemory()
         return found
 
-    def asked(self, drafted: int) -> Shape:
-        """What a draft of so many tokens was asked as: the smallest shape that has room for it."""
-        for shape in self.drafts:
-            if shape.max_nodes > drafted:
-                return shape
-        return self.drafts[-1]
+    def own(self, memory: RowMemory, drafted: int, told_late: bool) -> Shape:
+        """What one row was asked for, whatever its neighbours were.
+
+        Where blocks are told late: the smallest shape that has room for what was drafted.
+        """
+        if not drafted:
+            return self.plain
+        if not told_late:
+            return memory.asked
+        return next((shape for shape in self.drafts if shape.max_nodes > drafted), self.drafts[-1])
 
 
 @dataclass(frozen=True)
@@ -111,15 +115,17 @@ class Adaptive:
             memory = state.rows.get(block.row)
             if memory is None:
                 continue
-            nodes = 1
+            depth = step.depth
+            if not view.free:  # its own part alone: what it took for others is not its to know
+                own = state.own(memory, block.drafted, step.milliseconds is None)
+                depth = own.max_depth
+                full = prices.step(1, view.seats, 0)
+                plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
             if block.drafted:
-                shape = state.asked(block.drafted)
-                depth, nodes = min(shape.max_depth, block.drafted), shape.max_nodes
+                depth = min(depth, block.drafted)
                 memory.saw(depth, min(block.accepted, depth))
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
-            if not view.free:  # its own part alone: what it took for others is not its to know
-                plain_steps = prices.step(nodes, view.seats, 0) / prices.step(1, view.seats, 0)
             memory.emitted(len(block.token_ids), plain_steps)
             if block.finish_reason is not None:
                 del state.rows[block.row]
@@ -176,6 +182,7 @@ def _apart(
             memory.wait.reset()
         elif row.gains is None and memory.wait.over():
             best = 0
+        memory.asked = state.plain if best < 0 else state.drafts[best]
         chosen.append(best)
     widest = max(chosen)
     if widest < 0:

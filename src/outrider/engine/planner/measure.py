@@ -18,7 +18,7 @@ from outrider.engine.batch import Batch, begin
 from outrider.engine.graphs import Made
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours and eights, and
@@ -96,7 +96,7 @@ def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> C
     target = engine.target
     shapes = _timed(engine.shapes, rows, sizes)
     most = max(shape.max_nodes for shape in shapes)
-    capacity = -(-(context + 2 * most + 2) // ROUND) * ROUND
+    capacity = target.width(context + 2 * most)
     batch = begin(target, engine.drafter, _made_up(target, rows, context), capacity)
     device, step = torch.device(target.device), engine.stepper()
     least: dict[int, float] = {}

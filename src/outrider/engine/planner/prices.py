@@ -2,16 +2,21 @@
 
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from outrider.costs import Costs, Curve
+from outrider.costs import Costs, between
 from outrider.types import Shape
 
 CONTEXT = 64  #: committed tokens that share a price
 RECENT = 31  #: steps whose times are remembered
 ENOUGH = 8  #: steps of one size before their own times count
+GRAIN = 0.04  #: smaller corrections are left alone
 BOUND = 1.5  #: a measured time corrects the table by this factor at most
+
+
+_Line: TypeAlias = tuple[int, list[float], list[float]]
 
 
 class Prices(NamedTuple):
@@ -30,10 +35,12 @@ class Pricing:
     """
 
     def __init__(self, costs: Costs, drafts: Sequence[Shape]) -> None:
-        self.costs, self._nodes = costs, [shape.max_nodes for shape in drafts]
+        self.costs = costs
+        self._nodes = [1, *(shape.max_nodes for shape in drafts)]
+        contexts = {context for by_context in costs.times.values() for context in by_context}
+        self._contexts = sorted(contexts)
+        self._lines: dict[int, list[_Line]] = {}
         self._known: dict[tuple[int, int, bool], Prices] = {}
-        self._steps: dict[tuple[int, int, int], float] = {}
-        self._curves: dict[tuple[int, int], Curve] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._by_nodes: dict[int, deque[float]] = {}
         self._factor: dict[int, float] = {}
@@ -41,24 +48,49 @@ class Pricing:
 
     def of(self, rows: int, context: int, corrected: bool = False) -> Prices:
         """The prices of a step of so many rows that are at most so long."""
-        key = rows, context // CONTEXT, corrected
+        context -= context % CONTEXT
+        key = rows, context, corrected
         found = self._known.get(key)
         if found is None:
-            plain = self.step(1, rows, context, corrected)
-            steps = [self.step(nodes, rows, context, corrected) for nodes in self._nodes]
-            found = self._known[key] = Prices(plain, tuple(step - plain for step in steps))
+            steps = self._steps(rows, context)
+            if corrected and self._factor:
+                factors = [self._factor.get(nodes, 1.0) for nodes in self._nodes]
+                steps = list(map(mul, steps, factors))
+            plain = steps[0]
+            more = tuple([step - plain for step in steps[1:]])
+            found = self._known[key] = Prices(plain, more)
         return found
 
     def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:
         """Milliseconds of a step."""
-        key = rows, context // CONTEXT
-        curve = self._curves.get(key)
-        if curve is None:
-            curve = self._curves[key] = self.costs.curve(rows, context // CONTEXT * CONTEXT)
-        found = self._steps.get((nodes, *key))
-        if found is None:
-            found = self._steps[nodes, rows, key[1]] = curve.milliseconds(nodes)
-        return found * self._factor.get(nodes, 1.0) if corrected else found
+        plain, more = self.of(rows, context, corrected)
+        if nodes == 1 or not more:
+            return plain
+        return plain + between(self._nodes[1:], more, nodes)
+
+    def _steps(self, rows: int, context: int) -> list[float]:
+        """Milliseconds of a plain step and of every draft's, between measured contexts."""
+        lines = self._lines.get(rows)
+        if lines is None:
+            lines = self._lines[rows] = self._measured(rows)
+        at = 0
+        while at + 1 < len(lines) and context >= lines[at + 1][0]:
+            at += 1
+        low, steps, slopes = lines[at]
+        beyond = max(context - low, 0)
+        return [step + slope * beyond for step, slope in zip(steps, slopes, strict=True)]
+
+    def _measured(self, rows: int) -> list[_Line]:
+        """From each measured context on: the steps there, and what they rise by with a token."""
+        at = self._contexts
+        curves = [self.costs.curve(rows, context) for context in at]
+        steps = [[curve.milliseconds(n) for n in self._nodes] for curve in curves]
+        if len(at) == 1:
+            return [(at[0], steps[0], [0.0] * len(self._nodes))]
+        return [
+            (low, less, [(b - a) / (high - low) for a, b in zip(less, more, strict=True)])
+            for low, high, less, more in zip(at, at[1:], steps, steps[1:], strict=False)
+        ]
 
     def took(self, nodes: int, rows: int, context: int, milliseconds: float) -> None:
         """A step of this size took so long."""
@@ -70,9 +102,11 @@ class Pricing:
         if self._count % ENOUGH:
             return
         self._overall = median(self._recent)
-        self._factor = {
-            n: min(max(median(times), 1 / BOUND), BOUND)
+        factors = {
+            n: min(max(round(median(times) / GRAIN) * GRAIN, 1 / BOUND), BOUND)
             for n, times in self._by_nodes.items()
             if len(times) >= ENOUGH
         }
-        self._known = {key: prices for key, prices in self._known.items() if not key[2]}
+        if factors != self._factor:
+            self._factor = factors
+            self._known = {key: prices for key, prices in self._known.items() if not key[2]}

@@ -45,6 +45,7 @@ class Finished(NamedTuple):
 
     blocks: Sequence[HostBlock]
     nodes: int = 1  #: that each row was scored with, the pending token included
+    depth: int = 0  #: of the deepest of them
     milliseconds: float | None = None  #: what it took; None where nobody waited for it
 
 

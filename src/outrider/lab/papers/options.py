@@ -66,7 +66,7 @@ def loaded(
 
 
 def loaded_alone(
-    target: str, out: Path, pictures: bool, dtype: str, threads: int | None
+    target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
 ) -> Speculator:
     """A target without a draft model."""
     return _loaded(target, None, "root", out, pictures, dtype, threads)

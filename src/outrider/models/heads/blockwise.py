@@ -35,6 +35,7 @@ from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import states
 from outrider.models.heads.formats import said
 from outrider.models.heads.lent import Lent
+from outrider.models.rounding import Rounding
 from outrider.models.sources import DTYPES, Source
 from outrider.rows import picked, placed
 from outrider.types import Inputs, Nodes, Output, Reads
@@ -116,7 +117,7 @@ class BlockwiseModel:
     Deeper than there are heads no token is possible, so no draft goes there.
     """
 
-    trees, context = True, 1 << 30
+    trees, follows, context = True, False, 1 << 30
     reads: Reads = "text"
     taps = (-1,)
 
@@ -132,6 +133,10 @@ class BlockwiseModel:
     def dtype(self) -> torch.dtype:
         """Dtype of its weights."""
         return next(self.heads.parameters()).dtype
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads states."""
@@ -157,6 +162,7 @@ class BlockwiseModel:
         self,
         cache: BlockCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

@@ -26,6 +26,8 @@ from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
+from outrider.models.linear import Product, product
+
 
 class Kind(NamedTuple):
     """The parts of a family that a head's decoder layers are made of."""
@@ -134,6 +136,7 @@ class Eagle3(nn.Module):
             self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
             known = torch.zeros(inner.vocab_size, dtype=torch.bool)
             self.register_buffer("t2d", known.index_fill(0, ids_K, True))
+        self._packed: Product | None = None
         # not a part: what moves parts to half precision would round its frequencies
         self._rotary = (kind.rotary(inner),)
 
@@ -212,8 +215,20 @@ class Eagle3(nn.Module):
 
     def logits(self, states: HeadStates) -> Tensor:
         """[B, Q, K]: over the tokens that it can propose."""
-        weight = self.lm_head.weight if self._read is None else self._read
-        return F.linear(states.read_BQE, weight)
+        if self._packed is not None:
+            return self._packed(states.read_BQE)
+        return F.linear(states.read_BQE, self._output)
+
+    def pack(self) -> None:
+        """Lay its weights out for this processor; they must not change any more."""
+        for part in self.modules():
+            if type(part) is nn.Linear:
+                vars(part)["forward"] = product(part.weight, part.bias, packed=True)
+        self._packed = product(self._output, None, packed=True)
+
+    @property
+    def _output(self) -> Tensor:
+        return self.lm_head.weight if self._read is None else self._read
 
 
 class _First(nn.Module):

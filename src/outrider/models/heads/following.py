@@ -18,6 +18,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.causal import additive, fitted
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
+from outrider.models.rounding import Rounding
 from outrider.rows import picked, placed
 from outrider.tree import numbers
 from outrider.types import Inputs, Nodes, Output, Reads
@@ -116,7 +117,7 @@ class HeadModel:
     (2, 15, 27)
     """
 
-    trees = True
+    trees = follows = True
     reads: Reads = "text"
 
     def __init__(self, head: StateHead, vocab_size: int, context: int = 1 << 30) -> None:
@@ -136,6 +137,10 @@ class HeadModel:
     def dtype(self) -> torch.dtype:
         """Dtype of its weights."""
         return self.head.dtype
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text and states."""
@@ -165,6 +170,7 @@ class HeadModel:
         self,
         cache: HeadCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
