@@ -35,6 +35,9 @@ class Instant:
         table = 3 * torch.randn(shape, generator=draw) + 0.7 * torch.randn(shape, generator=noise)
         self.table = table.bfloat16().float()  # as a CPU model in half precision answers
 
+    def width(self, slots: int) -> int:
+        return -(-slots // 128) * 128
+
     def open(self, rows: int, capacity: int, inputs: Any = None) -> SlotCache:
         return SlotCache(1, rows, capacity)
 

@@ -50,7 +50,9 @@ PROMPTS = [
 def decoded(name: str) -> dict[str, list]:
     """What a configuration writes, by sampling and batch."""
     settings = CONFIGURATIONS[name]
-    speculator = outrider.load(dtype="float32", threads=1, packed=False, **settings)
+    speculator = outrider.load(
+        dtype="float32", threads=1, packed=False, planner="fixed", **settings
+    )
     texts = {}
     for how, sampling in SAMPLINGS.items():
         for prompts in [PROMPTS] if how == "mixed" else [PROMPTS, PROMPTS[:1]]:

@@ -38,11 +38,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
-from outrider.models import calibrate
 from outrider.models.calibrate import Setting
 from outrider.models.shallow_source import Layers, ShallowSource
 from outrider.models.sources import Source
-from outrider.types import Costs, Curve, Inputs
+from outrider.types import Inputs
 
 BUDGET = 220
 
@@ -100,10 +99,8 @@ class Bench:
         self.target = source.driven(setting, cpu, vocab)
         made = ShallowSource(source, asked.draft or Layers((0, 5)))
         self.draft = made.driven(setting, cpu, vocab)
-        self.draft.min_queries = 1
         self.assistant = assistant(made.model(asked.dtype, cpu))
         self.depths = [int(depth) for depth in asked.depths.split(",")]
-        self.costs = Costs(*(Curve.of(calibrate.cost(m)) for m in (self.target, self.draft)))
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path / "whisper-base")
         self.extractor = transformers.WhisperFeatureExtractor.from_pretrained(path / "whisper-base")
         self.windows = self.heard(path, asked)
@@ -164,9 +161,7 @@ class Bench:
         return Request(self.prompt(), self.sampling(), limits, window.inputs, window.heard)
 
     def engine(self, drafter: Any, planner: str = "fixed") -> Engine:
-        free = not isinstance(drafter, DraftModel)
-        costs = self.costs._replace(draft=None) if free else self.costs
-        return Engine(self.target, drafter, "match", planner, costs)
+        return Engine(self.target, drafter, "match", planner)
 
     def decoded(self, arm: str, engine: Engine, numbers: list[int], seats: int = 1) -> None:
         """All these windows as one run."""

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from outrider.costs import Costs, Curve
+from outrider.errors import ConfigurationError
 from outrider.models import calibrate
 from outrider.models.calibrate import Calibration, Setting, recall, remember
 from tiny import pair
@@ -15,7 +17,8 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "outrider"
 
 
-FOUND = Calibration(Setting(2, "float32", True), {"target": {1: 3.5, 5: 4.25}}, [{"score_ms": 1.0}])
+FOUND = Calibration(Setting(2, "float32", True), [{"score_ms": 1.0}])
+COSTS = Costs({1: {64: Curve.of({1: 6.0, 5: 8.0}), 448: Curve.of({1: 7.0, 5: 9.5})}})
 
 
 def test_what_is_remembered_is_recalled(home):
@@ -23,11 +26,7 @@ def test_what_is_remembered_is_recalled(home):
     remember("abc", FOUND)
     again = recall("abc")
     assert again.cached
-    assert (again.setting, again.curves, again.candidates) == (
-        FOUND.setting,
-        FOUND.curves,
-        FOUND.candidates,
-    )
+    assert (again.setting, again.candidates) == (FOUND.setting, FOUND.candidates)
     assert recall("abd") is None
     assert [path.name for path in home.iterdir()] == ["calibration-abc.json"]
 
@@ -41,13 +40,9 @@ def test_what_is_remembered_is_recalled(home):
         b"null",
         b"[]",
         b"{}",
-        b'{"setting": 1, "curves": {}, "candidates": []}',
-        b'{"setting": {"threads": 1}, "curves": {}, "candidates": []}',
-        b'{"setting": {"threads": 1, "dtype": "a", "packed": true}, "curves": 3, "candidates": []}',
-        b'{"setting": {"threads": 1, "dtype": "a", "packed": true},'
-        b' "curves": {"target": 3}, "candidates": []}',
-        b'{"setting": {"threads": 1, "dtype": "a", "packed": true},'
-        b' "curves": {"target": {"x": 3}}, "candidates": []}',
+        b'{"setting": 1, "candidates": []}',
+        b'{"setting": {"threads": 1}, "candidates": []}',
+        b'{"setting": {"threads": 1, "dtype": "a", "packed": true}, "candidates": 3}',
     ],
 )
 def test_a_corrupt_file_is_measured_again(home, content):
@@ -100,7 +95,6 @@ def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
     )
     assert found.setting == Setting(2, "float32", True)
     assert len(found.candidates) == 8
-    assert found.curves == {"target": {1: 0.5, 2: 1.0}}
     assert json.dumps(found.candidates)
     assert torch.get_num_threads() == before
 
@@ -147,11 +141,51 @@ def test_a_calibration_is_not_recalled_where_idle_threads_wait_differently(monke
     assert calibrate.key(Config()) != asleep
 
 
-def test_costs_are_read_between_and_beyond_the_widths():
-    costs = Calibration(FOUND.setting, {"target": {1: 3.0, 5: 4.0, 9: 8.0}}).costs
-    read = costs.target.milliseconds
-    assert costs.draft is None
+def test_costs_are_kept_beside_the_calibration_and_read_as_written(home, tmp_path):
+    assert calibrate.recall_costs("abc") is None
+    calibrate.remember_costs("abc", COSTS)
+    assert calibrate.recall_costs("abc") == COSTS
+    (home / "costs-abc.json").write_text('{"step_ms": {}}')
+    assert calibrate.recall_costs("abc") is None
+    COSTS.write(tmp_path / "costs.json")
+    assert Costs.read(tmp_path / "costs.json") == COSTS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"step_ms": {}}',
+        '{"step_ms": {"0": {"64": {"1": 3}}}}',
+        '{"step_ms": {"1": {"64": {"1": 0}}}}',
+        '{"step_ms": {"1": {"64": {"x": 3}}}}',
+        '{"step_ms": {"1": {"64": {}}}}',
+    ],
+)
+def test_a_file_without_costs_is_refused(tmp_path, content):
+    (tmp_path / "costs.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"no costs; got .*costs\.json.*Costs\.write"):
+        Costs.read(tmp_path / "costs.json")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"cannot be read; got .*nowhere.*Costs\.write"):
+        Costs.read(tmp_path / "nowhere.json")
+
+
+def test_costs_are_read_between_and_beyond_what_was_measured():
+    read = Costs.of({1: 3.0, 5: 4.0, 9: 8.0}).milliseconds
     assert [read(n) for n in (0, 1, 3, 5, 6, 9, 11)] == [3.0, 3.0, 3.5, 4.0, 5.0, 8.0, 10.0]
-    both = Calibration(FOUND.setting, {"target": {1: 3.0}, "draft": {4: 2.0, 1: 1.0}}).costs
-    assert both.target.milliseconds(7) == 3.0
-    assert both.draft.milliseconds(2) == pytest.approx(4 / 3)
+    assert [COSTS.milliseconds(5, 1, at) for at in (0, 64, 256, 448, 640)] == [
+        8,
+        8,
+        8.75,
+        9.5,
+        10.25,
+    ]
+    both = COSTS.joined(Costs({4: {64: Curve.of({1: 9.0, 5: 20.0})}}))
+    assert [both.milliseconds(1, rows, 64) for rows in (1, 2, 4)] == [6.0, 7.0, 9.0]
+    assert both.milliseconds(1, 8, 64) == 9.0 + 11 / 4  # as two nodes of four rows
+    assert COSTS.milliseconds(5, 2, 64) == 8.0 + 2.5  # as ten nodes of one row

@@ -13,8 +13,8 @@ import outrider
 
 ROOT = Path(outrider.__file__).parent
 LAYERS = [
-    {"cli", "server"},
-    {"lab"},
+    {"cli"},
+    {"lab", "server", "train"},
     {"integrations", "load", "testing"},
     {"certify", "keywords", "text"},
     {"engine"},
@@ -23,17 +23,26 @@ LAYERS = [
     {"ops"},
     {"models", "noise", "theory"},
     {"tree"},
-    {"arguments", "stats", "types"},
+    {"arguments", "costs", "odds", "stats", "types"},
     {"errors", "rows"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.
-ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing"}
+ON_PUBLIC_NAMES = {"cli", "server", "lab", "integrations", "testing", "train"}
 #: Third parties and the only places that may import them.
 HOMES = {
-    "transformers": {"models", "speech", "text", "integrations", "lab", "testing"},
+    "transformers": {
+        "models",
+        "speech",
+        "text",
+        "integrations",
+        "lab",
+        "server",
+        "testing",
+        "train",
+    },
     "tokenizers": {"text"},
-    "safetensors": {"drafters", "load", "models"},
+    "safetensors": {"drafters", "load", "models", "train"},
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},
@@ -43,7 +52,10 @@ HOMES = {
     "scipy": {"lab", "text", "theory", "certify"},
     "soundfile": {"text"},
     "fastapi": {"server"},
-    "uvicorn": {"server"},
+    "starlette": {"server"},
+    "pydantic": {"server"},
+    "llguidance": {"server"},
+    "uvicorn": {"cli"},
     "prometheus_client": {"server"},
 }
 

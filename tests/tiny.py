@@ -3,8 +3,25 @@
 from dataclasses import dataclass
 from typing import Any
 
+from letters import translated
 from outrider import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
+from outrider.drafters import (
+    Beam,
+    Cascade,
+    DynamicTree,
+    HubTree,
+    LayerSkip,
+    Lookahead,
+    NgramTree,
+    Paths,
+    Random,
+    Recall,
+    SampledTree,
+    StaticTree,
+    StringMatch,
+    Suffix,
+    Translated,
+)
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.drafters.shapes import optimal
 from outrider.testing import (
@@ -18,12 +35,15 @@ from outrider.testing import (
     pair,
     perturbed,
 )
+from tiny_heads import driven
 
 __all__ = [
     "DRAFTERS",
     "LOOKUPS",
+    "MODELLESS",
     "PROMPTS",
     "RUNNERS",
+    "TRANSLATED",
     "VOCAB",
     "Mislabelled",
     "Restless",
@@ -38,9 +58,17 @@ __all__ = [
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "suffix": lambda small: Suffix(6),
+    "recall": lambda small: Recall(8),
+    "recall chain": lambda small: Recall(6, chain=True),
     "reference_lookup": lambda small: ReferenceLookup(4),
     "two copies": lambda small: ReferenceLookup(4, width=2),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
+    "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
+    "random": lambda small: Random(small.vocab_size, 3),
+    "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
+    "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
+    "lookahead": lambda small: Lookahead(4, 3, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
     "tree": lambda small: DraftModel(small, (3, 2, 1)),
     "wide tree": lambda small: DraftModel(small, (4, 2)),
@@ -51,13 +79,32 @@ DRAFTERS = {
     "hub tree": lambda small: HubTree(small, (3, 2, 1)),
     "static tree": lambda small: StaticTree(small, (3, 2, 1)),
     "dynamic tree": lambda small: DynamicTree(small, 7, 4, 3),
+    "string match": lambda small: StringMatch(translated(small), 3),
+    "translated": lambda small: Translated(translated(small), 3),
+    "tree of common tokens": lambda small: DraftModel(translated(small), (3, 2, 1)),
+    "head": lambda small: DraftModel(driven(small.device), (2, 1)),
     "coupled chain": lambda small: DraftModel(small, (1, 1, 1, 1), coupled=True),
     "coupled tree": lambda small: DraftModel(small, (2, 2, 1), coupled=True),
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
 
+#: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.
+TRANSLATED = ("string match", "translated", "tree of common tokens")
+
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
+
+#: Those whose proposals are no model's.
+MODELLESS = (
+    "root",
+    "suffix",
+    "recall",
+    "n-gram table",
+    "n-gram tree",
+    "random",
+    "lookahead",
+    *LOOKUPS,
+)
 
 
 @dataclass(frozen=True)

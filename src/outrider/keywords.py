@@ -25,6 +25,10 @@ OURS = (
     "table",
     "rule",
     "rule_options",
+    "tokenizer",
+    "draft_tokenizer",
+    "planner",
+    "costs",
 )
 NGRAM = "ngram"  #: vLLM's name for prompt lookup; its other methods have our names
 RULES = {"standard": "rejection", "strict": "rejection", "block": "block"}
@@ -47,6 +51,7 @@ KNOWN = (
     "rejection_sample_method",
     "draft_sample_method",
     "assistant_model",
+    "assistant_tokenizer",
     *CONFIGURED,
 )
 
@@ -73,6 +78,8 @@ def load_arguments(given: Mapping[str, object]) -> dict[str, Any]:
     for name in ("model", "draft_model", "assistant_model"):
         if name in asked:
             put("draft", asked[name], name)
+    if "assistant_tokenizer" in asked:
+        put("draft_tokenizer", asked["assistant_tokenizer"], "assistant_tokenizer")
     for name in ("num_assistant_tokens", "prompt_lookup_num_tokens"):
         if name in asked:
             count = arguments.whole(name, asked[name], "give at least 1, or leave it out", least=1)

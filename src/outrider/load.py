@@ -11,22 +11,28 @@ import torch
 from safetensors import safe_open
 
 from outrider import arguments, drafters, verifiers
+from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
-from outrider.engine.planner import Fixed, Planner, named
+from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel, calibrate, check, reads_more, refusals
+from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
+from outrider.models.heads import AnyHead
+from outrider.models.retold import Translation, between
 from outrider.models.settle import Wish, settle
-from outrider.models.shallow_source import Layers, ShallowSource, is_folder
+from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
+from outrider.models.translated import TranslatedModel
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
-from outrider.types import Costs, Curve, Drafter, Verifier
+from outrider.types import Drafter, LanguageModel, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 
 
 #: The target ahead of its draft models.
-Sources: TypeAlias = tuple[Source, *tuple[Source | ShallowSource, ...]]
+Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
 
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
@@ -74,6 +80,7 @@ class Notes:
     tree_check: float
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
+    vocabulary: str | None = None  #: what a draft model with another tokenizer shares
 
 
 def load(
@@ -92,6 +99,7 @@ def load(
     drafter_options: Mapping[str, object] | None = None,
     draft_layers: Sequence[int] | None = None,
     planner: str | Planner[Any] | None = None,
+    costs: str | Path | Costs | None = None,
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
@@ -99,20 +107,22 @@ def load(
     threads: int | str = "auto",
     packed: bool | str = "auto",
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
+    draft_tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     share_encoder: ShareEncoder = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
     target, draft   local paths, hub names, or loaded transformers models; drafter="paths" takes a
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
-                    be a folder of trained layers for this target (docs/shallow-drafts.md). Shipped
-                    are the target "corrector", an encoder-decoder for damaged Python, and the draft
-                    "whisper-base-draft" of openai/whisper-base
+                    be a folder of trained layers (docs/shallow-drafts.md) or of a head
+                    (docs/heads.md) for this target, or have another tokenizer
+                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
+                    decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft, else "prompt_lookup", or "reference_lookup" for an
-                    encoder-decoder
+                    if there is a draft ("translated" if it has another tokenizer), else "recall"
+                    ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
-                    5 for "dynamic_tree", 8 for lookups, else 4
+                    what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
     width           paths of "beam" and "paths"; copies of "reference_lookup"; of "dynamic_tree" the
                     nodes expanded per level and the children of each (EAGLE-2's top_k)
@@ -126,15 +136,16 @@ def load(
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
     draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)
-    planner         what to draft in each step: "fixed", the usual shape, or "adaptive", what is
-                    fastest by acceptance so far and by measured costs, nothing included; it never
-                    changes a greedy or coupled text
+    planner         "adaptive": in each step the draft that is worth most by acceptance so far and
+                    measured costs, or none; "fixed": the usual one. None: "adaptive" if no number
+                    says how much to draft (docs/planner.md)
+    costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
-    tokenizer       a tokenizer of transformers, or its path; None: the one beside the target
+    tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
                     instead of running its own; "auto": if the two encoders are equal
 
@@ -142,39 +153,29 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
-    options = DraftOptions(
-        num_speculative_tokens,
-        branching,
-        width,
-        total_tokens,
-        acceptance,
-        ngram,
-        coupled,
-        drafter_options,
-    )
+    sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
+    options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
     wish = Wish(dtype, threads, packed)
-    planned = named(planner)
     draft = _draft(draft, draft_layers)
-    if target is None:
-        name = drafter or drafters.usual(shipped("draft"))
-        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
-    if drafter is not None:  # what it lacks is said before anything is read
-        drafters.check(drafter, options, draft, table)
+    target, draft, table = _beside(target, draft, table, drafter, options)
     first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
-    drafter = drafter or drafters.usual(draft, reads_more(first.config))
-    recipe = drafters.check(drafter, options, draft, table)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
-    vocab = _vocabulary(sources, tokenizer)
-    counts = _counts(table, vocab)
+    words = _vocabulary(sources, tokenizer, draft_tokenizer)
+    drafter = drafter or _usual(first, draft, words, place, options)
+    recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
-    running = _run(sources, wish, place, vocab, ahead, share_encoder)
-    made = recipe.make(Parts(running.models[1:], counts, vocab), options)
+    planner, options = planners.chosen(planner, recipe, options)
+    priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
+    counts = _counts(table, words.size)
+    running = _run(sources, wish, place, words, ahead, share_encoder)
+    own, *others = running.models
+    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, place, vocab, table)
-    engine = Engine(running.models[0], made, judge, planned, _costs(running, planned))
+    notes = _notes(sources, running, place, words, table)
+    engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -193,6 +194,25 @@ def _spoken(
     configs = [source.config for source in sources[1:]]
     hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
     return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
+
+
+def _beside(
+    target: "Model | None",
+    draft: "Model | Layers | Sequence[Model] | None",
+    table: str | Path | Table | None,
+    drafter: str | None,
+    options: DraftOptions,
+) -> "tuple[Model | Path, Model | Layers | Sequence[Model] | None, str | Path | Table | None]":
+    """Target, draft and table, shipped where there is no target.
+
+    What a drafter lacks that is named is said before anything is read.
+    """
+    if target is None:
+        name = drafter or drafters.usual(shipped("draft"))
+        target, draft, table = _shipped_parts(drafters.get(name), draft, table)
+    if drafter is not None:
+        drafters.check(drafter, options, draft, table)
+    return target, draft, table
 
 
 def _shipped_parts(
@@ -231,24 +251,36 @@ def _sources(
         raise ConfigurationError(
             "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
         )
-    beside = [
-        ShallowSource(first, draft)
-        if isinstance(draft, Layers) or (isinstance(draft, (str, Path)) and is_folder(draft))
-        else Source(draft, "draft")
-        for draft in drafts
-    ]
+    beside = [source_of(draft, first) for draft in drafts]
     refusals.check_pair(first.config, [source.config for source in beside])
     return first, *beside
 
 
-def _costs(running: "_Running", planner: Planner[Any]) -> Costs | None:
-    """What calls cost, as far as a calibration or this planner needs to know."""
-    if running.calibration is not None:
-        return running.calibration.costs
-    if isinstance(planner, Fixed):
-        return None
-    target, *drafts = (Curve.of(calibrate.cost(model)) for model in running.models[:2])
-    return Costs(target, drafts[0] if drafts else None)
+def _engine(
+    sources: Sources,
+    running: "_Running",
+    place: torch.device,
+    drafter: Drafter,
+    rule: Verifier | None,
+    planner: Planner[Any],
+    costs: Costs | None,
+) -> Engine:
+    """With the costs given, or else with those measured for one row, here or earlier."""
+    target = running.models[0]
+    if costs is not None:
+        return Engine(target, drafter, rule, planner, costs)
+    about = (running.setting, place, drafter.name, drafter.shapes, rule)
+    key = calibrate.key(*(source.config for source in sources), about=repr(about))
+    engine = Engine(
+        target,
+        drafter,
+        rule,
+        planner,
+        calibrate.recall_costs(key),
+        kept=lambda found: calibrate.remember_costs(key, found),
+    )
+    engine.priced(1)
+    return engine
 
 
 def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
@@ -272,14 +304,47 @@ def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _vocabulary(sources: Sources, tokenizer: "PreTrainedTokenizerBase | None") -> int:
-    """How many tokens the models share."""
-    sizes = [vocabulary_of(source.config) for source in sources]
-    vocab = check.vocabulary(tokenizer, None, {"target": sizes[0]})
-    for source, size in zip(sources[1:], sizes[1:], strict=True):
-        each = {"target": sizes[0], "draft": size}
-        vocab = check.vocabulary(tokenizer, source.tokenizer(), each)
-    return vocab
+class _Words(NamedTuple):
+    """The target's vocabulary, and how draft models with another one are translated into it."""
+
+    size: int
+    drafts: tuple[Translation | None, ...] = ()  #: None: the target's own vocabulary
+
+    def over(self, models: Sequence[CausalModel | AnyHead]) -> tuple[LanguageModel, ...]:
+        """Draft models over the target's tokens."""
+        each = zip(models, self.drafts, strict=True)
+        return tuple(
+            model if words is None else TranslatedModel(model, words, self.size)
+            for model, words in each
+        )
+
+
+def _vocabulary(
+    sources: Sources,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    other: "str | Path | PreTrainedTokenizerBase | None",
+) -> _Words:
+    """How many tokens the target has, and which of them its draft models share."""
+    check.draft_tokenizer(other, sources[1:])
+    own = None if other is None else read_tokenizer(other)
+    most, *rest = (vocabulary_of(source.config) for source in sources)
+    found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
+    for source, size in zip(sources[1:], rest, strict=True):
+        each = {"target": most, "draft": size}
+        told = own or source.tokenizer()
+        words = None
+        if tokenizer is None or told is None:
+            check.vocabulary(tokenizer, None, each)
+        elif not (isinstance(source, Source) and _of_text(sources[0]) and _of_text(source)):
+            check.vocabulary(tokenizer, told, each)
+        elif (words := between(tokenizer, told)) is None:
+            check.vocabulary(tokenizer, None, each)
+        found = found._replace(drafts=(*found.drafts, words))
+    return found
+
+
+def _of_text(source: Source) -> bool:
+    return not reads_more(source.config)
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
@@ -296,17 +361,25 @@ def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
 class _Running(NamedTuple):
     """Models ready to run, and how they were set up."""
 
-    models: tuple[CausalModel, ...]  #: the target ahead of its draft models
+    models: tuple[CausalModel | AnyHead, ...]  #: the target ahead of its draft models
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
+
+
+def _usual(
+    first: Source, draft: object, words: _Words, place: torch.device, options: DraftOptions
+) -> str:
+    """The drafter of a user who names none."""
+    reads, differs = reads_more(first.config), any(words.drafts)
+    return drafters.usual(draft, reads, differs, place, options)
 
 
 def _run(
     sources: Sources,
     wish: Wish,
     place: torch.device,
-    vocab: int,
+    words: _Words,
     ahead: int,
     share: ShareEncoder,
 ) -> _Running:
@@ -316,41 +389,42 @@ def _run(
     """
 
     target, *drafts = sources
+    each = [words.size if other is None else other.draft.size for other in words.drafts]
+    sizes = dict(zip(drafts, each, strict=True))
 
-    def driven(source: Source | ShallowSource, setting: Setting) -> CausalModel:
-        shares = source is not target and source.shares(target, share, setting.dtype, place)
-        return source.driven(setting, place, vocab, shares)
+    def driven(source: Draft, setting: Setting) -> CausalModel | AnyHead:
+        shares = source.shares(target, share, setting.dtype, place)
+        return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | None]:
-        models = [driven(source, setting) for source in (target, *drafts[:1])]
-        return models[0], models[1] if drafts else None
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | AnyHead | None]:
+        own = target.driven(setting, place, words.size)
+        return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    models = tuple(driven(source, setting) for source in sources)
+    own = target.driven(setting, place, words.size)
+    models = (own, *(driven(source, setting) for source in drafts))
     if wish.packed is True and not _packed(models[0]):
         raise ConfigurationError(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
-    for draft in models[1:]:  # a draft need not round alike in every block: fewer dummy rows
-        draft.min_queries = min(draft.min_queries, 2)
     worst = [
-        check.trees(model, source.role) if model.trees else 0.0
+        check.trees(model, source.role) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, models, strict=True)
     ]
     return _Running(models, setting, calibration, worst[0])
 
 
-def _packed(model: CausalModel) -> bool:
-    return model.runner.packed
+def _packed(model: CausalModel | AnyHead) -> bool:
+    return isinstance(model, CausalModel) and model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
     sources: Sources,
-    models: Sequence[CausalModel],
+    models: Sequence[CausalModel | AnyHead],
     options: DraftOptions,
 ) -> None:
     """Refuse trees of draft models that score chains only."""
@@ -371,7 +445,7 @@ def _notes(
     sources: Sources,
     running: _Running,
     place: torch.device,
-    vocab: int,
+    words: _Words,
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
@@ -382,9 +456,10 @@ def _notes(
         running.setting.dtype,
         running.setting.threads,
         _packed(running.models[0]),
-        vocab,
+        words.size,
         running.tree_check,
         running.calibration,
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
+        "; ".join(str(other) for other in words.drafts if other is not None) or None,
     )

@@ -161,6 +161,25 @@ class Stats(RequestStats):
     emit_ms: float = 0.0
     host_ms: float = 0.0
     prefill_ms: float = 0.0
+    sizes: dict[int, int] = field(
+        default_factory=dict
+    )  #: steps by nodes of a row, 1 for plain ones
+    predicted_ms: float = 0.0  #: of these steps, by the planner's costs; 0 without any
+    why_plain: str = ""  #: of a planner: why most steps were plain, if they were
+
+    @property
+    def plain_steps(self) -> int:
+        """Steps in which nothing was drafted."""
+        return self.sizes.get(1, 0)
+
+    @property
+    def measured_ms(self) -> float:
+        """What the steps have taken, the host's part included: beside `predicted_ms`."""
+        return self.seconds * 1e3
+
+    def count_size(self, nodes: int) -> None:
+        """One more step with so many nodes a row."""
+        self.sizes[nodes] = self.sizes.get(nodes, 0) + 1
 
     def clock(self, times: Mapping[str, float]) -> None:
         """Note the milliseconds of each verb; what is left of `seconds` is the host's."""
@@ -172,13 +191,21 @@ class Stats(RequestStats):
         """Add a run that came after this one: its counts and its times."""
         self.add(other)
         times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
-        for name in ("seconds", "engine_steps", *times):
+        for name in ("seconds", "engine_steps", "predicted_ms", *times):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for nodes, steps in other.sizes.items():
+            self.sizes[nodes] = self.sizes.get(nodes, 0) + steps
+        self.why_plain = other.why_plain or self.why_plain
 
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         times = (f"{part}_ms" for part in (*VERBS, "graph", "host", "prefill"))
         return super().as_dict() | {
             "engine_steps": self.engine_steps,
+            "sizes": dict(sorted(self.sizes.items())),
+            "plain_steps": self.plain_steps,
+            "predicted_ms": self.predicted_ms,
+            "measured_ms": self.measured_ms,
+            "why_plain": self.why_plain,
             **{name: getattr(self, name) for name in times},
         }

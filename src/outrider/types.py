@@ -11,7 +11,6 @@ A leading dimension of a *topology* tensor (tree, draw tables) is either B or 1:
 rows share it and it broadcasts.
 """
 
-from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
@@ -378,6 +377,17 @@ class LanguageModel(Protocol):
     def reads(self) -> Reads:
         """What it reads besides its text."""
 
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states of another model that it reads, as a head does its target's; (): none."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps entries of the text that it reads: heads on states alone do not."""
+
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
 
@@ -398,6 +408,21 @@ class LanguageModel(Protocol):
 
     def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
+
+    def learn(
+        self,
+        cache: Any,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the other model's states [B, Q, E] at its taps of the tokens in these slots.
+
+        `positions` are theirs in the text. The slots lie below `wide`. Those below `known_B` hold
+        committed tokens from now on, all of which have been told.
+        """
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks, calibration and certification; None for models of text alone."""
@@ -421,40 +446,6 @@ class Tokenizer(Protocol):
 
     def get_vocab(self) -> dict[str, int]:
         """Ids by token."""
-
-
-class Curve(NamedTuple):
-    """What one model call costs by its number of nodes, measured at some widths."""
-
-    nodes: tuple[int, ...]  #: growing, at least one
-    times: tuple[float, ...]  #: milliseconds
-
-    @classmethod
-    def of(cls, measured: Mapping[int, float]) -> "Curve":
-        """From milliseconds by number of nodes.
-
-        >>> Curve.of({4: 8.0, 1: 5.0}).milliseconds(2)
-        6.0
-        """
-        nodes = sorted(measured)
-        return cls(tuple(nodes), tuple(measured[n] for n in nodes))
-
-    def milliseconds(self, nodes: int) -> float:
-        """Between two widths: a straight line; below the least: its cost; above: as between the
-        last two."""
-        if nodes <= self.nodes[0] or len(self.nodes) == 1:
-            return self.times[0]
-        right = min(bisect_left(self.nodes, nodes), len(self.nodes) - 1)
-        low, high = self.nodes[right - 1 : right + 1]
-        least, most = self.times[right - 1 : right + 1]
-        return least + (most - least) * (nodes - low) / (high - low)
-
-
-class Costs(NamedTuple):
-    """Milliseconds of a call of either model, for planners."""
-
-    target: Curve
-    draft: Curve | None = None  #: None without a draft model
 
 
 class Context(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 
 from outrider import Beams, DraftModel, Engine, Limits, PromptLookup, Root, Sampling
 from outrider.drafters import Beam as BeamDrafter
-from outrider.drafters import ReferenceLookup
+from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.engine.request import Request
 from outrider.engine.search.decode import search
@@ -17,6 +17,8 @@ PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
 DRAFTERS = {
     "root": lambda small: Root(),
     "prompt_lookup": lambda small: PromptLookup(4),
+    "suffix": lambda small: Suffix(4),
+    "recall": lambda small: Recall(6),
     "reference": lambda small: ReferenceLookup(4),
     "n-gram table": lambda small: NgramTable(count(list(range(VOCAB)) * 3, VOCAB), 3),
     "draft model": lambda small: DraftModel(small, (1, 1, 1)),

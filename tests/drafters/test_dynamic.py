@@ -7,7 +7,7 @@ from test_supports import inner_nodes, law_after
 import tiny
 from outrider import ConfigurationError, Engine, Limits, Sampling, noise, verifiers
 from outrider.drafters import DynamicTree
-from outrider.drafters.dynamic_tree import SURENESS
+from outrider.drafters.growing.pool import SURENESS
 from outrider.engine import step
 from outrider.tree import from_parents
 from outrider.types import Kind

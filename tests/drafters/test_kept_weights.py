@@ -146,7 +146,10 @@ class Fixed:
     def __init__(self, row, dtype=torch.float32):
         self.row, self.vocab_size, self.context = torch.tensor(row, dtype=dtype), len(row), 64
         self.device, self.dtype, self.trees = torch.device("cpu"), dtype, True
-        self.reads = "text"
+        self.reads, self.taps = "text", ()
+
+    def width(self, slots):
+        return slots
 
     def open(self, rows, capacity, inputs=None):
         return SlotCache(1, rows, capacity)

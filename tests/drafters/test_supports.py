@@ -17,11 +17,11 @@ from outrider.laws.shaping import shape
 from outrider.models.nodes import causal
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
-from tiny import DRAFTERS, LOOKUPS, PROMPTS, begun, pair
+from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
 
 ROWS = PROMPTS[:3]
 #: Drafters whose children come from a model's law.
-WITH_LAW = [name for name in DRAFTERS if name not in ("root", "n-gram table", *LOOKUPS)]
+WITH_LAW = [name for name in DRAFTERS if name not in (*MODELLESS, *TRANSLATED)]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def test_tokens_of_zero_probability_never_enter_a_tree(name, masked, settings, b
     assert seen >= 3
 
 
-@pytest.mark.parametrize("name", ["n-gram table"])
+@pytest.mark.parametrize("name", ["n-gram table", "random"])
 @pytest.mark.parametrize("settings", NARROW)
 def test_tables_keep_to_the_filters_too(name, settings):
     target, small = pair(0.4)
@@ -177,8 +177,16 @@ def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
-def test_table_drafts_leave_banned_tokens_out(temperature):
+@pytest.mark.parametrize("name", ["n-gram table", "n-gram tree", "random"])
+def test_tables_leave_banned_tokens_out(name, temperature):
     target, small = pair()
     ban = Sampling(temperature, seed=1, logit_bias=dict.fromkeys(range(0, 32, 2), -1000000000.0))
-    draft, _ = proposed(DRAFTERS["n-gram table"](small), target, [ban] * 3)
-    assert (draft.tokens_BN[:, 1:] % 2 == 1).all()
+    draft, _ = proposed(DRAFTERS[name](small), target, [ban] * 3)
+    likely = [
+        draft.tokens_BN[row, kid]
+        for row in range(3)
+        for _, _, kids in inner_nodes(draft, row)
+        for kid in kids[:1]
+    ]
+    assert len(likely) >= 3
+    assert all(token % 2 == 1 for token in likely)

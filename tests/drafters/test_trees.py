@@ -377,6 +377,10 @@ def test_options_that_a_drafter_cannot_use_or_that_disagree_are_refused(name, ho
         with_model(name, pair(0.4, VOCAB)[1], **how)
 
 
+#: Options that a drafter cannot do without.
+OWN = {"layer_skip": {"exit": 1}}
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
     """A name that the function behind it does not know would end in a TypeError."""
@@ -385,7 +389,9 @@ def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
     assert set(recipe.takes) | set(recipe.needs) <= set(known)
     models = (pair(0.4, VOCAB)[1],) if recipe.wants("draft") else ()
     table = ngram_table.count([0, 1, 2, 3] * 4, VOCAB) if recipe.wants("table") else None
-    parts = Parts(models, table, VOCAB)
-    assert make(name, parts).name == name
+    parts = Parts(models, table, VOCAB, pair(0.4, VOCAB)[0])
+    own = OWN.get(name)
+    assert make(name, parts, DraftOptions(own=own)).name == name
     if recipe.wants("num_speculative_tokens"):
-        assert make(name, parts, DraftOptions(2)) != make(name, parts, DraftOptions(4))
+        two, four = (make(name, parts, DraftOptions(depth, own=own)) for depth in (2, 4))
+        assert two.shapes != four.shapes

@@ -147,8 +147,11 @@ def test_load(settings, parts):
 
 
 def test_prompt_lookup_has_one_default():
-    assert load(llama(), **PLAIN).engine.drafter == PromptLookup()
-    assert arranged(llama(), {}).engine.drafter == PromptLookup()
+    fixed = {"planner": "fixed"}
+    assert load(llama(), **PLAIN, **fixed).engine.drafter == PromptLookup()
+    assert arranged(llama(), fixed).engine.drafter == PromptLookup()
+    planned = load(llama(), **PLAIN).engine.drafter
+    assert planned == arranged(llama(), {}).engine.drafter == PromptLookup(16)
 
 
 @pytest.mark.parametrize("given", [3, (1, 2, 3), (4, 1), (0, 3), "14", (1, 2.0)])

@@ -9,12 +9,13 @@ from outrider.engine import engine, step
 from outrider.engine.blocks import Pending
 from outrider.engine.engine import Run
 from outrider.engine.graphs import CudaCapture, Graphed, verbs
+from outrider.engine.planner import Report
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.models.prefill import ROUND
+from outrider.models.rounding import UNIT
 from outrider.types import LENGTH, RUNNING
-from tiny import DRAFTERS, LOOKUPS, PROMPTS, begun, decode, pair
+from tiny import DRAFTERS, LOOKUPS, PROMPTS, TRANSLATED, begun, decode, pair
 
 SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
 ENDS = [Limits(10), Limits(24), Limits(17)]
@@ -40,7 +41,7 @@ def counted(stats):
     return {key: stats.as_dict().get(key, stats.overlaps) for key in keys}
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in LOOKUPS])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in (*LOOKUPS, *TRANSLATED)])
 def test_texts_and_counts_are_the_same_while_rows_leave(name):
     eager, graphed = engines(name)
     want, run = decode(eager, PROMPTS[:3], SEEDED, ENDS)
@@ -79,7 +80,7 @@ def test_a_step_is_captured_for_every_bound_of_its_width(monkeypatch):
     bounds, propose = [], step.propose
 
     def noted(drafter, batch, shape):
-        bounds.append((batch.context.bound + shape.max_nodes) % ROUND)
+        bounds.append((batch.context.bound + shape.max_nodes) % UNIT)
         return propose(drafter, batch, shape)
 
     monkeypatch.setattr(step, "propose", noted)
@@ -128,13 +129,16 @@ class Alternating:
     def open(self, shapes, costs):
         return [shapes[0], 0]
 
-    def plan(self, state, rows):
+    def plan(self, state, view):
         state[1] += 1
-        most = torch.tensor([1 + (state[1] + i) % 3 for i in range(len(rows))])
+        most = torch.tensor([1 + (state[1] + i) % 3 for i in range(len(view.rows))])
         return state[0]._replace(most_B=most if state[1] % 2 else None)
 
-    def learn(self, state, blocks):
+    def learn(self, state, step):
         return state
+
+    def report(self, state):
+        return Report()
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -169,7 +173,9 @@ def test_rows_may_have_ended_whenever_a_step_is_replayed():
     target, _ = pair(runner="transformers")
     drafter, rule = DRAFTERS["chain"](target), verifiers.get("match")  # all of it is accepted
     batch = begun(target, drafter, PROMPTS[:2], [Sampling(0)] * 2)
-    graphed = Graphed(Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes)
+    graphed = Graphed(
+        Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes, target
+    )
     batch = graphed(batch, drafter.shapes[0]).batch._replace(ended=False)
     batch = graphed(batch, drafter.shapes[0]).batch
     batch = batch._replace(reason_B=torch.tensor([LENGTH, RUNNING]))

@@ -24,6 +24,7 @@ from outrider.engine import seating
 from outrider.engine.batch import Prefill, begin, groups, slab
 from outrider.engine.engine import Run
 from outrider.engine.ledger import NEXT, Phase
+from outrider.engine.planner import Report
 from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
 from outrider.models.nodes import causal
@@ -421,7 +422,10 @@ class Turns:
         self.costs = costs
         return shapes, 0
 
-    def plan(self, state, rows):
+    def plan(self, state, view):
+        rows = view.rows
+        assert view.seats >= len(rows)
+        assert view.closed
         assert all(isinstance(row.request, Request) for row in rows)
         assert all(row.length >= len(row.request.prompt) and row.gains is None for row in rows)
         shapes, at = state
@@ -429,7 +433,13 @@ class Turns:
         most = [at % 3] * len(rows)
         return shape._replace(most_B=torch.tensor(most)) if at % 2 else shape
 
-    def learn(self, state, blocks):
+    def report(self, state):
+        return Report()
+
+    def learn(self, state, step):
+        blocks = step.blocks
+        assert step.milliseconds > 0
+        assert step.nodes > max(block.drafted for block in blocks)
         self.learnt += sum(len(block.token_ids) for block in blocks)
         assert all(block.drafted >= block.accepted for block in blocks)
         return state[0], state[1] + 1
@@ -458,7 +468,7 @@ def test_a_planner_outside_the_declared_shapes_is_refused():
     target, small = pair()
 
     class Wild(Turns):
-        def plan(self, state, rows):
+        def plan(self, state, view):
             return state[0][0]._replace(key="wild", max_nodes=99)
 
     run = Engine(target, DraftModel(small, (1, 1)), None, Wild()).run(PROMPTS[:1], Sampling(0))
@@ -492,8 +502,8 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
     looked = []
 
     class Looking(Turns):
-        def plan(self, state, rows):
-            looked.append([(row.number, row.length, row.gains[1]) for row in rows])
+        def plan(self, state, view):
+            looked.append([(row.number, row.length, row.gains[1]) for row in view.rows])
             return state[0][0]
 
     engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())

@@ -92,10 +92,9 @@ def test_an_empty_cache_can_be_kept_and_taken():
 def test_a_cache_grows_and_keeps_its_entries(rows, heads, monkeypatch):
     whole = filled(rows, heads)
     monkeypatch.setattr(cache, "FIRST", 4)
-    monkeypatch.setattr(cache, "SPARE", 1)
     grown = SlotCache(len(heads), rows, CAPACITY)
     assert grown.size == 4
-    for start, stop, size in ((0, 3, 4), (3, 5, 8), (5, CAPACITY, CAPACITY)):
+    for start, stop, size in ((0, 4, 4), (4, 6, 8), (6, CAPACITY, CAPACITY)):
         grown.begin(torch.arange(start, stop).expand(rows, -1), stop, 0)
         assert grown.size == size
         for layer, full in zip(grown.layers, whole.layers, strict=True):

@@ -78,7 +78,7 @@ def score(causal, cache, prompts, tree, drafted):
         ingest(causal, cache, tokens, int(lengths.max()) - 1)
         first = lengths - 1
         nodes = torch.cat([tokens.gather(1, first[:, None]), drafted], 1)
-        wide = width(int(lengths.max()), tree.nodes, cache.capacity)
+        wide = width(causal, int(lengths.max()), tree.nodes, cache.capacity)
         return causal.forward(cache, of_tree(nodes, tree, first, wide)).logits_BQV
 
 

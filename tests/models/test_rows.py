@@ -85,7 +85,7 @@ class Pair:
 def test_rows_come_move_and_go_as_in_a_list(data):
     draw = data.draw
     heads, tracks, numbers = draw(st.sampled_from(HEADS)), draw(st.booleans()), count(1)
-    with mock.patch.object(cache, "FIRST", 4), mock.patch.object(cache, "SPARE", 1):
+    with mock.patch.object(cache, "FIRST", 4):
         pair = Pair(heads, tracks, numbers, draw(st.lists(st.integers(0, 9), max_size=3)))
         for _ in range(draw(st.integers(1, 8))):
             longest = max((len(row.entries) for row in pair.rows), default=0)

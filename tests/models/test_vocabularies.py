@@ -1,13 +1,15 @@
-"""Pairs with one tokenizer and differently padded outputs work; other tokenizers are refused."""
+"""Pairs with one tokenizer and differently padded outputs, and pairs with two tokenizers."""
 
 import pytest
+import torch
 from families import based, build
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from outrider import Sampling, Stop, VocabularyMismatch, load
+from outrider import ConfigurationError, Sampling, Stop, VocabularyMismatch, load
+from outrider.drafters import StringMatch
 
 WORDS = [f"w{number}" for number in range(90)]
 QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
@@ -55,16 +57,66 @@ def test_differently_padded_outputs_give_the_targets_text(folders, draft, temper
     assert max(max(c.token_ids) for c in fast.completions) < 93
 
 
-@pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        ("moved", "2 tokens have different ids, first 'w0': 3 against 4"),
-        ("other", "2 tokens exist on one side only, first 'novel' .draft model."),
-    ],
-)
-def test_another_tokenizer_is_refused_and_the_difference_named(folders, draft, words):
-    with pytest.raises(VocabularyMismatch, match=words):
-        load(folders["target"], folders[draft], **QUICK)
+PROMPTS = ["w5 w6 w7 w5", "w40", "w1 w2 w3", "w80 w81 w80 w81 w80", "w9 w9"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("draft", "common"), [("moved", 90), ("other", 89)])
+def test_another_tokenizer_is_translated(folders, draft, common, temperature):
+    """Ragged rows of which some end early; the text is plain decoding's with the same noise."""
+    pair = load(folders["target"], folders[draft], **QUICK)
+    assert pair.engine.drafter.name == "translated"
+    assert f"{common} of the 90 tokens of {folders['target']}" in pair.notes.vocabulary
+    assert str(folders[draft]) in pair.notes.vocabulary
+    how = [Sampling(temperature, seed=row) for row in range(5)]
+    ends = [Stop(7 + 5 * row % 11) for row in range(5)]
+    plain = pair.using(pair.engine.drafter, "match").plain()
+    for drafter in (pair.engine.drafter, StringMatch(pair.engine.drafter.model, 3)):
+        fast = pair.using(drafter, "match").generate(PROMPTS, how, ends)
+        assert fast.texts == plain.generate(PROMPTS, how, ends).texts
+
+
+def test_a_draft_with_the_targets_law_under_other_ids_is_always_kept(folders, tmp_path):
+    """One law, its ids moved: what is drafted is what the target says."""
+    model = AutoModelForCausalLM.from_pretrained(folders["target"])
+    order = torch.arange(128)
+    order[3:93] = order[3:93].flip(0)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            table.copy_(table.clone()[order])
+    model.save_pretrained(tmp_path)
+    tokenizer(WORDS[::-1]).save_pretrained(tmp_path)
+    pair = load(folders["target"], tmp_path, **QUICK)
+    done = pair.generate(PROMPTS, [Sampling(t) for t in (0, 0, 1, 1, 1)], Stop(21, (), ()))
+    assert done.stats.new_tokens / done.stats.steps > 4
+
+
+def test_a_draft_tokenizer_is_given_by_hand(folders, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folders["moved"])
+    words = tokenizer([WORDS[1], WORDS[0], *WORDS[2:]])
+    pair = load(folders["target"], model, draft_tokenizer=words, **QUICK)
+    assert pair.engine.drafter.name == "translated"
+    assert load(folders["target"], model, **QUICK).engine.drafter.name == "draft_model"
+    with pytest.raises(ConfigurationError, match="draft_tokenizer is for a draft model"):
+        load(folders["target"], draft_tokenizer=words, **QUICK)
+    with pytest.raises(ConfigurationError, match="tokenizer must be a tokenizer of transformers"):
+        load(folders["target"], model, draft_tokenizer=7, **QUICK)
+
+
+def test_no_common_token_is_refused_and_both_tokenizers_named(folders, tmp_path):
+    save(tmp_path, [f"x{number}" for number in range(90)], 96, 5)
+    for drafter in (None, "draft_model", "string_match"):
+        with pytest.raises(VocabularyMismatch, match="share no token") as caught:
+            load(folders["target"], tmp_path, drafter=drafter, **QUICK)
+        assert str(folders["target"]) in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_options_that_the_default_has_no_use_for_are_refused_with_others_named(folders):
+    with pytest.raises(ConfigurationError, match=r"no use for branching.*draft_model"):
+        load(folders["target"], folders["other"], branching=(2, 2), **QUICK)
+    with pytest.raises(ConfigurationError, match="draft must be a draft model with another"):
+        load(folders["target"], folders["draft"], drafter="string_match", **QUICK)
 
 
 def test_outputs_narrower_than_the_tokenizer_are_refused(folders):

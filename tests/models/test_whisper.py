@@ -10,10 +10,11 @@ from transformers import WhisperForCausalLM
 
 import outrider.models.whisper
 from outrider.errors import ConfigurationError
-from outrider.models import CausalModel, adapt, calibrate, check
+from outrider.models import CausalModel, adapt, calibrate, check, rounding
+from outrider.models.attention import Steady, unscaled
 from outrider.models.linear import can_pack
 from outrider.models.nodes import causal, of_tree
-from outrider.models.whisper import Cross, WhisperRunner, attend, fits
+from outrider.models.whisper import Cross, WhisperRunner, fits
 from outrider.tree import branching
 from outrider.types import Encoded, Inputs
 
@@ -190,14 +191,19 @@ def test_bfloat16_scores_do_not_depend_on_the_width_of_a_call(rows):
 
 
 def test_another_path_for_narrow_calls_is_caught(monkeypatch):
-    def switching(q, keys, values, mask=None):
+    def switching(q, keys, values, mask):
         if q.shape[-2] > 4:
-            return attend(q, keys, values, mask)
+            return unscaled(q, keys, values, mask)
         mask = None if mask is None else mask.float()
-        return attend(q.float(), keys.float(), values.float(), mask).bfloat16()
+        return unscaled(q.float(), keys.float(), values.float(), mask).bfloat16()
 
-    monkeypatch.setattr(outrider.models.whisper, "attend", switching)
-    assert not equal_at_all_widths(1)
+    def padded(rows):
+        steady = Steady(switching, rows), rounding.Rounding()
+        monkeypatch.setattr(outrider.models.whisper, "steady", lambda *_: steady)
+        return equal_at_all_widths(1)
+
+    assert not padded(rounding.Rows())
+    assert padded(rounding.Rows((5, 6, 7, 8), 1))
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ the configuration that exposes it: some are invisible on chains, others on trees
     shared_noise         the draft's Gumbel noise again in the residual      (vLLM #47386)
     dropped_token        a token is dropped because its own q is low         (early-exit drafters)
     reordered_siblings   children sorted by q after drawing                  (tree drafters)
+    pooled_odds          a row drafts where another row of its seed was accepted (planners)
     wrong_slot           accepted tree entries are not moved to their slots  (cache roll-back)
     stale_position       siblings get positions by slot instead of by depth  (tree attention)
 """
@@ -26,6 +27,7 @@ from outrider.drafters import DraftModel
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.laws.sampling import Sampling
+from outrider.tree import shallower
 from outrider.types import (
     Context,
     Draft,
@@ -157,6 +159,17 @@ class _SameRace(_Wrapped[Verifier]):
         return self.inner(draft, scores, draws._replace(race_BV=race))
 
 
+class _Pooled(_Wrapped[Verifier]):
+    """Rows that draft where a twin, with the same prompt and seed and one step ahead, had a token
+    accepted, and are plain where it had none: a planner whose odds are pooled over rows."""
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        twin = self.inner(draft, scores, draws)
+        most_B = torch.where(twin.count_B > 0, draft.tree.max_depth, 0)
+        verdict: Verdict = self.inner(shallower(draft, most_B), scores, draws)
+        return verdict
+
+
 class _Dropped(_Wrapped[Drafter]):
     def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
         draft = self.inner.propose(memory, context, shape)
@@ -252,6 +265,7 @@ BUGS: dict[str, Bug] = {
             CHAIN,
             _drafter(_Dropped),
         ),
+        Bug("pooled_odds", "drafts where a twin's were kept", CHAIN, _rule(_Pooled)),
         Bug("reordered_siblings", "children sorted by q after drawing", TREE, _drafter(_Reordered)),
         Bug(
             "wrong_slot",

@@ -16,7 +16,6 @@ from outrider.certify.laws import Scored, Text, pad, read
 from outrider.certify.report import Test
 from outrider.laws.sampling import Sampling
 from outrider.models.nodes import causal
-from outrider.models.prefill import ROUND
 from outrider.types import LanguageModel
 
 QUANTILE, FACTOR = 0.9999, 2.0
@@ -30,7 +29,7 @@ def tolerance(model: LanguageModel, texts: Sequence[Text], nodes: int, steps: in
     nodes = max(nodes, 2)
     steps = min(steps, tokens.shape[1] - 1)
     start = tokens.shape[1] - steps
-    capacity = -(-(tokens.shape[1] + nodes + 4) // ROUND) * ROUND
+    capacity = model.width(tokens.shape[1] + nodes)
 
     inputs = read(model, texts)
 

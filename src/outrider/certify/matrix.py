@@ -28,6 +28,7 @@ SHAPES: dict[str, tuple[DraftOptions, ...]] = {
         DraftOptions(branching=(3, 2, 1), coupled=True),
     ),
     "dynamic_tree": (DraftOptions(), DraftOptions(coupled=True)),
+    "layer_skip": (DraftOptions(own={"exit": 1}),),
 }
 
 
@@ -46,15 +47,18 @@ class Pair:
 
 
 def drafters(
-    draft: LanguageModel | None, text: Sequence[int] = (), vocab_size: int = 0
+    draft: LanguageModel | None,
+    text: Sequence[int] = (),
+    vocab_size: int = 0,
+    target: LanguageModel | None = None,
 ) -> dict[str, Drafter]:
     """Every registered drafter in the shapes to be certified.
 
-    `text` are tokens to count n-grams in. What needs a draft model or a text that is not given is
-    left out: `missing` names it.
+    `text` are tokens to count n-grams in. What needs a model or a text that is not given is left
+    out: `missing` names it.
     """
     table = count(text, vocab_size, ORDER) if len(text) >= ORDER else None
-    parts = Parts(() if draft is None else (draft,), table, vocab_size)
+    parts = Parts(() if draft is None else (draft,), table, vocab_size, target)
     found: dict[str, Drafter] = {}
     for name, recipe in DRAFTERS.items():
         if not recipe.has(parts):

@@ -67,6 +67,7 @@ def certify(
     the law that is tested as they do on the text; `min_new_tokens` has nothing to act on, as stop
     tokens are tokens like any other here. Give models in float32: half precision
     moves laws by more than the tests tolerate when texts are scored in other block sizes.
+    A planner plans the rows of the batches that are decoded here as if each were alone.
     `known` keeps what does not depend on the rule, for further ones with all else the same.
 
     Raises ConfigurationError for arguments of another kind, PromptError for prompts that are no
@@ -78,7 +79,9 @@ def certify(
     sampling, power = settings(sampling, power)
     ids = checked(prompts, engine.target, inputs)
     started = time.perf_counter()
-    run = _Run(engine, ids, sampling, power, progress or (lambda *_: None), known or Known())
+    run = _Run(
+        engine.alone(), ids, sampling, power, progress or (lambda *_: None), known or Known()
+    )
     tests = [run.greedy()]
     if sampling.temperature > 0:
         tests.append(run.coupled())

@@ -4,7 +4,16 @@ import sys
 
 import typer
 
-from outrider.cli import certify, compare, demo, generate, transcribe
+from outrider.cli import (
+    certify,
+    chat,
+    compare,
+    demo,
+    generate,
+    serve,
+    train_draft,
+    transcribe,
+)
 from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.lab import papers as bench
@@ -18,9 +27,12 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("certify")(certify.command)
+app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
+app.command("train-draft")(train_draft.command)
 app.command("transcribe")(transcribe.transcribe)
 
 

@@ -11,7 +11,7 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import certified, options
 from outrider.cli.console import out
-from outrider.drafters import DraftModel
+from outrider.drafters import DRAFTERS, DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
 from outrider.laws.sampling import Sampling
@@ -140,7 +140,9 @@ def _matrix(
     target, ids = speculator.engine.target, decoded.prompts
     drafter = speculator.engine.drafter  # nobody chose it: the draft model's chain, if there is one
     draft = drafter.model if isinstance(drafter, DraftModel) else None
-    made = matrix.drafters(draft, [token for prompt in ids for token in prompt], target.vocab_size)
+    made = matrix.drafters(
+        draft, [token for prompt in ids for token in prompt], target.vocab_size, target
+    )
     todo = matrix.pairs(made)
     notes = speculator.notes
     models = [notes.target, notes.draft, notes.dtype, target.device]
@@ -154,7 +156,8 @@ def _matrix(
             markup=False,
         )
         for name in matrix.missing(made):
-            out.print(f"left out: {name}, which needs a draft model", style="yellow")
+            other = " with another tokenizer" * ("translated" in DRAFTERS[name].needs)
+            out.print(f"left out: {name}, which needs a draft model{other}", style="yellow")
     rows, began, fresh = [], time.perf_counter(), 0
     for pair, row, old in matrix.run(
         target, todo, ids, sampling, power, path, about=about, inputs=decoded.inputs

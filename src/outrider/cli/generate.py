@@ -10,7 +10,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from outrider import verifiers
-from outrider.cli import options, paint
+from outrider.cli import options, paint, planned
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
 from outrider.engine.search import Beams
@@ -101,12 +101,9 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     end = Stop(max_new_tokens, tuple(stop or ()))
-    begun = prompt is not None or file is not None
-    text = read_prompt(prompt, file) if begun or source is None else None
-    read = None if source is None else read_source(source)
-    copied = None if reference is None else read_file(reference, "reference")
+    given = _read(prompt, file, source, reference)
     speculator = setup.load(dtype)
-    asked = _asked(speculator, text, read, copied)
+    asked = _asked(speculator, *given)
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
         _describe(speculator, how_made)
@@ -115,7 +112,8 @@ def generate(
         _finish(found, how_made if as_json else None, printed=False)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
-    told = partial(_finish, about=how_made if as_json else None, printed=stream or trace)
+    about = how_made if as_json else None
+    told = partial(_finish, about=about, printed=stream or trace, verbose=verbose)
     try:
         _print(running, speculator, stream, trace)
     except KeyboardInterrupt:
@@ -150,6 +148,16 @@ def _how_made(speculator: Speculator, greedy: bool) -> dict[str, object]:
         "rule_options": verifiers.taken(judged),
         "exact": judged.exact,
     }
+
+
+def _read(
+    prompt: str | None, file: Path | None, source: str | None, reference: Path | None
+) -> tuple[str | None, str | None, str | None]:
+    """The prompt, the source and the reference, before any model is loaded."""
+    begun = prompt is not None or file is not None
+    text = read_prompt(prompt, file) if begun or source is None else None
+    read = None if source is None else read_source(source)
+    return text, read, None if reference is None else read_file(reference, "reference")
 
 
 class _Asked(TypedDict):
@@ -194,8 +202,13 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
             sys.stdout.flush()
 
 
-def _finish(result: Generation, about: dict[str, object] | None, printed: bool) -> None:
+def _finish(
+    result: Generation, about: dict[str, object] | None, printed: bool, verbose: bool = False
+) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
+    if verbose:
+        for line in planned.chosen(result.stats):
+            err.print(line, markup=False)
     done = result.completions[0]
     if about is not None:
         document: dict[str, object] = {
@@ -220,6 +233,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     err.print(
         f"target {notes.target}\ndraft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
+        f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
         f"\ndevice {notes.device}, {notes.dtype}, "
@@ -234,5 +248,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     ]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
+    for line in planned.priced(speculator.engine):
+        err.print(line, markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)

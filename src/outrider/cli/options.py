@@ -36,9 +36,13 @@ Planned = Annotated[
     str | None,
     typer.Option(
         "--planner",
-        help="What to draft in each step: fixed (default), or adaptive: what is fastest, nothing "
-        "included. Greedy and coupled texts stay the same.",
+        help="What to draft in each step: adaptive (what is worth most, or nothing; the default if "
+        "no number says how much), or fixed. Greedy and coupled texts stay the same.",
     ),
+]
+CostsFile = Annotated[
+    Path | None,
+    typer.Option("--costs", help="What steps cost: a file of Costs.write. Default: measured once."),
 ]
 NumBeams = Annotated[
     int, typer.Option(min=1, help="Beams of a search in place of one text; 1 is off.")
@@ -47,8 +51,8 @@ LengthPenalty = Annotated[float, typer.Option(help="Of beams: above 0 long ones 
 DrafterName = Annotated[
     str | None,
     typer.Option(
-        help="What drafts. Default: draft_model; without one prompt_lookup, or reference_lookup "
-        "for an encoder-decoder. "
+        help="What drafts. Default: draft_model; without one recall (on a GPU suffix), or "
+        "reference_lookup for an encoder-decoder. "
         f"Known: {', '.join(sorted(DRAFTERS))}."
     ),
 ]
@@ -170,12 +174,13 @@ class Setup:
     rule_option: RuleOption = None
     coupled: Coupled = False
     planner: Planned = None
+    costs: CostsFile = None
     device: Device = None
     threads: Threads = None
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ("target", "draft", "draft_layers", "device", "threads")
+        models = ("target", "draft", "draft_layers", "costs", "device", "threads")
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -200,6 +205,7 @@ class Setup:
                 drafter_options=_by_name("--drafter-option", self.drafter_option, "count=3"),
                 draft_layers=numbers("--draft-layers", self.draft_layers, int, "0,5"),
                 planner=self.planner,
+                costs=self.costs,
                 rule=self.rule,
                 rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
                 dtype=dtype,

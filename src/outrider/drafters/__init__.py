@@ -5,29 +5,49 @@ A drafter of your own is reached by name once it is here, from outside as well:
     outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)
 """
 
+import torch
+
 from outrider import arguments
 from outrider.drafters import (
     beam,
+    cascade,
     draft_model,
     dynamic_tree,
+    layer_skip,
+    lookahead,
     ngram_table,
+    ngram_tree,
     paths,
     prompt_lookup,
+    random,
+    recall,
     reference_lookup,
     shapes,
+    string_match,
+    suffix,
+    translated,
 )
 from outrider.drafters.beam import Beam
+from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
 from outrider.drafters.hub_tree import HubTree
+from outrider.drafters.layer_skip import LayerSkip
+from outrider.drafters.lookahead import Lookahead
 from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram_tree import NgramTree
 from outrider.drafters.paths import Paths
 from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.random import Random
+from outrider.drafters.recall import Recall
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.drafters.root import Root
 from outrider.drafters.sampled_tree import SampledTree
 from outrider.drafters.static_tree import StaticTree
+from outrider.drafters.string_match import StringMatch
+from outrider.drafters.suffix import Suffix
+from outrider.drafters.translated import Translated
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.types import Drafter
 
@@ -41,8 +61,17 @@ DRAFTERS: dict[str, Recipe] = {
     "static_tree": shapes.recipe(StaticTree),
     "dynamic_tree": dynamic_tree.RECIPE,
     "prompt_lookup": prompt_lookup.RECIPE,
+    "suffix": suffix.RECIPE,
+    "recall": recall.RECIPE,
     "reference_lookup": reference_lookup.RECIPE,
     "ngram_table": ngram_table.RECIPE,
+    "ngram_tree": ngram_tree.RECIPE,
+    "cascade": cascade.RECIPE,
+    "layer_skip": layer_skip.RECIPE,
+    "lookahead": lookahead.RECIPE,
+    "random": random.RECIPE,
+    "string_match": string_match.RECIPE,
+    "translated": translated.RECIPE,
 }
 
 
@@ -77,11 +106,27 @@ def check(name: str, options: DraftOptions, draft: object = None, table: object 
     return recipe
 
 
-def usual(draft: object, reads: bool = False) -> str:
-    """The drafter of a user who names none; `reads` says whether the target reads a source."""
+def usual(
+    draft: object,
+    reads: bool = False,
+    differs: bool = False,
+    device: str | torch.device = "cpu",
+    options: DraftOptions | None = None,
+) -> str:
+    """The drafter of a user who names none.
+
+    reads    whether the target reads a source, or there is a text to copy from
+    differs  whether the draft model has another tokenizer than the target
+    device   the target's
+    options  who asks for n-grams looks them up
+    """
     if draft is not None:
-        return "draft_model"
-    return "reference_lookup" if reads else "prompt_lookup"
+        return "translated" if differs else "draft_model"
+    if reads:
+        return "reference_lookup"
+    if options is not None and options.ngram is not None:
+        return "prompt_lookup"
+    return "recall" if torch.device(device).type == "cpu" else "suffix"
 
 
 def models(draft: object) -> tuple[object, ...]:
@@ -104,8 +149,9 @@ def make(name: str, parts: Parts, options: DraftOptions | None = None) -> Drafte
 
 def _refuse(name: str, recipe: Recipe, option: str, value: object) -> None:
     beside = [part for part in ("draft", "table") if recipe.wants(part)]
-    takes = ", ".join([*beside, *recipe.takes]) or "no options"
-    others = ", ".join(sorted(n for n, other in DRAFTERS.items() if option in other.takes))
+    takes = ", ".join([*beside, *recipe.takes, *recipe.warps]) or "no options"
+    able = (n for n, other in DRAFTERS.items() if option in (*other.takes, *other.warps))
+    others = ", ".join(sorted(able))
     raise ConfigurationError(
         f"drafter {name!r} has no use for {option}; got {option}={arguments.shown(value)}; it "
         f"takes {takes}; leave {option} out" + (f", or use one of {others}" if others else "")
@@ -133,17 +179,26 @@ def _check_models(name: str, recipe: Recipe, draft: object) -> None:
 __all__ = [
     "DRAFTERS",
     "Beam",
+    "Cascade",
     "DraftModel",
     "DraftOptions",
     "DynamicTree",
     "HubTree",
+    "LayerSkip",
+    "Lookahead",
     "NgramTable",
+    "NgramTree",
     "Parts",
     "Paths",
     "PromptLookup",
+    "Random",
+    "Recall",
     "Recipe",
     "ReferenceLookup",
     "Root",
     "SampledTree",
     "StaticTree",
+    "StringMatch",
+    "Suffix",
+    "Translated",
 ]

@@ -42,7 +42,6 @@ class Beam:
     width: int = 3
     depth: int = 4
     name: ClassVar[str] = "beam"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
@@ -50,6 +49,11 @@ class Beam:
         depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "depth", depth)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -65,13 +69,14 @@ class Beam:
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
-        return growing.grow([growing.Model(self.model, memory)], context, layout, paths)
+        source = growing.Model(self.model, memory, deepest=self.depth)
+        return growing.grow([source], context, layout, paths)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries."""
-        growing.keep_path(self.model, memory, context, draft, verdict)
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 class _Paths:

@@ -69,7 +69,6 @@ class DraftModel:
     parents: tuple[int, ...] | None = None
     name: str = "draft_model"
     policy: Policy | None = None
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.coupled and self.policy is not None:
@@ -97,6 +96,11 @@ class DraftModel:
         return frozenset({Kind.FIXED, *self.chosen.drawn})
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self.parents or (-1,))
@@ -109,13 +113,14 @@ class DraftModel:
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
-        return growing.grow([growing.Model(self.model, memory)], context, layout, self.chosen)
+        source = growing.Model(self.model, memory, deepest=self.shapes[0].max_depth)
+        return growing.grow([source], context, layout, self.chosen)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Keep the accepted path's entries."""
-        growing.keep_path(self.model, memory, context, draft, verdict)
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 def _made(
@@ -129,4 +134,6 @@ def _made(
     return DraftModel(model, counts, coupled)
 
 
-RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens", "branching", "coupled"))
+RECIPE = recipes.Recipe(
+    _made, ("model",), ("num_speculative_tokens", "branching", "coupled"), deepest=12
+)

@@ -21,62 +21,12 @@ are. The factor is measured (docs/log.md) and matters for speed alone.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from outrider import arguments, ops
+from outrider import arguments
 from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, shapes
-from outrider.errors import ConfigurationError
-from outrider.models.prefill import ROUND
-from outrider.tree import numbers
-from outrider.types import (
-    Cache,
-    Context,
-    Draft,
-    Kind,
-    LanguageModel,
-    Laws,
-    Scores,
-    Shape,
-    Verdict,
-)
-
-SURENESS = 1.5  #: under shared noise target and draft agree more often than softmax tells
-
-
-def candidates(depth: int, few: int) -> int:
-    """How many nodes there are to choose from.
-
-    >>> candidates(2, 3)
-    12
-    """
-    return few + (depth - 1) * few**2
-
-
-def fits(
-    total: int, depth: int, few: int, vocab: int, names: tuple[str, str] = ("depth", "top_k")
-) -> None:
-    """Refuse sizes that no dynamic tree has; `names` are the caller's for depth and width."""
-    deep, wide = names
-    given = f"total_tokens={total}, {deep}={depth}, {wide}={few}"
-    arguments.whole("total_tokens", total, recipes.PLAIN, least=1)
-    arguments.whole(deep, depth, recipes.PLAIN, least=1)
-    arguments.whole(wide, few, recipes.CHAIN, least=2)
-    if few > vocab:
-        raise ConfigurationError(
-            f"no node has more children than the draft has tokens; got {given} for a "
-            f"vocabulary of {vocab}; lower {wide}"
-        )
-    most = candidates(depth, few)
-    if not depth <= total <= most:
-        raise ConfigurationError(
-            f"total_tokens must lie between {deep}, {depth}, and the {most} candidates that "
-            f"{wide} and {deep} give; got {given}; change one of them"
-        )
+from outrider.drafters.growing import pool, shapes
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
@@ -95,17 +45,16 @@ class DynamicTree:
     top_k: int = 4
     coupled: bool = False
     name: ClassVar[str] = "dynamic_tree"
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
             object.__setattr__(self, name, arguments.plain(getattr(self, name)))
-        fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
+        pool.fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
 
     @property
     def drawn(self) -> tuple[Kind, ...]:
         """Every child is placed, or every child is coupled."""
-        return (Kind.COUPLED if self.coupled else Kind.FIXED,)
+        return pool.drawn(self.coupled)
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -113,133 +62,33 @@ class DynamicTree:
         return frozenset({Kind.FIXED, *self.drawn})
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
-        return _shapes(self.total_tokens, self.depth, self.top_k)
+        return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
 
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache: it may run more nodes than it proposes."""
         run = 1 + (self.depth - 1) * self.top_k
-        more = -(-max(run - 1 - self.total_tokens, 0) // ROUND) * ROUND
-        return growing.open_cache(self.model, context, capacity + more)
+        more = max(run - 1 - self.total_tokens, 0)
+        room = self.model.width(capacity + more) if more else capacity
+        return growing.open_cache(self.model, context, room)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
-        own, few, device = shapes.declared(self, shape), self.top_k, context.length_B.device
-        layout = shapes.ragged(few, own.max_depth, device, leaves=False)
-        pool = _Pool(few, self.coupled, torch.zeros_like(context.length_B, dtype=torch.float32))
-        growing.expand([growing.Model(self.model, memory)], context, layout, pool)
-        tokens, parent, depth, places = pool.best(own.max_nodes - 1)
-        tree, draws = growing.selected(parent, depth, own.max_depth, few)
-        tokens = torch.cat([growing.pending(context), tokens], 1)
-        return growing.declare(tokens, tree, draws, self.drawn, context.sampling, places_BN=places)
+        own = shapes.declared(self, shape)
+        source = growing.Model(self.model, memory, self.depth)
+        return pool.grow(source, context, own, self.top_k, self.coupled)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root, from where they were run."""
-        path = verdict.path_BD
-        if draft.places_BN is None:  # a plain step
-            return
-        slot = draft.places_BN.gather(1, path.clamp(min=0))
-        self.model.keep(memory, context.length_B - 1, torch.where(path >= 0, slot, -1))
-
-
-class _Candidates(NamedTuple):
-    """What one level adds to choose from: siblings side by side and best first."""
-
-    score_Bm: Tensor  #: log of the cumulative probability, -inf: no such token
-    token_Bm: Tensor
-    parent_Bm: Tensor  #: number of the parent among all candidates, counted from 1; 0: the root
-    place_Bm: Tensor  #: number among the nodes that were run, -1: it was not
-
-
-class _Pool:
-    """All candidates of one proposal, and the nodes that are expanded next."""
-
-    drawn = (Kind.FIXED,)
-
-    def __init__(self, few: int, coupled: bool, score_B: Tensor) -> None:
-        self.few, self.coupled = few, coupled
-        self.score_Bn = score_B[:, None]  # of the nodes being expanded
-        self.number_Bn = torch.zeros_like(self.score_Bn, dtype=torch.int64)
-        self.levels: list[_Candidates] = []
-
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
-        """The best tokens of every node are candidates, the best candidates are expanded."""
-        few, base = self.few, 1 + sum(part.score_Bm.shape[1] for part in self.levels)
-        best = self._log_shares(law, level, keys).topk(few, -1)
-        worth = (self.score_Bn[..., None] + best.values).flatten(1)
-        token = best.indices.flatten(1)
-        above = self.number_Bn[..., None].expand(-1, -1, few).flatten(1)
-        size = level.end - level.stop  # 0 at the last level
-        order = worth.argsort(dim=-1, descending=True, stable=True)[:, :size]
-        ahead = numbers(level.end, token.device)[level.stop :].expand_as(order)
-        place = torch.full_like(token, -1).scatter(1, order, ahead)
-        self.levels.append(_Candidates(worth, token, above, place))
-        self.score_Bn, self.number_Bn = worth.gather(1, order), base + order
-        there = self.score_Bn > -torch.inf
-        tokens = torch.where(there, token.gather(1, order), 0)
-        return Children(tokens, there, None, order // few)
-
-    def _log_shares(self, law: Laws, level: Level, keys: Keys) -> Tensor:
-        """How probable each token is to be the next one, as far as the draft can tell: [B, n, V].
-
-        At most 0; -inf where a token is impossible.
-        """
-        if self.coupled:
-            inverse = law.inverse_temperature_B
-            sure = torch.where(torch.isinf(inverse), 1.0, SURENESS)[:, None, None]
-            merit = sure * ops.merit(law, keys.shared(level.depth)).float()
-        else:
-            merit = ops.scaled(law).float()
-        # a node at which nothing is possible has no shares: NaN
-        return merit.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
-
-    def best(self, total: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens [B, total], and parents, depths and places [B, N] of the best candidates.
-
-        Nodes stand in the order of the candidates: by depth, parents first. Absent ones stand last.
-        """
-        columns = zip(*self.levels, strict=True)
-        score, token, above, place = (torch.cat(column, 1) for column in columns)
-        (batch, many), device = score.shape, score.device
-        # a stable order, because a parent may be as probable as its child
-        best = score.argsort(dim=-1, descending=True, stable=True)[:, :total]
-        there = score.gather(1, best) > -torch.inf
-        best = torch.where(there, best, many).sort(-1).values
-        there = best < many
-        best = best.clamp(max=many - 1)
-        number = numbers(total + 1, device)[1:].expand(batch, -1)
-        new = torch.zeros(batch, many + 2, dtype=torch.int64, device=device)
-        new = new.scatter(1, torch.where(there, best + 1, many + 1), number)
-        parent = torch.where(there, new.gather(1, above.gather(1, best)), -1)
-        depth = _depths(len(self.levels), self.few, device)[best]
-        pad = torch.nn.functional.pad
-        return (
-            torch.where(there, token.gather(1, best), 0),
-            pad(parent, (1, 0), value=-1),
-            pad(torch.where(there, depth, 1), (1, 0)),
-            pad(torch.where(there, place.gather(1, best), -1), (1, 0)),
-        )
-
-
-@lru_cache(maxsize=64)
-def _shapes(total: int, depth: int, few: int) -> tuple[Shape, ...]:
-    """A shape for each depth.
-
-    >>> [(shape.key, shape.max_nodes) for shape in _shapes(9, 3, 2)]
-    [(3, 10), (2, 7), (1, 3)]
-    """
-    sizes = ((d, 1 + min(total, candidates(d, few))) for d in range(depth, 0, -1))
-    return tuple(Shape(d, nodes, d, is_chain=False) for d, nodes in sizes)
-
-
-@lru_cache(maxsize=64)
-def _depths(depth: int, few: int, device: torch.device) -> Tensor:
-    """Depth of each candidate [M]."""
-    each = [1] * few + [d for d in range(2, depth + 1) for _ in range(few**2)]
-    return torch.tensor(each, device=device)
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 def _made(
@@ -249,12 +98,10 @@ def _made(
     total_tokens: int | None = None,
     coupled: bool = False,
 ) -> DynamicTree:
-    depth = num_speculative_tokens
-    if total_tokens is None:  # the usual number, if a tree of this depth and width can have it
-        total_tokens = max(depth, min(DynamicTree.total_tokens, candidates(depth, width)))
-    names = ("num_speculative_tokens", "width")
-    fits(total_tokens, depth, width, model.vocab_size, names)
-    return DynamicTree(model, total_tokens, depth, width, coupled)
+    total = pool.sized(
+        total_tokens, num_speculative_tokens, width, model.vocab_size, DynamicTree.total_tokens
+    )
+    return DynamicTree(model, total, num_speculative_tokens, width, coupled)
 
 
 RECIPE = recipes.Recipe(

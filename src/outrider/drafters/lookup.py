@@ -50,6 +50,14 @@ def runs(corpus_BC: Tensor, context: Context, most: int) -> Tensor:
     return run
 
 
+def latest(corpus_BC: Tensor, context: Context, most: int, least: int) -> Tensor:
+    """[B, 1]: behind the longest match of `most` to `least` tokens, of equals the last; or -1."""
+    run = runs(corpus_BC, context, most)
+    rank = run * context.bound + numbers(context.bound, run.device)
+    best, where = rank.where(run >= least, -1).max(1, keepdim=True)
+    return torch.where(best >= 0, where + 1, -1)
+
+
 def copied(corpus_BC: Tensor, start_Bw: Tensor, context: Context, count: int) -> Draft:
     """`count` tokens from each of w places of the corpus on, as chains below the pending token.
 

@@ -1,9 +1,21 @@
 """Drafters' memories: what they keep per row, as the engine's rows come, move and go."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
+from outrider.rows import seated
 from outrider.types import Cache
+
+
+class Copied(Protocol):
+    """What a row keeps on the host."""
+
+    def copy(self) -> Self:
+        """The same, to be continued apart."""
+
+
+R = TypeVar("R", bound=Copied)
 
 
 class Nothing(NamedTuple):
@@ -39,3 +51,22 @@ class Several(NamedTuple):
     def narrow(self, rows: int) -> "Several":
         """The first seats of each."""
         return Several(tuple(store.narrow(rows) for store in self.stores))
+
+
+@dataclass(frozen=True)
+class Rows(Generic[R]):
+    """An object of the host for every row."""
+
+    rows: tuple[R, ...]
+
+    def take(self, rows: Sequence[int]) -> "Rows[R]":
+        """Copies of these."""
+        return Rows(tuple(self.rows[row].copy() for row in rows))
+
+    def put(self, seats: Sequence[int], other: "Rows[R]") -> "Rows[R]":
+        """The other's in these seats."""
+        return Rows(seated(self.rows, seats, other.rows))
+
+    def narrow(self, rows: int) -> "Rows[R]":
+        """The first ones."""
+        return Rows(self.rows[:rows])

@@ -159,11 +159,7 @@ class NgramTable:
         arguments.whole(
             "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
         )
-        if self.vocab_size and self.vocab_size < self.table.vocab_size:
-            raise VocabularyMismatch(
-                f"the n-gram table knows {self.table.vocab_size} tokens, the target "
-                f"{self.vocab_size}; count one with the target's tokenizer"
-            )
+        followers(self.table, self.vocab_size)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -178,8 +174,7 @@ class NgramTable:
         """Draw each token from the table's law after the ones before it."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
-        unknown = (self.vocab_size or self.table.vocab_size) - self.table.vocab_size
-        return growing.grow([_Followers(self.table, unknown)], context, layout, self)
+        return growing.grow([followers(self.table, self.vocab_size)], context, layout, self)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """One draw."""
@@ -192,21 +187,41 @@ class NgramTable:
         """Nothing to learn: the table is fixed."""
 
 
-class _Followers(NamedTuple):
-    """A table as the source of a chain's laws."""
+class Followers(NamedTuple):
+    """A table as a source of laws."""
 
     table: Table
     unknown: int  #: outputs of the target that the table has no token for
 
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
-        """Log-probabilities after the last tokens of the text and of the chain so far."""
-        context = tree.context
-        size = max(self.table.order - 1, 1)
-        at = context.length_B[:, None] + (numbers(size, context.length_B.device) - size)
+        """[B, n, V] log-probabilities after the text and the path to each node of the level."""
+        context, tokens, parent = tree.context, tree.tokens_BM, tree.tree.parent_BN
+        rows, size = tokens.shape[0], max(self.table.order - 1, 1)
+        node = numbers(level.stop, tokens.device)[level.start :].expand(rows, -1)
+        path = [tokens.gather(1, node)]
+        while len(path) < min(size, level.depth + 1):
+            node = parent.expand(rows, -1).gather(1, node)
+            path.insert(0, tokens.gather(1, node))
+        ahead = size - len(path)  # of the text, in front of the pending token
+        at = context.length_B[:, None] - 1 + (numbers(ahead, tokens.device) - ahead)
         tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
-        text = torch.cat([tail, tree.tokens_BM[:, 1:]], 1)
-        law = self.table.probs(text[:, -size:])
-        return torch.nn.functional.pad(law, (0, self.unknown)).log()[:, None]
+        text = torch.cat([tail[:, None].expand(-1, node.shape[1], -1), torch.stack(path, -1)], -1)
+        law = self.table.probs(text.flatten(0, 1)).view(*node.shape, -1)
+        return torch.nn.functional.pad(law, (0, self.unknown)).log()
+
+
+def followers(table: Table, vocab_size: int | None) -> Followers:
+    """The table's laws over `vocab_size` outputs of the target; None: over its own tokens.
+
+    Raises VocabularyMismatch if the table knows more.
+    """
+    unknown = 0 if vocab_size is None else vocab_size - table.vocab_size
+    if unknown < 0:
+        raise VocabularyMismatch(
+            f"the n-gram table knows {table.vocab_size} tokens, the target {vocab_size}; count one "
+            "with the target's tokenizer"
+        )
+    return Followers(table, unknown)
 
 
 def _made(
@@ -217,4 +232,4 @@ def _made(
     return NgramTable(table, num_speculative_tokens, vocab_size)
 
 
-RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",))
+RECIPE = recipes.Recipe(_made, ("table", "vocab_size"), ("num_speculative_tokens",), deepest=12)

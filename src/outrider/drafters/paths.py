@@ -8,7 +8,7 @@ with its argmax.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
@@ -37,7 +37,6 @@ class Paths:
     depth: int = 4
     more: tuple[LanguageModel, ...] = ()
     name: ClassVar[str] = "paths"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
 
     def __post_init__(self) -> None:
@@ -57,18 +56,30 @@ class Paths:
         return (self.model, *self.more)
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft models read, one model after another."""
+        return tuple(tap for model in self.models for tap in model.taps)
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
         """Paths of each depth."""
         return shapes.of_levels(self.count, self.depth)
 
     def open(self, context: Context, capacity: int) -> Several:
         """A cache for every model."""
-        return Several(tuple(growing.open_cache(model, context, capacity) for model in self.models))
+        each = zip(self.models, self._own(context.hidden), strict=True)
+        return Several(
+            tuple(
+                growing.open_cache(model, context._replace(hidden=hidden), capacity)
+                for model, hidden in each
+            )
+        )
 
     def propose(self, memory: Several, context: Context, shape: Shape) -> Draft:
         """Draw all paths level by level, one call of each draft model per level."""
         depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
-        sources = list(map(growing.Model, self.models, memory.stores))
+        pairs = zip(self.models, memory.stores, strict=True)
+        sources = [growing.Model(model, cache, deepest=self.depth) for model, cache in pairs]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
         return growing.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
 
@@ -81,8 +92,14 @@ class Paths:
         scores: Scores,
     ) -> None:
         """Keep the accepted path's entries in every cache."""
-        for model, cache in zip(self.models, memory.stores, strict=True):
-            growing.keep_path(model, cache, context, draft, verdict)
+        stores = zip(self.models, memory.stores, self._own(scores.hidden), strict=True)
+        for model, cache, hidden in stores:
+            growing.keep_path(model, cache, context, draft, verdict, hidden)
+
+    def _own(self, hidden: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """Each model's part of the target's states."""
+        ends = list(accumulate(len(model.taps) for model in self.models))
+        return [hidden[start:end] for start, end in pairwise([0, *ends])]
 
 
 class _Walk:

@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from outrider import arguments
+from outrider.drafters.tempered import Tempered, Warp
 from outrider.errors import ConfigurationError
+from outrider.models.translated import TranslatedModel
 from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN = "use the drafter 'root' for plain decoding"
 CHAIN = "use the drafter 'draft_model' for a chain"
 
-Need = Literal["model", "models", "table", "vocab_size"]
+Need = Literal["model", "models", "translated", "table", "vocab_size", "target"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class DraftOptions:
             if vars(self)[name] is not None:
                 object.__setattr__(self, name, read(vars(self)[name]))
 
+    @property
+    def sized(self) -> bool:
+        """Whether a size was asked for: then it is drafted in every step."""
+        return any(vars(self)[name] is not None for name in SIZES)
+
     def asked(self) -> dict[str, object]:
         """What was asked for, by name."""
         common = {name: vars(self)[name] for name in COMMON}
@@ -68,6 +75,9 @@ class DraftOptions:
 
 #: The options that drafters share; any other one is some drafter's own.
 COMMON = tuple(field.name for field in fields(DraftOptions) if field.name != "own")
+
+#: Those that say how much is drafted.
+SIZES = ("num_speculative_tokens", "branching", "width", "total_tokens", "acceptance")
 
 
 def counts(name: str, given: object) -> tuple[int, ...]:
@@ -136,6 +146,7 @@ class Parts(NamedTuple):
     models: tuple[LanguageModel, ...] = ()  #: draft models
     table: "Table | None" = None  #: n-gram counts
     vocab_size: int = 0  #: of the target
+    target: LanguageModel | None = None  #: for a drafter that is made of it
 
 
 @dataclass(frozen=True)
@@ -144,10 +155,14 @@ class Recipe:
 
     build  a class or function; it gets what the recipe needs, and those of the options it takes
            that the user asked for, as keywords: what was not asked for is its own default's matter
-    needs  "model" (one draft model), "models" (a tuple of one or more), "table" (n-gram counts),
-           "vocab_size" (the target's)
-    takes  names of options: those of `DraftOptions`, and any other names of its own
+    needs  "model" (one draft model), "models" (a tuple of one or more), "translated" (one whose
+           tokenizer is another than the target's), "table" (n-gram counts), "vocab_size" (the
+           target's), "target" (the model itself)
+    takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
+           from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
+           `min_p` besides (`drafters.tempered`)
     depth  tokens it drafts in a row if nobody asks
+    deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
 
     >>> from outrider.drafters.root import Root
@@ -159,6 +174,7 @@ class Recipe:
     needs: tuple[Need, ...] = ()
     takes: tuple[str, ...] = ()
     depth: int = 4
+    deepest: int | None = None
     copies: bool = False
 
     def __post_init__(self) -> None:
@@ -170,9 +186,15 @@ class Recipe:
             arguments.refuse("takes", "a tuple of names", self.takes, 'write takes=("width",)')
 
     @property
+    def warps(self) -> tuple[str, ...]:
+        """Options of the law that it draws from: of a model's or a table's. Its own go first."""
+        law = not {"model", "models", "table", "target"}.isdisjoint(self.needs)
+        return tuple(name for name in Warp._fields if law and name not in self.takes)
+
+    @property
     def drafts_with_models(self) -> bool:
         """Whether it needs a draft model, or several."""
-        return not {"model", "models"}.isdisjoint(self.needs)
+        return not {"model", "models", "translated"}.isdisjoint(self.needs)
 
     def wants(self, option: str) -> bool:
         """Whether it has a use for an option, a "draft" model or a "table".
@@ -183,23 +205,41 @@ class Recipe:
             return self.drafts_with_models
         if option == "coupled" and not self.drafts_with_models:
             return True
-        return option in self.takes or (option == "table" and "table" in self.needs)
+        known = (*self.takes, *self.warps)
+        return option in known or (option == "table" and "table" in self.needs)
 
     def has(self, parts: Parts) -> bool:
         """Whether all that it needs is there."""
-        return bool(parts.models or not self.drafts_with_models) and (
-            parts.table is not None or "table" not in self.needs
-        )
+        there = {
+            "model": parts.models,
+            "models": parts.models,
+            "translated": any(isinstance(model, TranslatedModel) for model in parts.models),
+            "table": parts.table is not None,
+            "vocab_size": parts.vocab_size,
+            "target": parts.target is not None,
+        }
+        return all(there[need] for need in self.needs)
 
     def make(self, parts: Parts, options: DraftOptions) -> Drafter:
         """The drafter; what it has no use for must have been refused (`drafters.check`)."""
+        first = parts.models[0] if parts.models else None
         there = {
-            "model": parts.models[0] if parts.models else None,
+            "model": first,
             "models": parts.models,
+            "translated": first,
             "table": parts.table,
             "vocab_size": parts.vocab_size,
+            "target": parts.target,
         }
         asked = options.asked()
         if "coupled" not in self.takes:
             asked.pop("coupled", None)  # the rule's matter alone
-        return self.build(**{need: there[need] for need in self.needs}, **asked)
+        warp = {name: asked.pop(name) for name in self.warps if name in asked}
+        drafter = self.build(**{need: there[need] for need in self.needs}, **asked)
+        unread = {tap for model in parts.models for tap in model.taps} - set(drafter.taps)
+        if unread:
+            raise ConfigurationError(
+                f"drafter {drafter.name!r} hands no states of the target to its draft model; got a "
+                "head, which reads them; use 'draft_model', 'dynamic_tree' or another tree"
+            )
+        return Tempered(drafter, Warp.given(warp)) if warp else drafter

@@ -151,5 +151,6 @@ RECIPE = recipes.Recipe(
     _made,
     takes=("num_speculative_tokens", "ngram", "width"),
     depth=ReferenceLookup.num_speculative_tokens,
+    deepest=16,
     copies=True,
 )

@@ -45,7 +45,7 @@ class Pending:
     draft: Draft
     verdict: Verdict
     requests: list[int]
-    traced: bool
+    traced: list[bool]  #: by row
     told: dict[Logprobs, Told] = field(default_factory=dict)  #: what rows want to be told
     wanted: list[Logprobs | None] | None = None  #: by row
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
@@ -60,7 +60,7 @@ class Pending:
                 overlaps_B = b.overlaps_B.expand_as(b.emitted_B)
                 counts = [b.emitted_B, b.reason_B, b.accepted_B, b.drafted_B, overlaps_B]
                 parts += [b.tokens_BT, torch.stack(counts), b.overlap_B]
-        if self.traced:
+        if any(self.traced):
             d, v = self.draft, self.verdict
             parts += [d.tokens_BN, d.tree.parent_BN, d.draws_BNK, v.path_BD]
         for told in self.told.values():
@@ -99,7 +99,7 @@ class Pending:
         return logs, [list(zip(*place, strict=True)) for place in zip(ids, tops, strict=True)]
 
     def trace_of(self, row: int) -> Trace | None:
-        if not self.traced:
+        if not self.traced[row]:
             return None
         tokens, parents, draws, path = self._trace
         shared = 0 if parents.shape[0] == 1 else row

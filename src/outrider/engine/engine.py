@@ -16,32 +16,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from outrider import arguments, tree, verifiers
+from outrider.costs import Costs
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
 from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.logprobs import Logprobs, Told, told
-from outrider.engine.planner import Planner, Row, named
-from outrider.engine.request import Limits, Request, check, check_fit, spread, token_ids
+from outrider.engine.planner import Adaptive, Finished, Fixed, Planner, Row, View, measure, named
+from outrider.engine.request import Limits, Request, capped, check, check_fit, spread, token_ids
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     PLAIN,
     Block,
     BlockLists,
-    Costs,
     Draft,
     Drafter,
     Foreseeing,
@@ -63,7 +64,9 @@ class Engine:
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
-    name of one; None drafts in the drafter's usual shape; `costs` are for the planner. With
+    name of one; None drafts in the drafter's usual shape. `costs` are for the planner, which
+    measures what it lacks of them before a run begins, unless they are given as they are to be;
+    what was measured is told to `kept`. With
     `graphs` steps are captured and replayed as CUDA graphs (docs/gpu.md): the same text with less
     work for the host.
     """
@@ -76,6 +79,7 @@ class Engine:
         planner: str | Planner[Any] | None = None,
         costs: Costs | None = None,
         graphs: bool = False,
+        kept: Callable[[Costs], object] | None = None,
     ) -> None:
         if not hasattr(drafter, "propose") or isinstance(drafter, type):
             do = "make one, such as outrider.PromptLookup(); names are for load(drafter=...)"
@@ -94,8 +98,10 @@ class Engine:
         on_host = torch.device(target.device).type == "cpu"
         self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
-        self.planner = named(planner)
-        self.costs = costs
+        drafts = any(shape.max_depth for shape in drafter.shapes)
+        self.planner = named(planner) if drafts else Fixed()  # nothing to choose
+        self.costs, self.kept = costs, kept
+        self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
 
@@ -106,6 +112,43 @@ class Engine:
         if greedy == "all":
             return verifiers.get("match")
         return verifiers.default(self.drafter.kinds, self._chains)
+
+    def stepper(self) -> Callable[[Batch, Shape], Made]:
+        """The verbs of a sampled step, one by one or as graphs."""
+        rule = self.choose_rule("none")
+        return self.graphed(rule) or (lambda b, s: verbs(self.target, self.drafter, rule, b, s))
+
+    def graphed(self, rule: Verifier) -> Graphed | None:
+        """The verbs as graphs, if that was asked for."""
+        if self.capture is None:
+            return None
+        work = partial(verbs, self.target, self.drafter, rule)
+        return Graphed(self.capture, work, self.shapes, self.target)
+
+    def priced(self, seats: int) -> Costs | None:
+        """The costs of steps of up to so many rows, for a planner that weighs them.
+
+        What nobody has measured is measured now, on made-up text.
+        """
+        if not isinstance(self.planner, Adaptive) or self._given:
+            return self.costs
+        for rows in measure.upto(seats):
+            if self.costs is None or rows not in self.costs.times:
+                more = measure.measured(self, rows)
+                self.costs = more if self.costs is None else self.costs.joined(more)
+                if self.kept is not None:
+                    self.kept(self.costs)
+        return self.costs
+
+    def alone(self) -> "Engine":
+        """The same, but that a planner plans each row of a batch as if it were alone."""
+        costs = self.priced(1) if isinstance(self.planner, Adaptive) else None
+        if costs is None:
+            return self
+        graphs = self.capture is not None
+        return Engine(
+            self.target, self.drafter, self.rule, self.planner, costs.alone(), graphs=graphs
+        )
 
     def run(
         self,
@@ -185,14 +228,15 @@ class Run(Iterator[HostBlock]):
                 )
             capacity = engine.target.context + self._size
         self.capacity = capacity
-        room = -(-(capacity + 2) // ROUND) * ROUND  # narrow blocks are padded by dummies
+        room = engine.target.width(capacity)
         self.rule = engine.choose_rule("all")
+        self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
         self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
         self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.shapes, engine.costs)
+        self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
@@ -320,6 +364,8 @@ class Run(Iterator[HostBlock]):
     def stats(self) -> Stats:
         """Totals up to the last step."""
         stats = self._ledger.stats
+        report = self.engine.planner.report(self._plan)
+        stats.predicted_ms, stats.why_plain = report
         if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
             stats.clock(self._clock.read())
         return stats
@@ -370,7 +416,7 @@ class Run(Iterator[HostBlock]):
         """One step of all rows. A row whose own processors fail leaves, and the others step."""
         clock = self._clock
         while self._seating.rows:
-            batch = self._bounded()
+            batch, self._took = self._bounded(), time.perf_counter()
             shape = self._shape(batch)
             clock.start()
             try:
@@ -408,10 +454,13 @@ class Run(Iterator[HostBlock]):
     ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
         block = made.block
-        if block.lists is not None and not (self._trace or said or self._unread):
-            self._tell(block.lists, rows)  # on the host already: nothing to wait for
+        self._took = time.perf_counter() - self._took
+        self._ledger.stats.count_size(made.draft.tree.nodes)
+        traced = [self._trace or request.trace for request in self._seating.requests(rows)]
+        if block.lists is not None and not (any(traced) or said or self._unread):
+            self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, self._trace, said, wanted)
+            pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 
@@ -419,19 +468,15 @@ class Run(Iterator[HostBlock]):
         """Read blocks that are on their way, all but the last few."""
         while len(self._unread) > left:
             pending = self._unread.popleft()
-            self._tell(pending.read(), pending.requests, pending)
+            self._tell(pending.read(), pending.requests, pending.draft, pending)
 
     def _made(self, batch: Batch, shape: Shape) -> Made:
         """What the verbs make: one by one on the clock, or in one piece."""
         engine, clock, rule = self.engine, self._clock, self.rule
         if engine.capture is None:
             return verbs(engine.target, engine.drafter, rule, batch, shape, clock.lap)
-        if self._graphed is None:
-            self._graphed = Graphed(
-                engine.capture,
-                lambda batch, shape: verbs(engine.target, engine.drafter, rule, batch, shape),
-                engine.shapes,
-            )
+        self._graphed = self._graphed or engine.graphed(rule)
+        assert self._graphed is not None
         made = self._graphed(batch, shape)
         clock.lap("graph")
         return made
@@ -455,14 +500,17 @@ class Run(Iterator[HostBlock]):
             Row(number, entry.request, entry.length, each)
             for number, entry, each in zip(numbers, entries, gains, strict=True)
         ]
-        shape = self.engine.planner.plan(self._plan, rows)
+        greedy = all(row.request.sampling.temperature == 0 for row in rows)
+        free = verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
+        view = View(rows, self._seating.seats.count, free, self._closed)
+        shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return shape
+        return capped(shape, [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
@@ -481,6 +529,10 @@ class Run(Iterator[HostBlock]):
     def _all_over(self) -> bool:
         return all(self._ledger.entries[number].over for number in self._seating.rows)
 
-    def _tell(self, block: BlockLists, numbers: list[int], pending: Pending | None = None) -> None:
+    def _tell(
+        self, block: BlockLists, numbers: list[int], draft: Draft, pending: Pending | None = None
+    ) -> None:
         blocks = self._ledger.tell(block, numbers, pending)
-        self._plan = self.engine.planner.learn(self._plan, blocks)
+        took = None if self._lag else 1e3 * self._took
+        done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
+        self._plan = self.engine.planner.learn(self._plan, done)

@@ -138,16 +138,20 @@ class _Graph(NamedTuple):
 class Graphed:
     """The verbs of a run's steps, replayed from the second step of a kind on.
 
-    `verbs(batch, shape)` makes one step; `shapes` are all that it may be asked for.
+    `verbs(batch, shape)` makes one step of the target; `shapes` are all that it may be asked for.
 
-    >>> graphed = Graphed(CudaCapture(device), verbs, drafter.shapes)    # doctest: +SKIP
+    >>> graphed = Graphed(CudaCapture(device), verbs, shapes, target)    # doctest: +SKIP
     >>> draft, scores, verdict, batch, block = graphed(batch, shape)     # doctest: +SKIP
     """
 
     def __init__(
-        self, capture: Capture, verbs: Callable[[Batch, Shape], Made], shapes: Sequence[Shape]
+        self,
+        capture: Capture,
+        verbs: Callable[[Batch, Shape], Made],
+        shapes: Sequence[Shape],
+        target: LanguageModel,
     ) -> None:
-        self._capture, self._verbs = capture, verbs
+        self._capture, self._verbs, self._target = capture, verbs, target
         self._most = max(shape.max_nodes for shape in shapes)
         self._graphs: dict[Hashable, _Graph] = {}
         self._warm: set[Hashable] = set()
@@ -184,7 +188,7 @@ class Graphed:
         """Drop what was captured over other rows or another width."""
         context = batch.context
         stores = (batch.cache, batch.memory, context.sampling, context.tokens_BL)
-        wide = width(context.bound, self._most, batch.cache.capacity)
+        wide = width(self._target, context.bound, self._most, batch.cache.capacity)
         same = len(stores) == len(self._stores) and wide == self._wide
         if same and all(a is b for a, b in zip(stores, self._stores, strict=True)):
             return

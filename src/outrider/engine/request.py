@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from outrider import arguments
 from outrider.engine.logprobs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
-from outrider.types import CONTEXT, LENGTH, Inputs, LanguageModel
+from outrider.types import CONTEXT, LENGTH, PLAIN, Inputs, LanguageModel, Shape
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Request:
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
     watched: int | None = None  #: a place of the prompt: `Run.watched` tells the logits behind it
     logprobs: Logprobs | None = None  #: what blocks tell of its tokens
+    trace: bool = False  #: whether blocks tell what was drafted
+    #: no draft deeper than this; 0 decodes it plainly. None: what the planner says
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
@@ -61,6 +66,11 @@ class Request:
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
+        if self.num_speculative_tokens is not None:
+            do = "use 0 for no drafts, or None to leave it to the planner"
+            given = self.num_speculative_tokens
+            depth = arguments.whole("num_speculative_tokens", given, do, least=0)
+            object.__setattr__(self, "num_speculative_tokens", depth)
         if not isinstance(self.logprobs, Logprobs | None):
             arguments.refuse("logprobs", "a Logprobs or None", self.logprobs, "write Logprobs()")
         if self.watched is not None:
@@ -201,3 +211,21 @@ def check_fit(request: Request, number: int, context: int, max_nodes: int, capac
             f"{max_nodes} tree nodes, but capacity={capacity}; "
             "raise capacity or lower max_new_tokens"
         )
+
+
+def capped(shape: Shape, requests: Sequence[Request]) -> Shape:
+    """The shape, with no row's draft deeper than its own request allows.
+
+    >>> rows = [Request([1]), Request([1], num_speculative_tokens=2)]
+    >>> capped(Shape(4, 5, 4, True), rows).most_B.tolist(), capped(PLAIN, rows).most_B
+    ([4, 2], None)
+    """
+    most = [request.num_speculative_tokens for request in requests]
+    if all(depth is None or depth >= shape.max_depth for depth in most):
+        return shape
+    if not any(depth is None or depth > 0 for depth in most):
+        return PLAIN
+    most_B = torch.tensor([shape.max_depth if depth is None else depth for depth in most])
+    if shape.most_B is not None:
+        most_B = torch.minimum(most_B, shape.most_B.to(most_B.device))
+    return shape._replace(most_B=most_B)

@@ -62,7 +62,7 @@ def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ..
     The target's states at the taps come along, for a drafter that reads them.
     """
     tree, context = draft.tree, batch.context
-    wide = width(context.bound, tree.nodes, batch.cache.capacity)
+    wide = width(target, context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
     logits, states = target.forward(batch.cache, nodes, taps=taps)
     shaping = context.sampling.shaping

@@ -1,16 +1,24 @@
 """The engine behind one call of `generate`: settings are read on every call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
 from outrider import drafters, verifiers
+from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Parts
+from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
-from outrider.integrations.drafts import beside, layers_of
+from outrider.integrations.drafts import beside, layers_of, translation
 from outrider.integrations.driven import driven
+from outrider.types import LanguageModel
+
+#: What steps of a target cost, by what drafts beside it: measured in the first call.
+_COSTS: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Costs]] = WeakKeyDictionary()
 
 
 class Arranged(NamedTuple):
@@ -30,11 +38,29 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
     draft = layers_of(settings.get("draft_layers"), draft)
     common = {n: settings[n] for n in COMMON if settings.get(n) is not None}
     options = DraftOptions(**common, own=settings.get("drafter_options"))
-    usual = drafters.usual(draft, copies or target.reads != "text")
+    words = translation(settings.get("tokenizer"), settings.get("draft_tokenizer"), draft)
+    reads, differs = copies or target.reads != "text", words is not None
+    usual = drafters.usual(draft, reads, differs, target.device, options)
     recipe = drafters.check(settings.get("drafter", usual), options, draft, table)
     rule = verifiers.chosen(settings.get("rule"), settings.get("rule_options"), options.coupled)
     given, share = drafters.models(draft), settings.get("share_encoder", "auto")
-    models = tuple(beside(target, model, one, share) for one in given)
+    models: tuple[LanguageModel, ...] = tuple(
+        beside(target, model, one, share, words) for one in given
+    )
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size)
-    return Arranged(Engine(target, recipe.make(parts, options), rule), next(own, None))
+    parts = Parts(models, opened(table), target.vocab_size, target)
+    planner, options = planners.chosen(settings.get("planner"), recipe, options)
+    drafter = recipe.make(parts, options)
+    beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))
+    costs, kept = _costs(model, settings.get("costs"), beside_it)
+    return Arranged(Engine(target, drafter, rule, planner, costs, kept=kept), next(own, None))
+
+
+def _costs(
+    model: PreTrainedModel, given: Costs | str | Path | None, key: tuple[object, ...]
+) -> tuple[Costs | None, Callable[[Costs], object] | None]:
+    """The costs given; or those measured in an earlier call, and where to keep more of them."""
+    if given is not None:
+        return given if isinstance(given, Costs) else Costs.read(given), None
+    known = _COSTS.setdefault(model, {})
+    return known.get(key), lambda found: known.update({key: found})

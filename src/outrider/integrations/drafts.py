@@ -1,4 +1,5 @@
-"""Draft models beside a target: loaded models, layers of the target itself, draft folders."""
+"""Draft models beside a target: loaded models, layers of the target itself, folders of layers or of
+a head."""
 
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -8,11 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider import arguments
+from outrider.drafters import models
 from outrider.errors import ConfigurationError
 from outrider.integrations.driven import driven, runner
-from outrider.models import CausalModel, check, reads_more, refusals, shallow, sharing
+from outrider.models import CausalModel, check, heads, reads_more, refusals, shallow, sharing
+from outrider.models.calibrate import Setting
+from outrider.models.heads import AnyHead
+from outrider.models.retold import Translation, between
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
-from outrider.models.sources import ShareEncoder, Source
+from outrider.models.sources import ShareEncoder, Source, read_tokenizer
+from outrider.models.translated import TranslatedModel
+from outrider.types import LanguageModel
 
 Draft: TypeAlias = "PreTrainedModel | Layers | str | Path"
 #: Outputs of one family are padded to multiples of at most this.
@@ -27,18 +34,50 @@ class _Cut(NamedTuple):
     ids_K: torch.Tensor | None  #: the tokens that it proposes, if not all
 
 
+class _Head(NamedTuple):
+    """A head that borrows from a target."""
+
+    of: tuple[int, ...]  #: the target's tensors
+    model: AnyHead
+
+
+#: Per target and folder. They borrow tensors, and keep no model alive.
+_HEADS: WeakKeyDictionary[PreTrainedModel, dict[str, _Head]] = WeakKeyDictionary()
 #: Per target and what was asked for. No weight is copied.
 _CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
 
 
+def translation(target: object, draft_tokenizer: object, draft: object) -> Translation | None:
+    """How a draft model with another tokenizer is translated; None if it has the target's."""
+    if draft_tokenizer is None:
+        return None
+    check.draft_tokenizer(draft_tokenizer, models(draft))
+    if target is None:
+        raise ConfigurationError(
+            "a draft model's tokenizer is compared with the target's; got assistant_tokenizer= "
+            "(draft_tokenizer=) alone; pass tokenizer=..., too"
+        )
+    ours, theirs = (read_tokenizer(one) for one in (target, draft_tokenizer))
+    return between(ours, theirs)
+
+
 def beside(
-    target: CausalModel, model: PreTrainedModel, draft: Draft, share: ShareEncoder = "auto"
-) -> CausalModel:
-    """A draft model with as many outputs as the target, `model`.
+    target: CausalModel,
+    model: PreTrainedModel,
+    draft: Draft,
+    share: ShareEncoder = "auto",
+    words: Translation | None = None,
+) -> LanguageModel | AnyHead:
+    """A draft model over the target's tokens; its own are `words`, if they are others.
 
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
     have draft probability 0. A draft whose encoder equals the target's attends to its states.
     """
+    head = _head(target, model, draft) if isinstance(draft, (str, Path)) else None
+    if head is not None:
+        return head
+    if words is not None:
+        return _translated(target, model, draft, words)
     if isinstance(draft, Layers) or is_folder(draft):
         if share is False and reads_more(model.config):
             raise ConfigurationError(
@@ -51,6 +90,19 @@ def beside(
     if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
         check.vocabulary(None, None, sizes)
     return CausalModel(made.runner, target.vocab_size)
+
+
+def _translated(
+    target: CausalModel, model: PreTrainedModel, draft: Draft, words: Translation
+) -> TranslatedModel:
+    if isinstance(draft, Layers) or is_folder(draft) or reads_more(model.config):
+        raise ConfigurationError(
+            "only draft models of text alone are translated, for targets of text alone; got "
+            f"draft_tokenizer={words.draft.name} with {arguments.shown(draft)}; leave it out, or "
+            "use a draft model with the target's tokenizer"
+        )
+    made = driven(draft, "draft")
+    return TranslatedModel(CausalModel(made.runner, words.draft.size), words, target.vocab_size)
 
 
 def layers_of(given: object, draft: object) -> object:
@@ -74,6 +126,20 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
         refusals.check_widths(model.config, draft.config)
         return True
     return sharing.same_encoder(model, draft)
+
+
+def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> AnyHead | None:
+    """A head of the target, read once; None: another draft is meant."""
+    made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
+    key = str(given)
+    if key not in made or made[key].of != of:
+        setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
+        source = heads.source_of(given, Source(model, "target"))
+        if source is None:
+            return None
+        driven = source.driven(setting, torch.device(model.device), target.vocab_size)
+        made[key] = _Head(of, driven)
+    return made[key].model
 
 
 def _cut(target: CausalModel, model: PreTrainedModel, draft: Layers | str | Path) -> CausalModel:

@@ -4,6 +4,8 @@
 
     model.generate(**inputs, custom_generate=speculative, draft_model=small)
     model.generate(**inputs, custom_generate=speculative, prompt_lookup_num_tokens=8)
+    model.generate(**inputs, custom_generate=speculative, draft_model=small,
+                   tokenizer=ours, assistant_tokenizer=theirs)
     model.generate(**inputs, custom_generate=speculative, draft_model=small, branching=(3, 2, 1))
 
 The result is what `generate` would return: at temperature 0 the same sequences, scores, logits and
@@ -28,7 +30,7 @@ from outrider.drafters import models
 from outrider.errors import ConfigurationError
 from outrider.integrations.decoded import Asked, Result, decoded
 from outrider.integrations.driven import named
-from outrider.integrations.inputs import refuse_kept_back
+from outrider.integrations.inputs import kept_back
 from outrider.integrations.references import Ids
 from outrider.integrations.sources import EncoderInputs, Given
 from outrider.integrations.windows import windows_of
@@ -74,11 +76,11 @@ class Speculative:
         `inputs_tensor` is what the encoder of an encoder-decoder has read; `generate` fills it in.
         """
         caller = sys._getframe(1)
-        refuse_kept_back(caller)
+        tokenizers = kept_back(caller)
         own = {name: keywords.pop(name, None) for name in SETTINGS}
         configured = named(generation_config)
         asked = dict(self.settings)
-        for more in (speculative_config or {}, configured, own):
+        for more in (tokenizers, speculative_config or {}, configured, own):
             asked.update({k: v for k, v in more.items() if v is not None})
         found = load_arguments(asked)
         with ExitStack() as modes:  # dropout would make every pass another law
@@ -117,7 +119,10 @@ speculative = Speculative()
 
 
 def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords: Any) -> Result:
-    """`model.generate` with speculation; `assistant_model=` and `streamer=` keep their names."""
+    """`model.generate` with speculation; `assistant_model=` and `streamer=` keep their names.
+
+    So do `tokenizer=` and `assistant_tokenizer=`, where the draft model's is another.
+    """
     for name, ours in (("assistant_model", "draft_model"), ("streamer", "out_streamer")):
         if name in keywords:
             if keywords.get(ours) is not None:
@@ -125,19 +130,18 @@ def generate(model: PreTrainedModel, inputs: Tensor | None = None, /, **keywords
             keywords[ours] = keywords.pop(name)
     if inputs is not None:
         keywords["inputs"] = inputs
-    if keywords.pop("assistant_tokenizer", None) is not None:
-        raise ConfigurationError(
-            "assistant_tokenizer= is not supported by outrider's generate: target and draft model "
-            "must share one vocabulary; leave it out"
-        )
     strings, tokenizer = _stop_strings(model, keywords), keywords.pop("tokenizer", None)
+    names = ("assistant_tokenizer", "draft_tokenizer")
+    own = {name: keywords.pop(name) for name in names if keywords.get(name) is not None}
+    if own:  # alone the target's is for stop strings
+        own["tokenizer"] = tokenizer
     if strings:
         if tokenizer is None:
             raise ConfigurationError("stop_strings need tokenizer=...; pass the model's tokenizer")
         criteria = hf.StoppingCriteriaList(keywords.get("stopping_criteria") or ())
         criteria.append(hf.StopStringCriteria(tokenizer, strings))
         keywords["stopping_criteria"] = criteria
-    result: Result = model.generate(custom_generate=Speculative(), **keywords)
+    result: Result = model.generate(custom_generate=Speculative(**own), **keywords)
     return result
 
 

@@ -43,7 +43,6 @@ _STATES = ("output_attentions", "output_hidden_states")
 _KEPT_BACK = {
     "assistant_model": "pass draft_model=..., or call outrider.integrations.generate.generate",
     "streamer": "pass out_streamer=..., or call outrider.integrations.generate.generate",
-    "assistant_tokenizer": "leave it out: target and draft model must share one vocabulary",
     "synced_gpus": "leave it out: each process decodes with a whole model",
 }
 
@@ -52,11 +51,12 @@ def _refuse(what: str, do: str) -> None:
     raise ConfigurationError(f"{what} is not supported by outrider's generate; {do}")
 
 
-def refuse_kept_back(caller: FrameType | None) -> None:
-    """Refuse arguments of the calling `generate` that it would drop without a word.
+def kept_back(caller: FrameType | None) -> dict[str, object]:
+    """The tokenizers of target and draft model that the calling `generate` keeps to itself.
 
-    It hands none of them to a custom function, so they are read from its frame; where it is not
-    found (a model with a `generate` of its own), there is nothing to see.
+    What else it would drop without a word is refused. It hands none of it to a custom function, so
+    it is read from its frame; where that is not found (a model with a `generate` of its own), there
+    is nothing to see. A `tokenizer` alone is for stop strings.
     """
     method = inspect.unwrap(hf.GenerationMixin.generate).__code__
     for _ in range(4):
@@ -64,12 +64,10 @@ def refuse_kept_back(caller: FrameType | None) -> None:
             break
         caller = caller.f_back
     if caller is None or caller.f_code is not method:
-        return
+        return {}
     given = {name: caller.f_locals.get(name) for name in _KEPT_BACK}
     decorator = caller.f_back  # torch.no_grad's, with the keywords that generate has taken out
     keywords = decorator.f_locals.get("kwargs") if decorator is not None else None
-    if isinstance(keywords, dict):
-        given["assistant_tokenizer"] = keywords.get("assistant_tokenizer")
     for name, advice in _KEPT_BACK.items():
         if given[name] is None or given[name] is False:
             continue
@@ -79,6 +77,9 @@ def refuse_kept_back(caller: FrameType | None) -> None:
             f"{name}= does not reach outrider: transformers' generate keeps it to itself when "
             f"custom_generate is given; got {type(given[name]).__name__}; {advice}"
         )
+    if not isinstance(keywords, dict) or keywords.get("assistant_tokenizer") is None:
+        return {}
+    return {name: keywords.get(name) for name in ("tokenizer", "assistant_tokenizer")}
 
 
 def refuse(

@@ -163,6 +163,20 @@ class Timed:
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
 
+    def width(self, slots: int) -> int:
+        """As the model has it."""
+        return self.model.width(slots)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's own."""
+        return self.model.taps
+
+    @property
+    def follows(self) -> bool:
+        """As the model does."""
+        return self.model.follows
+
     def examine(self, inputs: Inputs) -> None:
         """As the model does."""
         self.model.examine(inputs)
@@ -194,6 +208,18 @@ class Timed:
     def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
         """As the model does."""
         self.model.keep(cache, first_B, path_BD)
+
+    def learn(
+        self,
+        cache: object,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """As the model does."""
+        self.model.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
 
     def probe(self, rows: int) -> Inputs | None:
         """As the model does."""

@@ -27,7 +27,9 @@ class Sampling:
     top_p        keep the smallest set whose probability reaches top_p (1: off). Ties stay in.
     min_p        keep tokens with at least min_p times the largest probability (0: off).
     seed         the same seed, prompt and settings give the same text. None draws a fresh seed
-                 from torch's global generator.
+                 from torch's global generator. Where drafts are drawn, temperature is above 0 and
+                 a planner sizes them, the costs it goes by and the number of seats are settings,
+                 too (docs/planner.md); coupled, placed and greedy texts need the seed alone.
 
     Before these, in this order, at every tree node with the node's own prefix (docs/sampling.md):
 

@@ -89,9 +89,7 @@ def adapt(
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and whisper.fits(model):
-        lean = CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
-        lean.min_queries = min(lean.min_queries, 2)  # its products round alike from two rows on
-        return lean
+        return CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
     if chain_only:

@@ -22,7 +22,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from outrider.types import RowStore
 
 FIRST = 4096  #: slots of a row to begin with
-SPARE = 8  #: slots behind the visible ones that dummy nodes may be written to
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -124,7 +123,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def begin(self, slots_BQ: Tensor, width: int, seen: int) -> None:
         """Set where the next forward writes and how many slots it sees."""
-        self._fit(self.seats, min(width + SPARE, self.capacity))
+        self._fit(self.seats, min(width, self.capacity))
         self._slots, self.width, self.seen = slots_BQ, width, seen
         self.line = slots_BQ[0]  # slots [Q] of the only row, if there is one
         self._flat.clear()
@@ -239,6 +238,17 @@ class SlotCache(Cache):  # type: ignore[misc]
         one._places = dict(self._places)
         one._attach()
         return one
+
+    def part(self, numbers: Sequence[int]) -> "SlotCache":
+        """Some layers as a cache that shares their buffers, for a model made of these layers."""
+        few = SlotCache(len(numbers), self.rows, self.capacity)
+        few.seats, few.size, few.width, few.inputs = self.seats, self.size, self.width, self.inputs
+        few.stacks, few._positions_BS = self.stacks, self._positions_BS
+        for at, number in enumerate(numbers):
+            for entry in (0, 1):
+                few._places[2 * at + entry] = self._places[2 * number + entry]
+        few._attach()
+        return few
 
     def _show(self, rows: int) -> None:
         """Let this many rows be in use; what the next forward writes has to be said anew."""

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import torch
 
+from outrider.costs import Costs
 from outrider.models.nodes import causal
-from outrider.types import Costs, Curve, LanguageModel
+from outrider.types import LanguageModel
 
 Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
 
-WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
 #: What the OpenMP runtimes read about idle threads.
@@ -42,22 +42,11 @@ class Setting:
 
 @dataclass
 class Calibration:
-    """What was chosen and the cost curves behind it, in milliseconds per call."""
+    """What was chosen, and what else was tried."""
 
     setting: Setting
-    curves: dict[str, dict[int, float]] = field(
-        default_factory=dict
-    )  #: "target"/"draft" -> n -> ms
     candidates: list[dict[str, int | str | float]] = field(default_factory=list)
     cached: bool = False
-
-    @property
-    def costs(self) -> Costs | None:
-        """The curves, to be read between the widths that were timed; None if none were."""
-        target, draft = self.curves.get("target"), self.curves.get("draft")
-        if target is None:
-            return None
-        return Costs(Curve.of(target), None if draft is None else Curve.of(draft))
 
 
 def cache_dir() -> Path:
@@ -72,18 +61,19 @@ class Config(Protocol):
         """All of it as text."""
 
 
-def key(*configs: Config | None) -> str:
-    """Identity of model shapes, software and processor."""
+def key(*configs: Config | None, about: str = "") -> str:
+    """Identity of model shapes, software and processor, and of anything else."""
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
         *shapes,
+        about,
         torch.__version__,
         platform.processor(),
         _cpu_name(),
         str(os.cpu_count()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in WAITING),
-        "8",
+        "9",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -98,30 +88,46 @@ def _cpu_name() -> str:
 
 def recall(identity: str) -> Calibration | None:
     """An earlier result, or None if there is none or it cannot be read."""
-    path = cache_dir() / f"calibration-{identity}.json"
     try:
-        raw = json.loads(path.read_text())
-        curves = {k: {int(n): ms for n, ms in v.items()} for k, v in raw["curves"].items()}
-        return Calibration(Setting(**raw["setting"]), curves, raw["candidates"], cached=True)
+        raw = json.loads(_file("calibration", identity).read_text())
+        return Calibration(Setting(**raw["setting"]), list(raw["candidates"]), cached=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def remember(identity: str, calibration: Calibration) -> None:
     """Keep a result; a read-only home is no error."""
+    _keep(_file("calibration", identity), json.dumps(asdict(calibration), indent=1))
+
+
+def recall_costs(identity: str) -> Costs | None:
+    """Costs of whole steps that were measured earlier, beside the calibration; None: not yet."""
     try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        path = cache_dir() / f"calibration-{identity}.json"
+        return Costs.parsed(_file("costs", identity).read_text())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def remember_costs(identity: str, costs: Costs) -> None:
+    """Keep them."""
+    _keep(_file("costs", identity), costs.text())
+
+
+def _file(kind: str, identity: str) -> Path:
+    return cache_dir() / f"{kind}-{identity}.json"
+
+
+def _keep(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(asdict(calibration), indent=1))
+        scratch.write_text(text)
         scratch.replace(path)
     except OSError:
         return
 
 
-def cost(
-    model: LanguageModel, widths: Sequence[int] = WIDTHS, repeats: int = 5
-) -> dict[int, float]:
+def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
     """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
@@ -196,11 +202,4 @@ def choose(
     fewest = min(threads)
     tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))
     notes = [{**asdict(s), "score_ms": round(score, 3)} for score, s in tried]
-    best = tried[0][1]
-    target, draft = build(best)
-    torch.set_num_threads(best.threads)
-    try:
-        curves = {"target": cost(target)} | ({"draft": cost(draft)} if draft is not None else {})
-    finally:
-        torch.set_num_threads(before)
-    return Calibration(best, curves, notes)
+    return Calibration(tried[0][1], notes)

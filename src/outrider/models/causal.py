@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
-from outrider.tree import numbers
+from outrider.models.rounding import Rounding
 from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
 
 
@@ -64,6 +64,10 @@ class Runner(Protocol):
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
 
+    @property
+    def rounding(self) -> Rounding:
+        """Which calls of it round alike."""
+
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
@@ -83,20 +87,16 @@ class Runner(Protocol):
 
 
 class CausalModel:
-    """A `LanguageModel` over a runner: slots, padding of narrow blocks, vocabulary cut."""
+    """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
+        self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
         self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
         self.vocab_size = vocab_size or runner.vocab_size
         self._known = runner.vocab_size
         self.context = runner.context
-        # In half precision on a CPU attention over one to three rows rounds differently from wider
-        # blocks (one row is slower, too): dummy nodes keep plain decoding bitwise equal to chains.
-        half = runner.dtype is not torch.float32 and runner.dtype is not torch.float64
-        # The host reads logits there, law by law: widened once, not by each that looks at them.
-        self._widen = half and runner.device.type == "cpu"
-        self.min_queries = 4 if half and runner.device.type == "cpu" and self.trees else 1
+        self.rounding = runner.rounding  #: which calls of it round alike
 
     @property
     def device(self) -> torch.device:
@@ -112,6 +112,20 @@ class CausalModel:
     def trees(self) -> bool:
         """Whether drafts may branch."""
         return self.runner.trees
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+        return self.rounding.width(slots)
+
+    @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads no other model's states."""
+        return ()
 
     @property
     def reads(self) -> Reads:
@@ -182,45 +196,62 @@ class CausalModel:
                 f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
                 f"{taps}; take a head that was made for this target"
             )
+        if self.of is not None:
+            cache = cache.part(self.of)
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         queries = tokens_BQ.shape[1]
-        wanted = slice(0, queries) if last is None else slice(max(queries - last, 0), queries)
+        wanted = queries if last is None else min(last, queries)
         if self._known < self.vocab_size:  # an id it has never seen reads as its last one
             tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
         positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
-        more = self.min_queries - queries
-        if more > 0:
-            # dummies repeat the last node in free slots behind it, overwritten by the next call
-            tokens_BQ = _repeat_last(tokens_BQ, more)
-            positions_BQ = _repeat_last(positions_BQ, more)
-            visible_BQW = _repeat_last(visible_BQW, more)
-            ahead = numbers(more + 1, slots_BQ.device)[1:]
-            slots_BQ = torch.cat([slots_BQ, slots_BQ[:, -1:] + ahead], 1)
-            last = None
-        cache.begin(slots_BQ, visible_BQW.shape[-1], 0)
-        padded = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
-        logits, states = self.runner(cache, padded, last, taps)
-        if last is None:
-            logits = logits[:, wanted]
-            states = tuple(state[:, wanted] for state in states)
-        if self._widen:
-            logits = logits.float()
-        if self.ids_K is not None:
-            wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-            logits = wide.index_copy_(-1, self.ids_K, logits)
-        short = self.vocab_size - logits.shape[-1]
-        if short > 0:  # a draft model with a narrower output: it never proposes the other ids
-            logits = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-        return Output(logits[..., : self.vocab_size], states)
+        read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
+        more = self.rounding.rows.padded(queries) - queries
+        if more:  # dummies are the last node once more: they write what it writes, where it does
+            read = Nodes(*(_repeat_last(table, more) for table in read))
+            last = None if last is None else last + more
+        cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
+        logits, states = self.runner(cache, read, last, taps)
+        if more:
+            logits = logits[:, -more - wanted : -more]
+            states = tuple(state[:, -more - wanted : -more] for state in states)
+        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
         cache.keep(first_B, path_BD)
 
+    def learn(
+        self,
+        cache: SlotCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
+
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs, for checks and measurements; None for a model of text alone."""
         reader = self.runner.reader
         return None if reader is None else reader.probe(rows)
+
+
+def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+
+    `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
+    float32: the host reads them there, law by law, and widens them once.
+    """
+    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+        logits_BQK = logits_BQK.float()
+    if ids_K is not None:
+        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
+        return wide.index_copy_(-1, ids_K, logits_BQK)
+    short = vocab_size - logits_BQK.shape[-1]
+    if short > 0:
+        logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
+    return logits_BQK[..., :vocab_size]
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -1,18 +1,22 @@
 """Checks at load: one vocabulary, one device, and trees that score as their paths do."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from outrider.errors import UnsupportedModel, VocabularyMismatch
+from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import CausalModel
 from outrider.models.nodes import causal, of_tree
+from outrider.models.spelling import name_of
 from outrider.tree import branching
 from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
 
 CAPACITY = 128
 _ADVICE = (
-    "use a draft model with the target's tokenizer, drafter='prompt_lookup', or "
-    "drafter='reference_lookup' to copy from the other model's text"
+    "give a draft model with another tokenizer together with that tokenizer, draft_tokenizer=..., "
+    "use one with the target's, or drafter='prompt_lookup', or drafter='reference_lookup' to copy "
+    "from the other model's text"
 )
 
 
@@ -38,7 +42,12 @@ def vocabulary(
     if draft_tokenizer is not None:
         other = draft_tokenizer.get_vocab()
         if other != known:
-            raise VocabularyMismatch(_difference(known, other))
+            names = name_of(target_tokenizer), name_of(draft_tokenizer)
+            raise VocabularyMismatch(
+                f"the tokenizers of target and draft model, {' and '.join(names)}, differ, and "
+                f"only models of text alone are translated; {_difference(known, other)}; use a "
+                "draft model with the target's tokenizer, or a drafter without one"
+            )
     real: int = max(known.values()) + 1
     for name, size in sizes.items():
         if name != "target" and size < real:
@@ -63,7 +72,16 @@ def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
             f"{len(moved)} tokens have different ids, first {token!r}: "
             f"{target[token]} against {draft[token]}"
         )
-    return f"target and draft model use different vocabularies: {'; '.join(parts)}; {_ADVICE}"
+    return "; ".join(parts)
+
+
+def draft_tokenizer(given: object, drafts: Sequence[object]) -> None:
+    """Refuse a draft model's tokenizer without a draft model: ConfigurationError."""
+    if given is not None and not drafts:
+        raise ConfigurationError(
+            f"draft_tokenizer is for a draft model; got {type(given).__name__} and no draft model; "
+            "leave it out, or give draft=..."
+        )
 
 
 def ordinary(numbers: Tensor, vocab: int) -> Tensor:

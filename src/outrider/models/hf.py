@@ -16,10 +16,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from outrider.errors import UnsupportedModel
+from outrider.models import attention, linear, rounding
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.guard import CONFIGURATION, evaluating, mine
+from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -27,6 +29,7 @@ _REACH = ("sliding_window", "attention_chunk_size")
 
 Mask: TypeAlias = Tensor | dict[str, Tensor]  #: for all layers, or for each type of layer
 
+_SIZE = 64  #: of a head, where a configuration does not say
 UNLIMITED = 1 << 30  #: a model that says nothing of its context
 
 
@@ -81,6 +84,27 @@ class TransformersRunner:
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
         self.layers = self._depth()
+        self.rounding = self._rounding() if self.trees else Rounding()
+
+    def _rounding(self) -> Rounding:
+        """Found for attention of the decoder's shape and for the products of all linear layers.
+
+        What the model does otherwise is not looked at.
+        """
+        if not rounding.concerns(self.dtype, self.device):
+            return Rounding()
+        heads = read(self.config, "num_attention_heads", int) or rounding.HEADS
+        wide = read(self.config, "hidden_size", int)
+        size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
+        torchs = self.model.config._attn_implementation == "sdpa"
+        found = rounding.of_attention(
+            attention.fused if torchs else attention.products, heads, size, self.dtype
+        )
+        rows = found.rows
+        weights = [part.weight for part in self._parts if type(part) is torch.nn.Linear]
+        for shape in {tuple(w.shape) for w in weights if w.dtype == self.dtype}:
+            rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
+        return found._replace(rows=rows)
 
     def _depth(self) -> int:
         """How many layers write entries."""

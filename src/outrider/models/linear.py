@@ -10,6 +10,10 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.models import rounding
+from outrider.models.rounding import Rows
 
 Product = Callable[[Tensor], Tensor]
 _HINT = 16  #: rows the packed layout is tuned for; one packing serves every width
@@ -25,18 +29,53 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
         return False
     try:
         square = torch.zeros(16, 16, dtype=dtype)
-        product(square, None, packed=True)(square)
+        _made(square, None, packed=True)(square)
     except (AttributeError, RuntimeError):  # no such operator, or not in this dtype
         return False
     return True
 
 
 def product(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
-    """x -> x @ weight.T + bias for x [..., I], with the weight [O, I] packed or as it is."""
+    """x -> x @ weight.T + bias for x [..., I], with the weight [O, I] packed or as it is.
+
+    In half precision a row is rounded alike in products of any number of rows: numbers that round
+    otherwise are padded.
+    """
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
+    run = _made(weight, bias, packed)
+    if not rounding.concerns(weight.dtype, weight.device):
+        return run
+    rows = rows_of(weight.shape, weight.dtype, packed)
+    return run if rows.free else _padded(run, rows)
+
+
+def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
+    """Numbers of rows that a product with weights [O, I] rounds alike, in half precision."""
+    (outputs, inputs), kind = shape, "packed" if packed else "linear"
+    return rounding.of_product(lambda like: _made(like, None, packed), outputs, inputs, dtype, kind)
+
+
+def _padded(run: Product, rows: Rows) -> Product:
+    least = rows.few[0]
+    steady = rows.step == 1 and rows.few == tuple(range(least, rows.few[-1] + 1))
+
+    def multiply(x: Tensor) -> Tensor:
+        count = x.shape[:-1].numel()
+        if steady and count >= least:
+            return run(x)
+        padded = rows.padded(count)
+        flat = F.pad(x.reshape(count, x.shape[-1]), (0, 0, 0, padded - count))
+        parts = [run(flat[some]) for some in rows.pieces(padded)]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole[:count].view(*x.shape[:-1], whole.shape[-1])
+
+    return multiply
+
+
+def _made(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
     if not packed:
-        return lambda x: torch.nn.functional.linear(x, weight, bias)
+        return lambda x: F.linear(x, weight, bias)
     laid: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _HINT)
     run = torch.ops.mkldnn._linear_pointwise.default  # the overload itself: no look-up per call
 

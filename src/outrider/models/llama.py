@@ -15,6 +15,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from outrider.models.attention import fused as attend
+from outrider.models.attention import steady
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import read
@@ -90,6 +92,9 @@ class LlamaRunner:
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self._eps: float = config.rms_norm_eps
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
+        self._attention, self.rounding = steady(
+            attend, self.kv_heads, self.heads // self.kv_heads, self.size, self._embedding
+        )
         self._layers = [_Layer(layer, packed) for layer in model.model.layers]
         self._norm = mirrored(model.model.norm.weight)
         self._head = fused([model.lm_head], packed)
@@ -118,6 +123,11 @@ class LlamaRunner:
         """The class of the model whose weights these are."""
         return "LlamaForCausalLM"
 
+    def keep_layers(self, numbers: tuple[int, ...]) -> None:
+        """Run these of its layers alone from now on."""
+        self._layers = [self._layers[number] for number in numbers]
+        self.layers = len(self._layers)
+
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""
         return None
@@ -134,8 +144,7 @@ class LlamaRunner:
         batch, queries = tokens_BQ.shape
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         rotated = heads + kv_heads
-        grouped = heads != kv_heads
-        mask = additive(visible_BQW, self.dtype)
+        mask = self._attention.mask(additive(visible_BQW, self.dtype))
         cos = self._cos[positions_BQ][:, :, None]
         sin = self._sin[positions_BQ][:, :, None]
         state = F.embedding(tokens_BQ, self._embedding)
@@ -148,9 +157,7 @@ class LlamaRunner:
             qk = qkv[:, :, :rotated]
             qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin).transpose(1, 2)
             keys, values = store.update(qk[:, heads:], qkv[:, :, rotated:].transpose(1, 2))
-            x = F.scaled_dot_product_attention(
-                qk[:, :heads], keys, values, attn_mask=mask, enable_gqa=grouped
-            )
+            x = self._attention(qk[:, :heads], keys, values, mask)
             state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, heads * size))
             x = rms_norm(state, layer.between, self._eps)
             gate, up = layer.gate_up(x).chunk(2, -1)

@@ -13,15 +13,13 @@ from outrider.types import LanguageModel
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Visible widths are multiples of this, so that bf16 sums run in one order (docs/log.md).
-ROUND = 128
 #: Prompt tokens per prefill call, which bounds the mask's size.
 CHUNK = 512
 
 
-def width(bound: int, nodes: int, capacity: int) -> int:
+def width(model: LanguageModel, bound: int, nodes: int, capacity: int) -> int:
     """Visible cache width for rows of at most `bound` tokens and a tree of `nodes`."""
-    return min(-(-(bound + nodes) // ROUND) * ROUND, capacity)
+    return min(model.width(bound + nodes), capacity)
 
 
 def inference(verb: Callable[P, R]) -> Callable[P, R]:
@@ -59,7 +57,7 @@ def ingest(
     for first in range(start, count, CHUNK):
         stop = min(first + CHUNK, count)
         at = torch.arange(first, stop, device=device)[None].expand(rows, -1)
-        wide = width(stop, 0, cache.capacity)
+        wide = width(model, stop, 0, cache.capacity)
         nodes = causal(tokens_BL[:, first:stop], at, wide)
         if taps:
             states.append(model.forward(cache, nodes, taps=taps).hidden)
@@ -83,7 +81,7 @@ def behind(
     """
     first = [size - 1 if at is None else at for size, at in zip(sizes, places, strict=True)]
     rest = max(size - at for size, at in zip(sizes, first, strict=True))
-    wide = width(max(first) + rest, 0, cache.capacity)
+    wide = width(model, max(first) + rest, 0, cache.capacity)
     at_BQ = torch.tensor([[*range(at, at + rest)] for at in first])
     at_BQ = at_BQ.clamp(max=min(wide, tokens_BL.shape[1]) - 1).to(tokens_BL.device)
     nodes = causal(tokens_BL.gather(1, at_BQ), at_BQ, wide)

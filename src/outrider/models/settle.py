@@ -9,13 +9,14 @@ import torch
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import CausalModel, calibrate
+from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
+from outrider.models.heads import AnyHead
 from outrider.models.linear import can_pack
-from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
 
 #: Target and draft model under a setting.
-Build = Callable[[Setting], tuple[CausalModel, CausalModel | None]]
+Build = Callable[[Setting], tuple[CausalModel, CausalModel | AnyHead | None]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Wish:
 def settle(
     wish: Wish,
     target: Source,
-    drafts: Sequence[Source | ShallowSource],
+    drafts: Sequence[Draft],
     build: Build,
     place: torch.device,
     ahead: int,

@@ -44,16 +44,19 @@ def cut(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 
 def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
     """The decoder's layers: its outermost list of modules."""
-    lists = (
-        part for part in model.get_decoder().modules() if isinstance(part, torch.nn.ModuleList)
-    )
-    found = next(lists, None)
+    found = stack_of(model.get_decoder())
     if found is None:
         raise ConfigurationError(
             f"{type(model).__name__} has no list of decoder layers; got draft layers of it; use "
             "another draft"
         )
     return found
+
+
+def stack_of(decoder: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """The outermost list of modules of a decoder."""
+    lists = (part for part in decoder.modules() if isinstance(part, torch.nn.ModuleList))
+    return next(lists, None)
 
 
 def depth(config: PretrainedConfig) -> int:

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
+from outrider.models.attention import steady, unscaled
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import read
@@ -80,12 +81,6 @@ class Cross:
     def narrow(self, rows: int) -> "Cross":
         """The first rows; the seats behind them are free for `put`."""
         return Cross(self.table, rows)
-
-
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k' + mask) v, [B, H, Q, E]: one path, however many queries there are."""
-    scores = q @ keys.mT
-    return torch.softmax(scores if mask is None else scores + mask, -1) @ values
 
 
 class _Layer(NamedTuple):
@@ -189,6 +184,8 @@ class WhisperRunner:
         self.width: int = config.d_model
         self._embedding: Tensor = decoder.embed_tokens.weight.detach()
         self._places: Tensor = decoder.embed_positions.weight.detach()
+        size = self.width // self.heads
+        self._attention, self.rounding = steady(unscaled, self.heads, 1, size, self._embedding)
         self._layers = [_layer(layer, packed) for layer in decoder.layers]
         self.layers = len(self._layers)
         self._norm = Norm.of(decoder.layer_norm)
@@ -226,7 +223,7 @@ class WhisperRunner:
         heads, size = self.heads, self.width // self.heads
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without audio"
-        mask = additive(visible_BQW, self.dtype)
+        mask = self._attention.mask(additive(visible_BQW, self.dtype))
         state = F.embedding(tokens_BQ, self._embedding) + self._places[positions_BQ]
         kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
@@ -235,11 +232,11 @@ class WhisperRunner:
             qkv = layer.qkv(layer.before(state)).view(batch, queries, 3, heads, size)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             keys, values = store.update(k, v)
-            x = attend(q, keys, values, mask)
+            x = self._attention(q, keys, values, mask)
             state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, self.width))
             q = layer.query(layer.between(state)).view(batch, queries, heads, size)
             keys, values = cross.of(number)
-            x = attend(q.transpose(1, 2), keys, values)
+            x = self._attention(q.transpose(1, 2), keys, values)
             state = state + layer.cross_out(x.transpose(1, 2).reshape(batch, queries, self.width))
             state = state + layer.down(self._act(layer.up(layer.after(state))))
         if last is not None:

@@ -17,6 +17,8 @@ descending order:
     greedily(law, tokens_BRK, there_BRK)            the best tokens in greedy rows, these in others
     stack(laws)                                     the laws of several levels as one
 
+    likely(law, count, gap)                         the most probable tokens_BRK, -1 padded
+
 The law that a draw returns is the one to declare in the draft. It carries what the draw has
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
@@ -45,6 +47,7 @@ from outrider.ops.reference import (
 assisted = dispatched(reference.assisted)
 floors = dispatched(reference.floors)
 independent = dispatched(reference.independent)
+likely = dispatched(reference.likely)
 sample = dispatched(reference.sample)
 settle = dispatched(reference.settle)
 several = dispatched(reference.several)
@@ -64,6 +67,7 @@ __all__ = [
     "greedily",
     "independent",
     "largest",
+    "likely",
     "merit",
     "perturbed",
     "probs",

@@ -39,6 +39,12 @@ class MetaModel:
     vocab_size, context, device = VOCAB, 256, torch.device("meta")
     dtype, trees = torch.float32, True
     reads: Reads = "text"
+    taps: tuple[int, ...] = ()
+    follows = True
+
+    def width(self, slots: int) -> int:
+        """Any width is as good as any other."""
+        return slots
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads text alone."""
@@ -69,6 +75,17 @@ class MetaModel:
         """Nothing is there to move; raises ValueError for tensors of another device."""
         if not (first_B.is_meta and path_BD.is_meta):
             raise ValueError(f"a path lies with its model; got {first_B.device}, {path_BD.device}")
+
+    def learn(
+        self,
+        cache: MetaCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """It reads no other model's states."""
 
     def probe(self, rows: int) -> None:
         """It reads text alone."""

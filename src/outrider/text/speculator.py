@@ -88,7 +88,7 @@ class Speculator:
 
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
-        engine = Engine(self.engine.target, drafter, rule, costs=self.engine.costs)
+        engine = Engine(self.engine.target, drafter, rule)
         more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing)
         return Speculator(engine, *more)
 
@@ -154,7 +154,7 @@ class Speculator:
             asked = asked.repeated(copies)
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        ends = {s: Limits(s.max_new_tokens, self._stop_ids(s)) for s in set(stops)}
+        ends = {s: Limits(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
         limits = [ends[s] for s in stops]
         run = self.engine.run(
             asked.prompts,
@@ -183,7 +183,7 @@ class Speculator:
         stops = spread("stop", stop, Stop(), len(asked.prompts))
         beamed.check(stops, {name: value for name, value in options.items() if value})
         settings = spread("sampling", sampling, Sampling(0), len(asked.prompts))
-        limits = [Limits(s.max_new_tokens, self._stop_ids(s)) for s in stops]
+        limits = [Limits(s.max_new_tokens, self.stop_ids(s)) for s in stops]
         ruled = self._ruled(settings, asked.prompts, rules)
         return beamed.beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
 
@@ -263,7 +263,7 @@ class Speculator:
         each = zip(settings, prompts, strict=True)
         return [ruled(own, self.opening.rules(len(prompt))) for own, prompt in each]
 
-    def _stop_ids(self, stop: Stop) -> tuple[int, ...]:
+    def stop_ids(self, stop: Stop) -> tuple[int, ...]:
         """Tokens that end a row: those asked for, or the model's own; and special stop strings."""
         ids, vocab = self.eos_ids, self.engine.target.vocab_size
         if stop.token_ids is not None:

@@ -107,8 +107,8 @@ def chosen(
     judge = get(rule, **asked) if isinstance(rule, str) else named(rule)
     if not coupled:
         return judge
-    if judge is not None and not _shares_noise(judge):
-        sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if _shares_noise(other)))
+    if judge is not None and not shares_noise(judge):
+        sharing = ", ".join(sorted(n for n, other in VERIFIERS.items() if shares_noise(other)))
         raise ConfigurationError(
             f"rule {judge.name!r} cannot judge coupled drafts so that the text depends on the seed "
             f"alone; got coupled=True; leave the rule out, or use one that can: {sharing}"
@@ -116,7 +116,7 @@ def chosen(
     return judge or get("match")
 
 
-def _shares_noise(rule: Verifier) -> bool:
+def shares_noise(rule: Verifier) -> bool:
     """Whether text that it judges depends on the seed alone."""
     return rule.exact and Kind.COUPLED in rule.kinds
 

@@ -28,9 +28,13 @@ def _rejection(draft: Draft) -> Call:
     return Call("chain" if chain.is_plain(draft) else "tree", draft)
 
 
-def _whole(kernel: ops.Judge, draft: Draft) -> Call | None:
-    """A rule that judges paths as a whole; below the bare root there is none."""
-    return Call(kernel, draft) if draft.tree.max_depth else None
+def _whole(kernel: ops.Judge, draft: Draft) -> Call:
+    """A rule that judges paths as a whole; below the bare root there is none.
+
+    There a token is drawn as every kernel draws at a leaf: a row that drafts nothing writes the
+    same among rows that draft as alone.
+    """
+    return Call(kernel if draft.tree.max_depth else "chain", draft)
 
 
 #: One line for each rule that has kernels. Other rules run as they are written.

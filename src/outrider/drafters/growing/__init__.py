@@ -16,7 +16,9 @@ from outrider.drafters.growing.loop import (
     grow,
     inputs_for,
     keep_path,
+    law_at,
     open_cache,
+    read_on,
 )
 from outrider.drafters.growing.shapes import Layout, Level
 
@@ -34,7 +36,9 @@ __all__ = [
     "grow",
     "inputs_for",
     "keep_path",
+    "law_at",
     "open_cache",
     "pending",
+    "read_on",
     "selected",
 ]

@@ -9,6 +9,7 @@ leaves topology and declarations to the `TreeBuilder`.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from outrider import noise, ops
@@ -71,29 +72,53 @@ class Source(Protocol):
 
 
 class Model(NamedTuple):
-    """A draft model and its cache as a source."""
+    """A draft model and its cache as a source; drafts have been at most `deepest` tokens deep."""
 
     model: LanguageModel
     cache: Cache
+    deepest: int = 1
+    #: whether the cache is the target's, which lacks the pending token alone. One of the model's
+    #: own may lack the leaf of a draft that was accepted whole, and what plain steps have emitted
+    shared: bool = False
 
     def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
-        """One call. The first feeds the committed tail.
+        """One call. The first feeds the committed tail, which needs neither a branch nor a read.
 
-        These are the last two tokens, and what plain steps have emitted since: after a full
-        acceptance the accepted leaf was never run, and feeding it needs neither a branch nor a host
-        read.
+        A head reads all that the last draft may have added anew: it knows more of it now.
         """
         context = tree.context
-        wide = width(context.bound, tree.layout.nodes, self.cache.capacity)
+        wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
             return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
-        count, device = 2 + context.unread, tree.first_B.device
-        tail = (tree.first_B[:, None] + (numbers(count, device) - count + 1)).clamp(min=0)
-        for first in range(0, count, CHUNK):
-            some = tail[:, first : first + CHUNK]
-            ends = causal(context.tokens_BL.gather(1, some), some, wide)
-            logits = self.model.forward(self.cache, ends, last=1).logits_BQV[:, -1:]
-        return logits
+        behind = self.deepest if self.model.taps else 1
+        count = 1 if self.shared else 1 + behind + context.unread
+        return read_on(self.model, self.cache, context, count, wide)
+
+
+def read_on(
+    model: LanguageModel,
+    cache: Cache,
+    context: Context,
+    count: int,
+    wide: int,
+    ahead_Bm: Tensor | None = None,
+) -> Tensor:
+    """Logits [B, 1 + m, V] at each row's pending token and at m tokens that may follow it.
+
+    The last `count` committed tokens are fed, `wide` slots of the cache are seen.
+    """
+    device, more = context.length_B.device, 0 if ahead_Bm is None else ahead_Bm.shape[1]
+    last_B1 = context.length_B[:, None] - 1
+    at = (last_B1 + (numbers(count + more, device) - count + 1)).clamp(min=0)
+    tokens = context.tokens_BL.gather(1, at[:, :count])
+    if ahead_Bm is not None:
+        tokens = torch.cat([tokens, ahead_Bm], 1)
+    early = 0 if count + more <= CHUNK else count - 1  # a long tail is read before, by chunks
+    for first in range(0, early, CHUNK):
+        some = slice(first, min(first + CHUNK, early))
+        model.forward(cache, causal(tokens[:, some], at[:, some], wide), last=1)
+    nodes = causal(tokens[:, early:], at[:, early:], wide)
+    return model.forward(cache, nodes, last=1 + more).logits_BQV[:, -1 - more :]
 
 
 def grow(sources: Sequence[Source], context: Context, layout: Layout, policy: Policy) -> Draft:
@@ -131,7 +156,13 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
     """A draft model's cache, with all but the last committed token ingested."""
     rows = context.tokens_BL.shape[0]
     cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
-    ingest(model, cache, context.tokens_BL, context.bound - 1)
+    if model.taps:
+        most = context.bound - 1
+        at = numbers(most, context.length_B.device).expand(rows, -1)
+        wide = width(model, most, 0, cache.capacity)
+        model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
+    if not model.taps or model.follows:
+        ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
@@ -145,8 +176,26 @@ def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
 
 
 def keep_path(
-    model: LanguageModel, cache: Cache, context: Context, draft: Draft, verdict: Verdict
+    model: LanguageModel,
+    cache: Cache,
+    context: Context,
+    draft: Draft,
+    verdict: Verdict,
+    hidden: tuple[Tensor, ...],
 ) -> None:
-    """Move the accepted path's entries next to the root; a chain's lie where they belong."""
+    """Move the accepted path's entries next to the root; a chain's lie where they belong.
+
+    A head is told the target's states of the draft, `hidden`, and keeps those of the path.
+    """
+    first_B, path = context.length_B - 1, verdict.path_BD
+    if model.taps:
+        nodes = draft.tree.nodes
+        slots = first_B[:, None] + numbers(nodes, first_B.device)
+        at = first_B[:, None] + draft.tree.depth_BN
+        wide = width(model, context.bound, nodes, cache.capacity)
+        model.learn(cache, slots, at, wide, hidden, context.length_B + verdict.count_B)
+    elif draft.places_BN is not None:
+        slot = draft.places_BN.gather(1, path.clamp(min=0))
+        path = torch.where(path >= 0, slot, -1)
     if not draft.tree.is_chain:
-        model.keep(cache, context.length_B - 1, verdict.path_BD)
+        model.keep(cache, first_B, path)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.drafters import DraftModel, Root
 from outrider.drafters.growing import inputs_for
+from outrider.drafters.tempered import Tempered
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import Request, check, source_ids
 from outrider.engine.search.beams import Beams
@@ -22,7 +23,6 @@ from outrider.engine.search.step import Rules
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import fresh_seed
-from outrider.models.prefill import ROUND
 from outrider.types import Drafter, Inputs, LanguageModel
 
 
@@ -119,7 +119,7 @@ def prepared(
         rules.append(Rules(beams, len(request.prompt), limit, frozenset(ids), drawn=drawn))
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     # what was scored ahead of a beam that goes on stays for as many steps
-    capacity = -(-(capacity + 2 * ahead + 2 * NARROW) // ROUND) * ROUND
+    capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
     return Prepared(Oracle(target, prompts, capacity, inputs, shapers), rules, shapers, inputs)
 
 
@@ -129,4 +129,14 @@ def admit(drafter: Drafter) -> None:
         raise ConfigurationError(
             f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
             "use the drafter 'draft_model', one without a model, or 'root'"
+        )
+    if drafter.taps:
+        raise ConfigurationError(
+            f"a beam search hands on no states of its beams; got {drafter.name!r} with a head, "
+            "which reads them; use another draft, or decode without beams"
+        )
+    if isinstance(drafter, Tempered):
+        raise ConfigurationError(
+            "beams are not drawn from a draft's law; got a draft with a temperature or filters of "
+            f"its own, {drafter.warp}; leave them out"
         )

@@ -187,7 +187,7 @@ class Oracle:
         last = int(
             np.flatnonzero(seen.any((0, 1)))[-1]
         )  # what is read may lie behind what is written
-        wide = width(last + 1, 0, self.capacity)
+        wide = width(self.model, last + 1, 0, self.capacity)
         made = (torch.from_numpy(table) for table in (tokens, at, slots, seen[..., :wide]))
         return Nodes(*(table.to(self._device) for table in made))
 

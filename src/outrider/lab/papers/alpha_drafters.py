@@ -126,9 +126,7 @@ def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
     kind = AutoModelForSeq2SeqLM if reads_sources(pair) else AutoModelForCausalLM
     model = kind.from_pretrained(source, dtype=DTYPES[notes.dtype])
     (_cut_t5 if model.config.is_encoder_decoder else _cut_llama)(model, keep)
-    driven = adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
-    driven.min_queries = min(driven.min_queries, 2)  # as `load` does for a draft
-    return driven
+    return adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
 
 
 def _cut_llama(model: PreTrainedModel, keep: Sequence[int]) -> None:

@@ -216,6 +216,34 @@ def beams(
     _show(tables, titles, out)
 
 
+def layers(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", min=0.01, help="Beside 0.")
+    ] = 0.7,
+) -> None:
+    """Draft & Verify, LayerSkip: which layers a draft can do without, alpha, c, ideal speed-up."""
+    from outrider.lab.papers import layers as experiment
+
+    amount = experiment.Amount(temperature=temperature)
+    if quick:
+        amount = experiment.Amount(2, 32, temperature)
+    alone = options.loaded_alone(target, out, False, dtype, threads)
+    with bar("layers") as progress:
+        tables = experiment.run(alone, read_rows(prompts), out, progress, amount)
+    titles = {
+        "each": "each layer: how little it changes its input, and a draft without it",
+        "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
+    }
+    _show(tables, titles, out)
+    console.print(experiment.verdict(tables["layers"]), markup=False)
+
+
 def register(app: typer.Typer) -> None:
     """Add the experiments to `outrider bench`."""
     app.command("toy")(toy)
@@ -224,3 +252,4 @@ def register(app: typer.Typer) -> None:
     app.command("k-sweep")(k_sweep)
     app.command("alpha")(alpha)
     app.command("beams")(beams)
+    app.command("layers")(layers)

@@ -66,7 +66,7 @@ def loaded(
 
 
 def loaded_alone(
-    target: str, out: Path, pictures: bool, dtype: str, threads: int | None
+    target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
 ) -> Speculator:
     """A target without a draft model."""
     return _loaded(target, None, "root", out, pictures, dtype, threads)
@@ -85,7 +85,7 @@ def _loaded(
     if pictures:
         pyplot()
     count = "auto" if threads is None else threads
-    return load(target, draft, drafter=drafter, dtype=dtype, threads=count)
+    return load(target, draft, drafter=drafter, dtype=dtype, threads=count, planner="fixed")
 
 
 def reads_sources(target: str | None) -> bool:

@@ -26,7 +26,7 @@ def run(
 ) -> list[Row]:
     """Word errors and times of the first `count` recordings at T = 0 and 1; every row is exact."""
     threads = torch.get_num_threads()
-    drafted = load(target, draft, dtype=dtype, device=pair.device, threads=threads)
+    drafted = load(target, draft, dtype=dtype, device=pair.device, threads=threads, planner="fixed")
     recordings = pair.recordings[:count]
     arms = {"plain": drafted.plain(), "draft": drafted}
     return [

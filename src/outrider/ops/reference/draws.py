@@ -111,6 +111,20 @@ def largest(scores_BRV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return widened(top.indices, count), widened(top.values > -torch.inf, count)
 
 
+def likely(laws: Laws, count: int, gap: float) -> Tensor:
+    """The `count` most probable tokens of each law, best first, [B, R, count], -1 padded.
+
+    Left out is what lies more than `gap` below the best logit, or below the floor.
+    """
+    logits = laws.logits_BRV
+    top = logits.topk(min(count, logits.shape[-1]), -1)
+    least = top.values[..., :1] - gap
+    if laws.floor_BR is not None:
+        least = torch.maximum(least, laws.floor_BR[..., None])
+    tokens = torch.where(top.values >= least, top.indices, -1)
+    return torch.nn.functional.pad(tokens, (0, count - tokens.shape[-1]), value=-1)
+
+
 def widened(table_BRk: Tensor, count: int) -> Tensor:
     """The table with columns of zeros up to `count`."""
     lack = count - table_BRk.shape[-1]

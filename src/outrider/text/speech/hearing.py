@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
 from outrider.models.nodes import causal
-from outrider.models.prefill import ROUND, inference
+from outrider.models.prefill import inference
 from outrider.text.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
 
@@ -155,9 +155,10 @@ def language(target: LanguageModel, vocabulary: Vocabulary, inputs: Inputs) -> s
     One call of the decoder; the encoder does not run.
     """
     device = torch.device(target.device)
-    cache = target.open(1, ROUND, inputs)
+    wide = target.width(1)
+    cache = target.open(1, wide, inputs)
     start = torch.full((1, 1), vocabulary.start_id, device=device)
-    nodes = causal(start, torch.zeros_like(start), ROUND)
+    nodes = causal(start, torch.zeros_like(start), wide)
     logits_V = target.forward(cache, nodes, last=1).logits_BQV[0, -1]
     codes = list(vocabulary.languages)
     ids = torch.tensor([vocabulary.languages[code] for code in codes], device=device)

@@ -1,0 +1,358 @@
+"""The planner against plain decoding and against every fixed length.
+
+    python benchmarks/planner.py replay                # texts are recorded once, costs are charged
+    python benchmarks/planner.py live                  # arms interleaved, each thread's own time
+    python benchmarks/planner.py batches               # 8 and 16 rows of copies
+    python benchmarks/planner.py decision              # what a decision costs
+
+`replay` decodes the shipped pair's held-out prompts once at each temperature with the target's
+noise keyed by position, so that the text does not depend on what is drafted, and notes at every
+position how many of twelve drafted tokens are right. Planners and fixed lengths are then charged
+the measured milliseconds of whole steps, in four scenarios: the shipped draft; a dear one, whose
+every token takes 0.3 of a plain step more; a bad one, each of whose right tokens is made wrong
+with a chance of 0.35; and one that is both. With --quick everything is small. The last lines say
+which goals hold, and so does the exit status.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import outrider
+from outrider import DraftModel, Engine, Limits, Root, Sampling, Stop
+from outrider.costs import Costs, Curve
+from outrider.drafters import DRAFTERS
+from outrider.engine.batch import begin
+from outrider.engine.blocks import HostBlock
+from outrider.engine.planner import Adaptive, Finished, Row, View
+from outrider.engine.request import Request
+from outrider.load import shipped
+from outrider.types import PLAIN, Shape
+
+DEEPEST = 12
+FIXED = (1, 2, 3, 4, 6, 8, 12)
+DEAR, BAD = 0.3, 0.35
+CHAIN = [*(Shape(d, d + 1, d, True) for d in range(DEEPEST, 0, -1)), PLAIN]
+
+
+class Goal(NamedTuple):
+    """Something to reach."""
+
+    name: str
+    value: float
+    least: float
+
+    def __str__(self) -> str:
+        holds = "holds" if self.value >= self.least else "is missed"
+        return f"{self.name}: {self.value:.3f}, at least {self.least:g}: {holds}"
+
+
+def prompts(count: int) -> list[str]:
+    """Held-out prompts of the shipped pair."""
+    lines = shipped("heldout_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"].rstrip() for line in lines][:count]
+
+
+# ------------------------------------------------------------------- replay
+
+
+def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[list[int]]:
+    """For each prompt and position: how many of the draft's next tokens are the text's own."""
+    target, draft = pair.engine.target, pair.engine.drafter.model
+    texts = [pair.tokenizer(prompt)["input_ids"] for prompt in prompts(count)]
+    rows = [Sampling(temperature, seed=row) for row in range(count)]
+    whole = [list(ids) for ids in texts]
+    run = Engine(target, Root(), "match").run(texts, rows, Limits(tokens + DEEPEST))
+    for block in run:
+        whole[block.row] += block.token_ids
+    drafter = DraftModel(draft, (1,) * DEEPEST, coupled=True)
+    requests = [Request(ids, how, Limits()) for ids, how in zip(texts, rows, strict=True)]
+    capacity = -(-(max(map(len, whole)) + 2 * DEEPEST) // 128) * 128
+    right: list[list[int]] = [[] for _ in texts]
+    with torch.inference_mode():
+        batch = begin(target, drafter, requests, capacity)
+        context = batch.context
+        for row, ids in enumerate(whole):
+            context.tokens_BL[row, : len(ids)] = torch.tensor(ids)
+        for ahead in range(tokens):
+            here = context._replace(length_B=context.length_B + ahead, bound=context.bound + ahead)
+            drafted = drafter.propose(batch.memory, here, drafter.shapes[0]).tokens_BN[:, 1:]
+            for row, guesses in enumerate(drafted.tolist()):
+                start = len(texts[row]) + ahead
+                true = whole[row][start : start + DEEPEST]
+                right[row].append(kept(guesses, true))
+    return right
+
+
+def kept(guesses: Sequence[int], true: Sequence[int]) -> int:
+    """How many guesses are right before the first that is not."""
+    wrong = (at for at, (a, b) in enumerate(zip(guesses, true, strict=True)) if a != b)
+    return next(wrong, len(true))
+
+
+def worse(right: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same of a draft whose right tokens are wrong with a chance of BAD."""
+    draws = random.Random(1)
+
+    def thinned(count: int) -> int:
+        return next((at for at in range(count) if draws.random() < BAD), count)
+
+    return [[thinned(count) for count in row] for row in right]
+
+
+def dearer(costs: Costs) -> Costs:
+    """The same where every drafted token costs DEAR plain steps more."""
+
+    def more(curve: Curve) -> Curve:
+        plain = curve.times[0]
+        each = zip(curve.at, curve.times, strict=True)
+        return Curve(curve.at, tuple(ms + DEAR * plain * (n - 1) for n, ms in each))
+
+    times = {rows: {at: more(c) for at, c in by.items()} for rows, by in costs.times.items()}
+    return replace(costs, times=times)
+
+
+def fixed(right: Sequence[int], costs: Costs, depth: int, start: int) -> float:
+    """Milliseconds of a text with as many drafted tokens in every step."""
+    at, took = 0, 0.0
+    while at < len(right):
+        took += costs.milliseconds(depth + 1, 1, start + at)
+        at += min(right[at], depth) + 1
+    return took
+
+
+def planned(right: Sequence[int], costs: Costs, start: int, sizes: dict[int, int]) -> float:
+    """Milliseconds of a text that the planner sizes the drafts of."""
+    planner, at, took = Adaptive(), 0, 0.0
+    session = planner.open(CHAIN, costs)
+    request = Request([1] * start, Sampling(0), Limits(len(right)))
+    while at < len(right):
+        shape = planner.plan(session, View([Row(0, request, start + at)]))
+        sizes[shape.max_depth] = sizes.get(shape.max_depth, 0) + 1
+        took += costs.milliseconds(shape.max_nodes, 1, start + at)
+        got = min(right[at], shape.max_depth)
+        block = HostBlock(0, [1] * (got + 1), got, None, shape.max_depth)
+        session = planner.learn(session, Finished([block], shape.max_nodes, shape.max_depth))
+        at += got + 1
+    return took
+
+
+def replay(given: argparse.Namespace) -> list[Goal]:
+    """Every scenario at both temperatures."""
+    count, tokens = (6, 96) if given.quick else (given.count, given.tokens)
+    pair = outrider.load(dtype=given.dtype, threads=1, packed=True)
+    measured = pair.engine.costs
+    assert measured is not None
+    starts = [len(pair.tokenizer(prompt)["input_ids"]) for prompt in prompts(count)]
+    goals: list[Goal] = []
+    keep = None if given.keep is None else Path(given.keep)
+    texts: dict[str, list[list[int]]] = {}
+    if keep is not None and keep.exists():
+        texts = json.loads(keep.read_text())
+    for temperature in (0.0, 1.0):
+        name = f"T = {temperature:g}, {count} prompts of {tokens} tokens"
+        if name not in texts:
+            texts[name] = recorded(pair, count, tokens, temperature)
+            if keep is not None:
+                keep.write_text(json.dumps(texts))
+        right = texts[name]
+        for scenario in ("shipped", "dear", "bad", "bad and dear"):
+            some = worse(right) if "bad" in scenario else right
+            costs = dearer(measured) if "dear" in scenario else measured
+            goals += scored(f"{name}, {scenario}", some, costs, starts)
+    return goals
+
+
+def scored(
+    name: str, right: Sequence[Sequence[int]], costs: Costs, starts: Sequence[int]
+) -> list[Goal]:
+    """One scenario: a line of speeds over plain decoding, and its goals."""
+    each = list(zip(right, starts, strict=True))
+    plain = [fixed(row, costs, 0, start) for row, start in each]
+    lengths = {d: [fixed(row, costs, d, start) for row, start in each] for d in FIXED}
+    sizes: dict[int, int] = {}
+    ours = [planned(row, costs, start, sizes) for row, start in each]
+    best = min(lengths, key=lambda depth: sum(lengths[depth]))
+    total = sum(plain) / sum(ours)
+    hindsight = [min(plain[at], *(t[at] for t in lengths.values())) for at in range(len(plain))]
+    share = statistics.mean(h / t for h, t in zip(hindsight, ours, strict=True))
+    worst = min(p / t for p, t in zip(plain, ours, strict=True))
+    yard = sum(plain) / sum(lengths[best])
+    speeds = ", ".join(f"{d}: {sum(plain) / sum(t):.2f}" for d, t in lengths.items())
+    print(f"{name}\n  fixed {speeds}\n  planner {total:.3f}, worst prompt {worst:.3f}", end="")
+    print(f", of the best length of each prompt {share:.3f}; drafted {dict(sorted(sizes.items()))}")
+    least = 0.97 if "bad" in name else 1.0
+    over = total / max(yard, 1.0) if "bad" in name else total / yard
+    return [
+        Goal(f"{name}: worst prompt over plain", worst, 0.97),
+        Goal(f"{name}: sum over fixed {best}", over, least),
+        Goal(f"{name}: mean share of the best length of each prompt", share, 0.97),
+    ]
+
+
+# --------------------------------------------------------------------- live
+
+
+Arm = Callable[[str, Sampling, Stop], float]
+
+
+def timed(speculator: Any) -> Arm:
+    """Thread seconds of a call."""
+
+    def call(prompt: str, how: Sampling, stop: Stop) -> float:
+        started = time.thread_time()
+        speculator.generate(prompt, how, stop)
+        return time.thread_time() - started
+
+    return call
+
+
+def interleaved(
+    arms: dict[str, Arm], texts: Sequence[str], how: Sampling, stop: Stop
+) -> dict[str, list[float]]:
+    """Every arm on every prompt, in another order each time."""
+    draws, times = random.Random(0), {name: [] for name in arms}
+    for arm in arms.values():
+        arm(texts[0], how, Stop(8))
+    for number, text in enumerate(texts):
+        order = list(arms)
+        draws.shuffle(order)
+        for name in order:
+            seeded = replace(how, seed=number) if how.temperature else how
+            times[name].append(arms[name](text, seeded, stop))
+    return times
+
+
+def live(given: argparse.Namespace) -> list[Goal]:
+    """The shipped pair, a bad and dear draft, and copies, each beside plain decoding."""
+    count, tokens = (4, 64) if given.quick else (given.count, given.tokens)
+    texts, stop = prompts(count), Stop(tokens, token_ids=())
+    about: dict[str, Any] = {"dtype": given.dtype, "threads": 1, "packed": True}
+    pair = outrider.load(**about)
+    draft = pair.engine.drafter.model  # type: ignore[attr-defined]
+    goals = []
+    for temperature, least in ((0.0, 1.03), (1.0, 1.0)):
+        how = Sampling(temperature)
+        arms = {f"chain {d}": timed(pair.using(DraftModel(draft, (1,) * d))) for d in FIXED[1::1]}
+        arms = {"planner": timed(pair), "plain": timed(pair.plain())} | arms
+        times = interleaved(arms, texts, how, stop)
+        told(f"shipped pair, T = {temperature:g}", times)
+        best = min((n for n in times if n.startswith("chain")), key=lambda n: sum(times[n]))
+        over = sum(times[best]) / sum(times["planner"])
+        goals.append(Goal(f"pair, T = {temperature:g}: planner over {best}", over, least))
+    others = {
+        "layers 0, 7 of the target": outrider.load(shipped("target"), draft_layers=(0, 7), **about),
+        "prompt_lookup": outrider.load(shipped("target"), drafter="prompt_lookup", **about),
+    }
+    for name, speculator in others.items():
+        for temperature in (0.0, 1.0):
+            arms = {"planner": timed(speculator), "plain": timed(speculator.plain())}
+            times = interleaved(arms, texts, Sampling(temperature), stop)
+            told(f"{name}, T = {temperature:g}", times)
+            ratios = [p / t for p, t in zip(times["plain"], times["planner"], strict=True)]
+            total = sum(times["plain"]) / sum(times["planner"])
+            named = f"{name}, T = {temperature:g}: planner over plain"
+            goals.append(Goal(f"{named}, median", statistics.median(ratios), 0.98))
+            goals.append(Goal(f"{named}, sum", total, 0.97))
+    return goals
+
+
+def told(name: str, times: dict[str, list[float]]) -> None:
+    """Speeds over plain decoding."""
+    plain = sum(times["plain"])
+    speeds = ", ".join(f"{arm} {plain / sum(each):.2f}" for arm, each in times.items())
+    print(f"{name}: {speeds}", flush=True)
+
+
+# ------------------------------------------------------------------ batches
+
+
+def batches(given: argparse.Namespace) -> list[Goal]:
+    """Many rows of copies, where scoring more tokens is dear."""
+    rows, tokens = ((8,), 48) if given.quick else ((8, 16), given.tokens)
+    target = given.target or shipped("target")
+    goals = []
+    for drafter in [name for name in ("prompt_lookup", "recall") if name in DRAFTERS]:
+        planner = outrider.load(target, drafter=drafter, dtype=given.dtype, threads=1, packed=True)
+        plain, fixed_ones = planner.plain(coupled=True), {}
+        if drafter == "prompt_lookup":
+            fixed_ones = {"8 copied": planner.using(outrider.PromptLookup(8), "match")}
+        for size in rows:
+            how = [Sampling(0.7, seed=row) for row in range(size)]
+            arms = {"planner": planner, "plain": plain} | fixed_ones
+            times: dict[str, list[float]] = {name: [] for name in arms}
+            for turn in range(1 + (1 if given.quick else 3)):
+                for name, arm in arms.items():
+                    started = time.thread_time()
+                    arm.generate(prompts(size), how, Stop(tokens, token_ids=()))
+                    if turn:
+                        times[name].append(time.thread_time() - started)
+            least = {name: [min(each)] for name, each in times.items()}
+            told(f"{drafter}, {size} rows, T = 0.7", least)
+            over = least["plain"][0] / least["planner"][0]
+            goals.append(Goal(f"{drafter}, {size} rows: planner over plain", over, 0.97))
+    return goals
+
+
+# ----------------------------------------------------------------- decision
+
+
+def decision(given: argparse.Namespace) -> list[Goal]:
+    """Microseconds of a decision, the 99th percentile; and of one that stays at nothing."""
+    curve = Curve.of({1: 6.0, 5: 9.0, 17: 16.0})
+    costs = Costs({rows: {64: curve, 448: curve} for rows in (1, 2, 4, 8)})
+    shapes = [*(Shape(d, d + 1, d, True) for d in range(16, 0, -1)), PLAIN]
+    steps, goals = (500 if given.quick else 3000), []
+    for rows in (1, 4, 8):
+        planner, session = Adaptive(), Adaptive().open(shapes, costs)
+        draws, lengths = random.Random(0), [1] * rows
+        took = []
+        for _ in range(steps):
+            request = Request([1], Sampling(), Limits(1 << 20))
+            view = View([Row(n, request, lengths[n]) for n in range(rows)], rows, True, True)
+            started = time.thread_time()
+            shape = planner.plan(session, view)
+            took.append(1e6 * (time.thread_time() - started))
+            blocks = []
+            for row in range(rows):
+                got = next((at for at in range(shape.max_depth) if draws.random() > 0.8), 16)
+                got = min(got, shape.max_depth)
+                lengths[row] += got + 1
+                blocks.append(HostBlock(row, [1] * (got + 1), got, None, shape.max_depth))
+            planner.learn(session, Finished(blocks, shape.max_nodes, shape.max_depth, 6.0))
+        slow = sorted(took)[int(0.99 * len(took))]
+        print(f"{rows} rows: median {statistics.median(took):.0f} us, 99 % {slow:.0f} us")
+        goals.append(Goal(f"{rows} rows: bound over 99 %", (50 + 3 * (rows > 1) * rows) / slow, 1))
+    return goals
+
+
+WORK = {"replay": replay, "live": live, "batches": batches, "decision": decision}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("work", choices=WORK)
+    parser.add_argument("--count", type=int, default=32, help="prompts")
+    parser.add_argument("--tokens", type=int, default=256, help="of each text")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--target", help="of batches; default: the shipped one")
+    parser.add_argument("--keep", help="file of recorded texts, to replay them again")
+    parser.add_argument("--quick", action="store_true", help="few prompts and short texts")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    goals = WORK[given.work](given)
+    print(*goals, sep="\n")
+    sys.exit(any(goal.value < goal.least for goal in goals))
+
+
+if __name__ == "__main__":
+    main()

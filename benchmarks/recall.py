@@ -1,0 +1,232 @@
+"""Drafters without a second model on forty-eight prompts of six kinds: what they gain over plain.
+
+    python benchmarks/recall.py MODEL                      # T = 0 and 0.7, 128 tokens each
+    python benchmarks/recall.py MODEL --quick              # minutes: one prompt of each kind
+    python benchmarks/recall.py MODEL --rows 8 16          # batches
+    python benchmarks/recall.py MODEL --arms plain recall transformers
+
+MODEL is a folder of a chat model, as SmolLM2-135M-Instruct. Arms take turns prompt by prompt in one
+process on one thread, and the clock is that thread's CPU time, prompts included. The arm
+"transformers" is its own prompt lookup in the same dtype, at the number of tokens that is best on
+the first prompts. The prompts: benchmarks/six_kinds.py.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import six_kinds
+import torch
+from transformers import AutoModelForCausalLM
+
+import outrider
+from outrider import Engine, Limits, PromptLookup, Root, Sampling
+from outrider.drafters import Recall, Suffix
+from outrider.engine.planner import Adaptive
+from outrider.types import Drafter
+
+torch.set_num_threads(1)
+
+#: How each arm drafts, and whether the planner says how much.
+ARMS: dict[str, tuple[Callable[[], Drafter], bool]] = {
+    "plain": (Root, False),
+    "prompt_lookup 8": (lambda: PromptLookup(8), False),
+    "prompt_lookup": (lambda: PromptLookup(16), True),
+    "suffix": (Suffix, True),
+    "recall": (Recall, True),
+    "recall, earlier": (lambda: Recall(earlier=20_000), True),
+}
+THEIRS = "transformers"
+THEIR_SETTINGS = (3, 5, 10)
+
+
+@dataclass
+class Job:
+    """Prompts that run side by side."""
+
+    kind: str
+    prompts: list[list[int]]
+    seeds: list[int]
+
+
+@dataclass
+class Done:
+    """What an arm made of one job."""
+
+    texts: list[list[int]]
+    seconds: float
+    calls: int = 0  #: of the target, per row
+    nodes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass
+class Arm:
+    """A way to write text, and what it wrote."""
+
+    run: Callable[[Job], Done]
+    done: list[Done] = field(default_factory=list)
+
+
+def ours(
+    engine: Engine, temperature: float, most: int, eos: Sequence[int]
+) -> Callable[[Job], Done]:
+    """An arm of this library."""
+
+    def run(job: Job) -> Done:
+        settings = [Sampling(temperature, seed=seed) for seed in job.seeds]
+        limits = [Limits(most, tuple(eos))] * len(job.prompts)
+        texts: list[list[int]] = [[] for _ in job.prompts]
+        started = time.thread_time()
+        going = engine.run(job.prompts, settings, limits)
+        for block in going:
+            texts[block.row] += block.token_ids
+        took = time.thread_time() - started
+        sizes = going.stats.sizes
+        scored = sum((size - 1) * steps for size, steps in sizes.items())
+        return Done(texts, took, going.stats.engine_steps, scored)
+
+    return run
+
+
+def theirs(model: Any, temperature: float, most: int, count: int) -> Callable[[Job], Done]:
+    """transformers' own prompt lookup."""
+
+    def run(job: Job) -> Done:
+        (prompt,) = job.prompts
+        ids = torch.tensor([prompt])
+        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        torch.manual_seed(job.seeds[0])
+        started = time.thread_time()
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=most,
+            prompt_lookup_num_tokens=count,
+            pad_token_id=0,
+            **(law if temperature else {"do_sample": False}),
+        )
+        return Done([out[0, len(prompt) :].tolist()], time.thread_time() - started)
+
+    return run
+
+
+def best_of_theirs(
+    model: Any, temperature: float, most: int, jobs: Sequence[Job]
+) -> tuple[int, Callable[[Job], Done]]:
+    """Their fastest number of tokens on these jobs."""
+    speeds = {}
+    for count in THEIR_SETTINGS:
+        done = [theirs(model, temperature, most, count)(job) for job in jobs]
+        speeds[count] = sum(d.tokens for d in done) / sum(d.seconds for d in done)
+    best = max(speeds, key=lambda count: speeds[count])
+    return best, theirs(model, temperature, most, best)
+
+
+def jobs_of(tokenizer: Any, each: int, rows: int) -> list[Job]:
+    """Prompts in groups of `rows`; a group of one has a kind."""
+    prompts = six_kinds.prompts(each)
+    ids = [six_kinds.token_ids(tokenizer, prompt) for prompt in prompts]
+    numbers = range(0, len(ids), rows)
+    return [
+        Job(
+            prompts[n].kind if rows == 1 else f"{rows} rows",
+            ids[n : n + rows],
+            list(range(100 + n, 100 + n + len(ids[n : n + rows]))),
+        )
+        for n in numbers
+    ]
+
+
+def play(arms: dict[str, Arm], jobs: Sequence[Job]) -> None:
+    """Every arm does every job, in turn."""
+    for arm in arms.values():
+        arm.run(Job("warm", [jobs[0].prompts[0][:32]], [0]))
+    names = list(arms)
+    for number, job in enumerate(jobs):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            arms[name].done.append(arms[name].run(job))
+
+
+def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
+    """Speed over plain, by kind, in sum and on the worst prompt."""
+    kinds = list(dict.fromkeys(job.kind for job in jobs))
+    plain = arms["plain"].done
+    heads = "".join(f"{kind[:9]:>10}" for kind in kinds)
+    print(
+        f"\n{title}\n{'':18}{heads}       all    median     worst  tokens/call  nodes  same texts"
+    )
+    for name, arm in arms.items():
+        cells = ""
+        for kind in [*kinds, None]:
+            picked = [at for at, job in enumerate(jobs) if kind in (None, job.kind)]
+            cells += f"{_speed(arm.done, picked) / _speed(plain, picked):10.2f}"
+        ratios = sorted(
+            _speed(arm.done, [at]) / _speed(plain, [at])
+            for at in range(len(jobs))
+            if plain[at].tokens >= 16 * len(jobs[at].prompts)
+        )
+        calls = sum(done.calls for done in arm.done)
+        rest = ""
+        if calls:
+            rows = sum(
+                done.calls * len(job.prompts) for done, job in zip(arm.done, jobs, strict=True)
+            )
+            same = sum(a.texts == b.texts for a, b in zip(arm.done, plain, strict=True))
+            tokens = sum(done.tokens for done in arm.done)
+            nodes = sum(done.nodes for done in arm.done)
+            rest = f"{tokens / rows:13.2f}{nodes / calls:7.1f}{same:8} of {len(jobs)}"
+        print(
+            f"{name:18}{cells}{ratios[len(ratios) // 2]:10.2f}{ratios[0]:10.2f}{rest}", flush=True
+        )
+
+
+def _speed(done: Sequence[Done], picked: Sequence[int]) -> float:
+    return sum(done[at].tokens for at in picked) / sum(done[at].seconds for at in picked)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--quick", action="store_true", help="one prompt of each kind, 48 tokens")
+    parser.add_argument("--each", type=int, default=8, help="prompts of each kind")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument("--arms", nargs="+", default=[*ARMS, THEIRS])
+    parser.add_argument("--dtype", default="bfloat16")
+    asked = parser.parse_args()
+    each, tokens = (1, 48) if asked.quick else (asked.each, asked.tokens)
+    speculator = outrider.load(asked.model, drafter="root", dtype=asked.dtype, threads=1)
+    target, eos = speculator.engine.target, speculator.eos_ids
+    model = None
+    if THEIRS in asked.arms:
+        dtype = getattr(torch, asked.dtype)
+        model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=dtype)
+    for rows in asked.rows:
+        jobs = jobs_of(speculator.tokenizer, each, rows)
+        for temperature in asked.temperature:
+            arms = {}
+            for name, (make, planned) in ARMS.items():
+                if name in asked.arms or name == "plain":
+                    engine = Engine(target, make(), planner=Adaptive() if planned else None)
+                    engine.priced(rows)
+                    arms[name] = Arm(ours(engine, temperature, tokens, eos))
+            if model is not None and rows == 1:
+                count, run = best_of_theirs(model, temperature, tokens, jobs[:6])
+                arms[f"{THEIRS} {count}"] = Arm(run)
+            play(arms, jobs)
+            table(arms, jobs, f"T = {temperature}, {rows} row(s): speed over plain decoding")
+
+
+if __name__ == "__main__":
+    main()

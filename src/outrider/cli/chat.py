@@ -1,0 +1,163 @@
+"""`outrider chat`: a conversation in the terminal with any instruct model."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from outrider.cli import paint
+from outrider.cli.console import EXIT_ERROR, fail, out
+from outrider.cli.options import Dtype, MinP, Setup, Temperature, TopK, TopP, with_setup
+from outrider.laws.sampling import Sampling
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
+
+HELP = """/help           this
+/new            forget the conversation
+/system TEXT    what the model is told first; without TEXT nothing
+/seed N         the seed of the next answers; without N a fresh one each
+/trace          colours: what was drafted and kept, or not
+/stats          how the last answer was decoded
+/exit           leave (or Ctrl-D)
+A line that ends in \\ goes on in the next one; three quotes begin and end a longer text.
+Ctrl-C stops an answer, not the chat."""
+_FENCE = '"""'
+
+
+class Talk:
+    """One conversation."""
+
+    def __init__(
+        self, speculator: Speculator, sampling: Sampling, most: int | None, trace: bool
+    ) -> None:
+        self.speculator, self.sampling, self.most = speculator, sampling, most
+        self.trace, self.system = trace, ""
+        self.turns: list[dict[str, str]] = []
+        self.said = "nothing was said yet"
+
+    def order(self, line: str) -> bool:
+        """Obey a line that begins with a slash. Whether the talk goes on."""
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if name in ("/exit", "/quit", "/bye"):
+            return False
+        if name == "/new":
+            self.turns.clear()
+            out.print("(a new conversation)")
+        elif name == "/system":
+            self.system = rest
+            self.turns.clear()
+            out.print("(a new conversation)")
+        elif name == "/seed":
+            self._reseed(rest)
+        elif name == "/trace":
+            self.trace = not self.trace
+            out.print(f"(colours {'on' if self.trace else 'off'})")
+        elif name == "/stats":
+            out.print(self.said)
+        else:
+            out.print(HELP, markup=False)
+        return True
+
+    def answer(self, text: str) -> None:
+        """Say something and print what comes back; an answer that is stopped stays as it is."""
+        self.turns.append({"role": "user", "content": text})
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        stop = Stop(self.most)
+        stream = self.speculator.stream(
+            [[*first, *self.turns]], self.sampling, stop, trace=self.trace
+        )
+        written, colour = "", out.is_terminal and not out.no_color
+        try:
+            for block in stream:
+                written += block.text
+                if self.trace:
+                    out.print(paint.step(block.block, self._decode, colour), end="")
+                else:
+                    out.print(block.text, end="", markup=False)
+                out.file.flush()
+        except KeyboardInterrupt:
+            out.print(" (stopped)", end="")
+        out.print()
+        self.turns.append({"role": "assistant", "content": written})
+        stats = stream.result().completions[0].stats
+        self.said = (
+            f"{stats.new_tokens} tokens in {stats.steps} calls of the target: "
+            f"{stats.block_efficiency:.2f} a call, {stats.tokens_per_second:.1f} a second"
+        )
+
+    def _decode(self, token: int) -> str:
+        tokenizer = self.speculator.tokenizer
+        return str(tokenizer.decode([token], skip_special_tokens=True))
+
+    def _reseed(self, rest: str) -> None:
+        if rest and not rest.isdecimal():
+            out.print("(a seed is a whole number)")
+            return
+        self.sampling = replace(self.sampling, seed=int(rest) if rest else None)
+
+
+def listen(prompt: str) -> str:
+    """What is typed: one line, several that end in a backslash, or a text between fences.
+
+    Raises EOFError where the input ends.
+    """
+    line, more = input(prompt), "... " if prompt else ""
+    if line.strip().startswith(_FENCE):
+        lines = [line.strip().removeprefix(_FENCE)]
+        while not lines[-1].rstrip().endswith(_FENCE) or (len(lines) == 1 and not lines[0]):
+            lines.append(input(more))
+        return "\n".join(lines).rstrip().removesuffix(_FENCE).strip("\n")
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(more))
+    return "\n".join(lines)
+
+
+@with_setup
+def chat(
+    setup: Setup,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Colours: drafted and kept, or the target's own.")
+    ] = False,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of an answer. Default: all there is room for."),
+    ] = None,
+    temperature: Temperature = 0.7,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Talk with an instruct model. /help says what else there is."""
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    speculator = setup.load(dtype)
+    if speculator.tokenizer is None or speculator.tokenizer.chat_template is None:
+        fail(
+            f"{setup.target or 'the shipped target'} has no chat template; got a model that goes "
+            "on from text; use `outrider generate`, or --target with an instruct model"
+        )
+        raise typer.Exit(EXIT_ERROR)
+    talk = Talk(speculator, sampling, max_new_tokens, trace)
+    talk.system = system
+    asks = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            text = listen(asks)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            out.print("\n(Ctrl-D or /exit leaves)")
+            continue
+        if not text.strip():
+            continue
+        if text.startswith("/"):
+            if not talk.order(text.strip()):
+                return
+            continue
+        talk.answer(text)

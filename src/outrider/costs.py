@@ -1,0 +1,163 @@
+"""What whole steps cost: milliseconds by rows, nodes and context, drafting and host included."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+from outrider.errors import ConfigurationError
+
+
+class Curve(NamedTuple):
+    """Milliseconds by a number, measured at some of its values."""
+
+    at: tuple[int, ...]  #: growing, at least one
+    times: tuple[float, ...]  #: milliseconds
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Curve":
+        """From milliseconds by number.
+
+        >>> Curve.of({4: 8.0, 1: 5.0}).milliseconds(2)
+        6.0
+        """
+        numbers = sorted(measured)
+        return cls(tuple(numbers), tuple(measured[n] for n in numbers))
+
+    def milliseconds(self, number: int) -> float:
+        """Between two values: a straight line; below the least: its cost; above: as between the
+        last two."""
+        return between(self.at, self.times, number)
+
+
+def between(at: Sequence[int], times: Sequence[float], number: int) -> float:
+    """The time at a number, on straight lines through those measured; see `Curve.milliseconds`."""
+    if number <= at[0] or len(at) == 1:
+        return times[0]
+    right = min(bisect_left(at, number), len(at) - 1)
+    low, high = at[right - 1 : right + 1]
+    least, most = times[right - 1 : right + 1]
+    return least + (most - least) * (number - low) / (high - low)
+
+
+def _mixed(at: Sequence[int], curves: Sequence[Curve], number: int) -> Curve:
+    """Between curves that were measured at some numbers: a straight line for each of the nodes."""
+    if len(curves) == 1:
+        return curves[0]
+    nodes = curves[0].at
+    each = [[curve.milliseconds(n) for curve in curves] for n in nodes]
+    return Curve(nodes, tuple(between(at, times, number) for times in each))
+
+
+def _wider(curve: Curve, factor: float) -> Curve:
+    """Of more rows than were measured: as many more nodes of those."""
+    each = zip(*curve, strict=True)
+    more = {n: t + max(curve.milliseconds(ceil(n * factor)) - t, 0.0) for n, t in each}
+    return Curve.of(more)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a whole step: the drafter, the target, the rule and the host.
+
+    times  by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a plain
+           step
+
+    >>> costs = Costs.of({1: 6.0, 5: 10.0})
+    >>> costs.milliseconds(3)
+    8.0
+    """
+
+    times: Mapping[int, Mapping[int, Curve]]
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "Costs":
+        """Of one row, whatever its length: milliseconds by nodes."""
+        return cls({1: {0: Curve.of(measured)}})
+
+    def milliseconds(self, nodes: int, rows: int = 1, context: int = 0) -> float:
+        """A step of so many rows with as many nodes each, the pending token included.
+
+        Between measured numbers of rows and of committed tokens: a straight line. More rows than
+        were measured cost what as many more nodes of one row would.
+        """
+        return self.curve(rows, context).milliseconds(nodes)
+
+    def curve(self, rows: int, context: int) -> Curve:
+        """Of so many rows of so many committed tokens, over their nodes."""
+        known = sorted(self.times)
+        if rows > known[-1]:
+            return _wider(self._measured(known[-1], context), rows / known[-1])
+        right = min(bisect_left(known, rows), len(known) - 1)
+        some = [self._measured(each, context) for each in known[max(right - 1, 0) : right + 1]]
+        return _mixed(known[max(right - 1, 0) : right + 1], some, rows)
+
+    def _measured(self, rows: int, context: int) -> Curve:
+        """The curve of measured rows at a context."""
+        by_context = self.times[rows]
+        known = sorted(by_context)
+        return _mixed(known, [by_context[each] for each in known], context)
+
+    def joined(self, more: "Costs") -> "Costs":
+        """With other numbers of rows besides."""
+        return Costs({**self.times, **more.times})
+
+    def alone(self) -> "Costs":
+        """The same where every row of a batch costs what one costs alone."""
+        one, many = self.times[1], 1 << 20
+        batch = {
+            context: Curve(curve.at, tuple(many * ms for ms in curve.times))
+            for context, curve in one.items()
+        }
+        return Costs({1: one, many: batch})
+
+    def text(self) -> str:
+        """As JSON."""
+        times = {
+            str(rows): {
+                str(context): {str(n): t for n, t in zip(*curve, strict=True)}
+                for context, curve in by_context.items()
+            }
+            for rows, by_context in self.times.items()
+        }
+        return json.dumps({"step_ms": times}, indent=1)
+
+    def write(self, path: str | Path) -> None:
+        """Keep them in a file, for `read` and for `load(costs=...)`."""
+        Path(path).write_text(self.text() + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Costs":
+        """From a file that `write` made. Raises ConfigurationError for any other."""
+        do = "give a file that Costs.write made: load(...).engine.costs.write(FILE)"
+        try:
+            return cls.parsed(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"costs cannot be read; got {path}: {error}; {do}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"these are no costs; got {path}: {error!r}; {do}") from error
+
+    @classmethod
+    def parsed(cls, text: str) -> "Costs":
+        """From the text of `text()`.
+
+        >>> Costs.parsed(Costs.of({1: 6.0, 5: 10.0}).text()).milliseconds(2)
+        7.0
+        """
+        raw = json.loads(text)
+        times = {
+            int(rows): {
+                int(context): Curve.of({int(n): float(ms) for n, ms in curve.items()})
+                for context, curve in by_context.items()
+            }
+            for rows, by_context in raw["step_ms"].items()
+        }
+        if not times or not all(times.values()) or any(rows < 1 for rows in times):
+            raise ValueError("no steps in it")
+        values = [t for by in times.values() for curve in by.values() for t in curve.times]
+        if not values or min(values) <= 0:
+            raise ValueError("a step takes no time in it")
+        return cls(times)

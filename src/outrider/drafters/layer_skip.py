@@ -1,0 +1,123 @@
+"""Drafts by some of the target's own layers (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi
+et al. 2024): no second model, no second cache.
+
+The layers that are left in read the entries that the whole target has written for the text, and
+write their own for the tokens that they draft; verification writes those anew. `skip` leaves layers
+out, `exit` all from one on. A draft costs its share of the layers, and the output layer once a
+token. A model that was not trained for it puts up with few layers less, so this pays for large
+models alone: `outrider bench layers` prints what can be gained, and docs/shallow-drafts.md has an
+honest table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider import arguments
+from outrider.drafters import growing, recipes
+from outrider.drafters.draft_model import Coupled, Drawn
+from outrider.drafters.growing import Policy, shapes
+from outrider.drafters.memory import Nothing
+from outrider.errors import ConfigurationError
+from outrider.models.causal import CausalModel
+from outrider.models.part import part
+from outrider.tree import parents_of
+from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+
+
+@dataclass(frozen=True)
+class LayerSkip:
+    """A chain, or `counts[l]` children below every node of level l, from layers of the target.
+
+    model  runs on the target's cache: `outrider.models.part.part` of the target
+
+    >>> LayerSkip(part(target, (0, 1, 4)), (1, 1, 1))                        # doctest: +SKIP
+    """
+
+    model: LanguageModel
+    counts: tuple[int, ...] = (1, 1, 1, 1)
+    coupled: bool = False
+    name: ClassVar[str] = "layer_skip"
+    taps: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        counts, _ = shapes.parents_for(self.name, self.counts, None)
+        object.__setattr__(self, "counts", counts)
+
+    @property
+    def _parents(self) -> tuple[int, ...]:
+        return parents_of(self.counts)
+
+    @property
+    def policy(self) -> Policy:
+        """As a draft model's."""
+        return Coupled() if self.coupled else Drawn()
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Greedy rows place their children."""
+        return frozenset({Kind.FIXED, *self.policy.drawn})
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The tree, and cut at each depth."""
+        return shapes.of_tree(self._parents)
+
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """The target's cache is all the memory it needs."""
+        return Nothing()
+
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+        """Fill the tree level by level, one call of the layers each."""
+        nodes = shapes.declared(self, shape).max_nodes
+        layout = shapes.fixed(self._parents[:nodes], context.length_B.device)
+        source = growing.Model(self.model, context.cache, shared=True)
+        return growing.grow([source], context, layout, self.policy)
+
+    def commit(
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """The target has written its own entries in the place of the draft's."""
+
+
+def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[int, ...]:
+    """The layers that are left of so many: without `skip`, and none from `leave` on.
+
+    >>> layers(6, (2, 3), 5)
+    (0, 1, 4)
+    """
+    do = "write drafter_options={'skip': (3, 4)} or {'exit': 8}; see outrider bench layers"
+    if skip is None and leave is None:
+        raise ConfigurationError(
+            f"drafter 'layer_skip' needs to know which of the target's {have} layers to leave out; "
+            f"got neither skip nor exit; {do}"
+        )
+    end = have if leave is None else arguments.whole("exit", leave, do, least=1)
+    what = f"layers of the target, numbers from 0 to {have - 1}"
+    if isinstance(skip, int):
+        skip = (skip,)
+    out = arguments.several("skip", skip or (), what, do, arguments.is_whole, ordered=False)
+    wrong = [number for number in out if not 0 <= number < have]
+    if wrong or end > have:
+        arguments.refuse("skip" if wrong else "exit", what, wrong[0] if wrong else end, do)
+    return tuple(number for number in range(end) if number not in out)
+
+
+def _made(
+    target: LanguageModel,
+    num_speculative_tokens: int | None = None,
+    branching: tuple[int, ...] | None = None,
+    coupled: bool = False,
+    skip: Sequence[int] | None = None,
+    exit: int | None = None,
+) -> LayerSkip:
+    recipes.one_depth(branching, num_speculative_tokens)
+    counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
+    have = target.runner.layers if isinstance(target, CausalModel) else 0
+    left = layers(have, skip, exit) if have else ()
+    return LayerSkip(part(target, left), counts, coupled)
+
+
+RECIPE = recipes.Recipe(
+    _made, ("target",), ("num_speculative_tokens", "branching", "coupled", "skip", "exit")
+)

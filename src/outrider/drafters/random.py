@@ -1,0 +1,94 @@
+"""Random tokens: the baseline of Leviathan et al. 2023.
+
+Every token is drawn from the uniform law over the vocabulary, and that law is declared. So each is
+accepted with probability sum min(p, 1 / V), which is 1 / V for a greedy row: a drafter that is
+worth nothing and costs nothing, and shows what the others add.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider import arguments, ops
+from outrider.drafters import growing, recipes
+from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
+from outrider.drafters.memory import Nothing
+from outrider.tree import parents_of
+from outrider.types import Context, Draft, Kind, Laws, Scores, Shape, Verdict
+
+
+@dataclass(frozen=True)
+class Random:
+    """A chain of tokens drawn uniformly out of `vocab_size`.
+
+    >>> Random(100, 3).shapes[0].max_nodes
+    4
+    """
+
+    vocab_size: int
+    num_speculative_tokens: int = 4
+    name: ClassVar[str] = "random"
+    taps: ClassVar[tuple[int, ...]] = ()
+    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
+    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+
+    def __post_init__(self) -> None:
+        vocab = arguments.whole("vocab_size", self.vocab_size, "give the target's", least=1)
+        name, do = "num_speculative_tokens", recipes.PLAIN
+        count = arguments.whole(name, self.num_speculative_tokens, do, least=1)
+        object.__setattr__(self, "vocab_size", vocab)
+        object.__setattr__(self, name, count)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """A chain of each length."""
+        return shapes.of_levels(1, self.num_speculative_tokens)
+
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """Nothing to remember."""
+        return Nothing()
+
+    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+        """Draw each token from the uniform law; what a request bans is not drawn."""
+        depth = shapes.declared(self, shape).max_depth
+        layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
+        sampling = context.sampling
+        hot_B = torch.isinf(sampling.inverse_temperature_B)  # their text depends on no seed
+        seed_B = torch.where(hot_B, 0, sampling.seed_B)
+        context = context._replace(sampling=sampling._replace(seed_B=seed_B))
+        return growing.grow([_Uniform(self.vocab_size)], context, layout, self)
+
+    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+        """One draw. Rows at temperature 0 place what they draw at temperature 1."""
+        inverse = law.inverse_temperature_B
+        even = law._replace(
+            inverse_temperature_B=torch.where(torch.isinf(inverse), 1.0, inverse), greedy="none"
+        )
+        tokens, there, even = ops.several(even, keys.own(level.start, level.stop), 1)
+        return Children(tokens[..., 0], None if there is None else there[..., 0], even)
+
+    def commit(
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Nothing to learn."""
+
+
+class _Uniform(NamedTuple):
+    """The uniform law as a source."""
+
+    vocab_size: int
+
+    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+        """[B, n, V] zeros."""
+        length_B = tree.first_B
+        shape = (length_B.shape[0], level.stop - level.start, self.vocab_size)
+        return torch.zeros(shape, device=length_B.device)
+
+
+def _made(vocab_size: int, num_speculative_tokens: int = Random.num_speculative_tokens) -> Random:
+    return Random(vocab_size, num_speculative_tokens)
+
+
+RECIPE = recipes.Recipe(_made, ("vocab_size",), ("num_speculative_tokens",))

@@ -1,0 +1,335 @@
+"""Recall: what the text says follows and what the target said would follow, in one tree.
+
+Below every node hang the token behind the longest suffix that the text holds (`suffix`) and the
+tokens that the target held likely there before (`recycled`). The two complement each other: copies
+are long and sure where text repeats, recycled tokens are there where nothing is to be copied.
+
+The tree grows node by node, the likeliest first. A node survives if its parent does and its token
+is the right one. Of that, `Odds` tell by the length of the match, by the place of a token among the
+recycled ones, and by whether these name the copied token as well. So the first n nodes are the best
+tree of n nodes, and their survivals summed up are the tokens that it is expected to add.
+
+Every committed token corrects the odds of all that was known of it, scored or not: nothing has to
+be tried to be learnt. All of it belongs to the row (docs/rules.md: rows may share a seed).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from outrider import arguments, ops
+from outrider.drafters import placed, recipes, suffix
+from outrider.drafters.automaton import Automaton
+from outrider.drafters.earlier import Earlier
+from outrider.drafters.growing import shapes
+from outrider.drafters.memory import Rows
+from outrider.drafters.placed import Grown
+from outrider.drafters.recycled import WIDTH, Successors
+from outrider.errors import ConfigurationError
+from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
+from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+
+SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
+FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
+GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
+_ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
+
+
+def _copied_prior() -> list[float]:
+    """By the match's length, and by where the copied token stands among the recycled ones."""
+    agree = [1.0, 0.8, 0.8] + [0.65] * (WIDTH - 2)
+    sure = [1.0] + [0.9] * WIDTH
+    return [
+        chance * (agree if size < 5 else sure)[place]
+        for size, chance in enumerate(suffix.PRIOR)
+        for place in range(WIDTH + 1)
+    ]
+
+
+def _recycled_prior() -> list[float]:
+    """By the length of the match beside them, and by place; without a match in the last bucket."""
+    alone = (0.30, 0.12, 0.07, 0.05, 0.03, 0.025, 0.02, 0.015)
+    beside = (0.20, 0.13, 0.06, 0.045, 0.03, 0.025, 0.02, 0.012)
+    known = [(1 - chance) * part for chance in suffix.PRIOR for part in beside]
+    return [*known, *alone]
+
+
+COPIED, RECYCLED = _copied_prior(), _recycled_prior()
+KEEP = 0.998  #: what a look counts for beside the next one: recycled tokens are looked at often
+
+
+class Guess(NamedTuple):
+    """A child that a node may have."""
+
+    chance: float
+    token: int
+    copies: bool
+
+
+class Row:
+    """A row's text, what was likely in it, and how often either has been right."""
+
+    __slots__ = ("after", "copied", "grown", "recycled", "text")
+
+    def __init__(self, text: Automaton, after: Successors, copied: Odds, own: Odds) -> None:
+        self.text, self.after = text, after
+        self.copied, self.recycled = copied, own
+        self.grown: _Foreseen | None = None
+
+    def copy(self) -> "Row":
+        """The same, to be continued apart."""
+        after = self.after if self.after.shared else self.after.copy()
+        return Row(self.text.copy(), after, self.copied.copy(), self.recycled.copy())
+
+    def foresee(self, most: "Most") -> "_Foreseen":
+        """The best tree within these limits, and what its first n nodes are expected to add."""
+        length = len(self.text.tokens)
+        if self.grown is None or self.grown[:2] != (length, most):
+            self.grown = _Foreseen(length, most, *grow(self, most))
+        return self.grown
+
+    def guesses(self, before: int, token: int, copy: int | None, match: int) -> list[Guess]:
+        """What may follow two tokens, the likeliest first.
+
+        copy, match  what a copy goes on with there, and how long its match is
+        """
+        row, chance = self.after.row(before, token), self.recycled.chance
+        if copy is None:
+            return [Guess(chance(_ALONE * WIDTH + k), x, False) for k, x in enumerate(row)]
+        size = bucket(match)
+        place = row.index(copy) if copy in row else WIDTH
+        first = size * WIDTH
+        found = [Guess(chance(first + k), x, False) for k, x in enumerate(row) if k != place]
+        found.append(Guess(self.copied.chance(size * (WIDTH + 1) + place), copy, True))
+        found.sort(reverse=True)
+        return found
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The row goes on with these tokens."""
+        text = self.text
+        for token in tokens:
+            self._learn(text, token)
+            text.push(token)
+
+    def _learn(self, text: Automaton, token: int) -> None:
+        """What was known of this token was right or wrong."""
+        tokens = text.tokens
+        row = self.after.row(tokens[-2] if len(tokens) > 1 else -1, tokens[-1])
+        first, place = _ALONE * WIDTH, -1
+        if text.match and tokens[text.place] >= 0:
+            copy, size = tokens[text.place], bucket(text.match)
+            place = row.index(copy) if copy in row else WIDTH
+            first = size * WIDTH
+            self.copied.saw(size * (WIDTH + 1) + place, copy == token)
+        for k, likely in enumerate(row):
+            if k != place:
+                self.recycled.saw(first + k, likely == token)
+
+
+class Most(NamedTuple):
+    """How far a tree may grow."""
+
+    nodes: int
+    depth: int
+    chain: bool  #: one child at every node
+
+
+class _Foreseen(NamedTuple):
+    """A tree, and the length of the text that it grew below."""
+
+    length: int
+    most: Most
+    tree: Grown
+    gains: list[float]
+
+
+class _Node(NamedTuple):
+    """A node of a growing tree, with what its children are to be guessed from."""
+
+    token: int
+    before: int
+    place: int  #: where its copy goes on in the text, -1: it is none
+    match: int
+    survives: float
+    depth: int
+    guesses: list[Guess]
+
+
+def grow(row: Row, most: Most) -> tuple[Grown, list[float]]:
+    """The likeliest nodes below the pending token, and the survivals summed up."""
+    text = row.text
+    tokens, length = text.tokens, len(text.tokens)
+    before = tokens[-2] if length > 1 else -1
+    root = _Node(tokens[-1], before, text.place if text.match else -1, text.match, 1.0, 0, [])
+    nodes, parents, gains = [root], [-1], [0.0]
+    waiting: list[tuple[float, int, int]] = []  #: the best child of a node that is not there yet
+
+    def expand(number: int) -> None:
+        node = nodes[number]
+        copy = None
+        if node.depth == most.depth:
+            return
+        if node.place >= 0:
+            # behind the end of the text a copy goes on with itself
+            at = node.place
+            copy = tokens[at] if at < length else _above(nodes, parents, number, at - length)
+        copy = None if copy is not None and copy < 0 else copy
+        node.guesses.extend(row.guesses(node.before, node.token, copy, node.match))
+        if node.guesses:
+            heappush(waiting, (-node.survives * node.guesses[0].chance, number, 0))
+
+    expand(0)
+    while waiting and len(nodes) <= most.nodes:
+        value, number, rank = heappop(waiting)
+        if -value < FLOOR:
+            break
+        node = nodes[number]
+        guess = node.guesses[rank]
+        if rank + 1 < len(node.guesses) and not most.chain:
+            more = -node.survives * node.guesses[rank + 1].chance
+            heappush(waiting, (more, number, rank + 1))
+        place, match = (node.place + 1, node.match + 1) if guess.copies else (-1, 0)
+        nodes.append(_Node(guess.token, node.token, place, match, -value, node.depth + 1, []))
+        parents.append(number)
+        gains.append(gains[-1] - value)
+        expand(len(nodes) - 1)
+    return Grown([node.token for node in nodes], parents), gains
+
+
+def _above(nodes: list[_Node], parents: list[int], number: int, depth: int) -> int:
+    """The token at depth `depth` + 1 of the path to a node."""
+    path = []
+    while number:
+        path.append(nodes[number].token)
+        number = parents[number]
+    return path[-1 - depth]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The likeliest `total_tokens` nodes of copies and recycled successors, or fewer.
+
+    depth    tokens of the longest path; None: as many as nodes
+    chain    the likeliest path alone, for targets that do not score trees
+    earlier  if not 0: successors, and texts of at most about so many tokens, of earlier requests
+             are used as well. They change how fast a text comes and never the text, for which only
+             a matching rule is taken
+
+    >>> [shape.key for shape in Recall(5).shapes]
+    [5, 4, 3, 2, 1]
+    """
+
+    total_tokens: int = SIZES[0]
+    depth: int | None = None
+    chain: bool = False
+    earlier: int = 0
+    name: ClassVar[str] = "recall"
+    taps: ClassVar[tuple[int, ...]] = ()
+    _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
+    _after: Successors | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        total = arguments.whole("total_tokens", self.total_tokens, recipes.PLAIN, least=1)
+        if self.depth is not None:
+            depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
+            object.__setattr__(self, "depth", depth)
+        if not isinstance(self.chain, bool):
+            arguments.refuse("chain", "True or False", self.chain, "leave it out for a tree")
+        object.__setattr__(self, "total_tokens", total)
+        object.__setattr__(self, "_earlier", suffix.remembering(self.earlier))
+        object.__setattr__(self, "_after", Successors(shared=True) if self.earlier else None)
+
+    @property
+    def kind(self) -> Kind:
+        """Of all its children: earlier texts may have seen the noise."""
+        return Kind.COUPLED if self.earlier else Kind.FIXED
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Its kind alone."""
+        return frozenset({self.kind})
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The best trees of some sizes."""
+        sizes = (self.total_tokens, *(size for size in SIZES if size < self.total_tokens))
+        deepest = self.depth or self.total_tokens
+        return tuple(Shape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
+
+    def open(self, context: Context, capacity: int) -> Rows[Row]:
+        """Each row's text; nothing is known yet of what is likely in it."""
+        _on_host(context.length_B.device)
+        return Rows(
+            tuple(
+                Row(
+                    text,
+                    self._after or Successors(),
+                    Odds(COPIED, STRENGTH, suffix.KEEP),
+                    Odds(RECYCLED, STRENGTH, KEEP),
+                )
+                for text in suffix.automata(context, self._earlier)
+            )
+        )
+
+    def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
+        """What the best tree of each size is expected to add."""
+        return [self._foreseen(row).gains for row in memory.rows]
+
+    def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
+        """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
+        nodes = shapes.declared(self, shape).max_nodes - 1
+        grown = [self._foreseen(row).tree.first(nodes) for row in memory.rows]
+        return placed.trees(grown, self.kind)
+
+    def _foreseen(self, row: Row) -> _Foreseen:
+        return row.foresee(Most(self.total_tokens, self.depth or self.total_tokens, self.chain))
+
+    def commit(
+        self, memory: Rows[Row], context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Read what was kept, and keep what the target holds likely at every node."""
+        best = ops.likely(scores.laws, WIDTH, GAP).tolist()
+        bigrams = placed.bigrams(draft)
+        added = placed.committed(draft, verdict)
+        for row, tokens, nodes, found in zip(memory.rows, added, bigrams, best, strict=True):
+            text = row.text.tokens
+            before = text[-2] if len(text) > 1 else -1
+            row.read(tokens)
+            for (above, token), each in zip(nodes, found, strict=False):
+                above = before if above is None else above
+                row.after.keep(above, token, [x for x in each if x >= 0])
+
+
+def _on_host(device: torch.device) -> None:
+    """Refuse any other device: a row's tokens would have to be waited for in every step."""
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"drafter 'recall' works where the target is on a CPU; got a target on {device}; use "
+            "drafter='suffix'"
+        )
+
+
+def _made(
+    target: LanguageModel,
+    total_tokens: int | None = None,
+    num_speculative_tokens: int | None = None,
+    chain: bool | None = None,
+    earlier: int = Recall.earlier,
+) -> Recall:
+    """Who asks for a depth alone gets so many nodes."""
+    _on_host(target.device)
+    total = total_tokens or num_speculative_tokens or Recall.total_tokens
+    return Recall(
+        total, num_speculative_tokens, not target.trees if chain is None else chain, earlier
+    )
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    ("target",),
+    ("total_tokens", "num_speculative_tokens", "chain", "earlier"),
+    depth=SIZES[0],
+)

@@ -1,0 +1,182 @@
+"""Suffix lookup: copy what followed the longest suffix of the text that stands in it before.
+
+SAM-Decoding (Hu et al. 2024) and SuffixDecoding (Oliaro et al. 2024) find it in constant time per
+token, however long match and text are; prompt lookup compares n-grams of at most four. How far a
+copy is worth scoring follows from the match's length: the longer, the surer, and every token that
+is copied makes it one longer. So one table of odds by length foresees a whole chain, and every
+committed token corrects it, whether its copy was scored or not.
+
+On a host every row keeps an automaton of its text. On a device, where nothing may wait for a row's
+tokens, suffixes of at most `LONGEST` tokens are found by comparing the text with itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import ClassVar
+
+from outrider import arguments
+from outrider.drafters import lookup, placed, recipes
+from outrider.drafters.automaton import Automaton
+from outrider.drafters.earlier import Earlier
+from outrider.drafters.growing import shapes
+from outrider.drafters.memory import Nothing, Rows
+from outrider.errors import ConfigurationError
+from outrider.odds import STRENGTH, Odds, bucket
+from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+
+LONGEST = 16  #: tokens of a suffix that are compared on a device
+#: Chances that a copy's next token is right, by the bucket of its match's length.
+PRIOR = (0.2, 0.3, 0.5, 0.68, 0.76, 0.8, 0.9, 0.91, 0.93, 0.98, 0.98, 0.99)
+KEEP = 0.995
+
+
+class Row:
+    """A row's text, and how far its copies have been right."""
+
+    __slots__ = ("odds", "text")
+
+    def __init__(self, text: Automaton, odds: Odds) -> None:
+        self.text, self.odds = text, odds
+
+    def copy(self) -> "Row":
+        """The same, to be continued apart."""
+        return Row(self.text.copy(), self.odds.copy())
+
+    def gains(self, most: int) -> list[float]:
+        """Tokens that a chain of n copies is expected to add, n = 0, 1, ..., `most`."""
+        match, odds = self.text.match, self.odds
+        expected, survives, gains = 0.0, 1.0, [0.0]
+        for size in range(match, match + most) if match else ():
+            survives *= odds.chance(bucket(size))
+            expected += survives
+            gains.append(expected)
+        return gains
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The row goes on with these tokens."""
+        text, odds = self.text, self.odds
+        for token in tokens:
+            if text.match:
+                odds.saw(bucket(text.match), text.tokens[text.place] == token)
+            text.push(token)
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """Copies behind the longest suffix that the row's text holds already.
+
+    With `earlier` texts of at most about so many tokens of earlier requests can be copied as well.
+    They change how fast a text comes and never the text, for which only a matching rule is taken.
+
+    >>> [shape.max_depth for shape in Suffix(3).shapes]
+    [3, 2, 1]
+    """
+
+    num_speculative_tokens: int = 16
+    earlier: int = 0
+    name: ClassVar[str] = "suffix"
+    taps: ClassVar[tuple[int, ...]] = ()
+    _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        count = arguments.whole(
+            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
+        )
+        object.__setattr__(self, "num_speculative_tokens", count)
+        object.__setattr__(self, "_earlier", remembering(self.earlier))
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Placed; copies of earlier texts may have seen the noise."""
+        return frozenset({self.kind})
+
+    @property
+    def kind(self) -> Kind:
+        """Of all its children."""
+        return Kind.COUPLED if self.earlier else Kind.FIXED
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """A copy of each length."""
+        return shapes.of_levels(1, self.num_speculative_tokens)
+
+    def open(self, context: Context, capacity: int) -> Rows[Row] | Nothing:
+        """An automaton of each row's text; nothing on a device."""
+        device = context.length_B.device
+        if device.type != "cpu":
+            if self.earlier:
+                raise ConfigurationError(
+                    f"earlier texts are kept on the host; got earlier={self.earlier} for a model "
+                    f"on {device}; leave earlier out"
+                )
+            return Nothing()
+        texts = automata(context, self._earlier)
+        return Rows(tuple(Row(text, Odds(PRIOR, STRENGTH, KEEP)) for text in texts))
+
+    def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
+        """What a copy of each length is expected to add."""
+        return [row.gains(self.num_speculative_tokens) for row in memory.rows]
+
+    def propose(self, memory: Rows[Row] | Nothing, context: Context, shape: Shape) -> Draft:
+        """The chain behind each row's longest match; rows without one propose nothing."""
+        count = shapes.declared(self, shape).max_depth
+        if isinstance(memory, Nothing):
+            corpus = lookup.text(context)
+            start_B1 = lookup.latest(corpus, context, LONGEST, 1)
+            return lookup.copied(corpus, start_B1, context, count)
+        texts = [row.text for row in memory.rows]
+        return placed.chains(
+            [[text.tokens[-1], *takewhile(_is_token, text.ahead(count))] for text in texts],
+            self.kind,
+        )
+
+    def commit(
+        self,
+        memory: Rows[Row] | Nothing,
+        context: Context,
+        draft: Draft,
+        verdict: Verdict,
+        scores: Scores,
+    ) -> None:
+        """Read what was kept."""
+        if isinstance(memory, Nothing):
+            return
+        for row, tokens in zip(memory.rows, placed.committed(draft, verdict), strict=True):
+            row.read(tokens)
+
+
+def _is_token(token: int) -> bool:
+    """Rather than what stands between two texts."""
+    return token >= 0
+
+
+def remembering(earlier: int) -> Earlier | None:
+    """Where earlier texts are kept, if any are."""
+    most = arguments.whole("earlier", earlier, "leave it out to keep no earlier texts", least=0)
+    return Earlier(most) if most else None
+
+
+def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
+    """An automaton of each row's text, behind the earlier ones."""
+    texts = []
+    for row, length in zip(context.tokens_BL, context.length_B.tolist(), strict=True):
+        text = Automaton() if earlier is None else earlier.begun()
+        for token in row[:length].tolist():
+            text.push(token)
+        texts.append(text)
+    if earlier is not None:
+        for text in texts:
+            earlier.watch(text)
+    return texts
+
+
+def _made(
+    num_speculative_tokens: int = Suffix.num_speculative_tokens, earlier: int = Suffix.earlier
+) -> Suffix:
+    return Suffix(num_speculative_tokens, earlier)
+
+
+RECIPE = recipes.Recipe(
+    _made, takes=("num_speculative_tokens", "earlier"), depth=Suffix.num_speculative_tokens
+)

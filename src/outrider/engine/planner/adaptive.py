@@ -1,0 +1,221 @@
+"""The planner that weighs tokens against milliseconds, nothing drafted included.
+
+A step with the draft n is worth  gain(n) - rho (S(n) - S(plain)): the tokens it is expected to add,
+less those that the row would have written in the time it takes longer. The rate rho is plain
+decoding's, or the rows' own of late where that is more: the renewal-reward criterion, whose
+largest rate is found by taking the best step for the rate so far (Dinkelbach 1967).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+import torch
+
+from outrider.costs import Costs
+from outrider.engine.planner.memory import RowMemory, Wait
+from outrider.engine.planner.prices import Prices, Pricing
+from outrider.engine.planner.protocol import Finished, Report, Row, View
+from outrider.errors import ConfigurationError
+from outrider.types import Shape
+
+_MOSTLY = 0.9  #: share of plain steps that is worth a word
+
+
+class Session:
+    """What a run of `Adaptive` has shown so far."""
+
+    def __init__(self, shapes: Sequence[Shape], costs: Costs) -> None:
+        drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
+        self.drafts = tuple(drafts)
+        self.deepest = max((shape.max_depth for shape in drafts), default=0)
+        self.plain = next(shape for shape in shapes if not shape.max_depth)
+        self.prices, self.costs = Pricing(costs, drafts), costs
+        self.rows: dict[int, RowMemory] = {}
+        self.wait = Wait()
+        self.view, self.context = View(()), 0  #: of the step under way
+        self.predicted = 0.0
+        self.steps, self.bare = 0, 0
+        self.kept, self.tried = 0, 0
+
+    def memory(self, row: Row) -> RowMemory:
+        """What is remembered of a row."""
+        found = self.rows.get(row.number)
+        if found is None:
+            found = self.rows[row.number] = RowMemory()
+        return found
+
+    def own(self, memory: RowMemory, drafted: int, told_late: bool) -> Shape:
+        """What one row was asked for, whatever its neighbours were.
+
+        Where blocks are told late: the smallest shape that has room for what was drafted.
+        """
+        if not drafted:
+            return self.plain
+        if not told_late:
+            return memory.asked
+        return next((shape for shape in self.drafts if shape.max_nodes > drafted), self.drafts[-1])
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The shape that is worth most by what a row has shown and by measured costs, or none.
+
+    Acceptance is learnt row by row: what one row shows is never counted for another. Where nothing
+    pays, a drafter that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy,
+    placed and coupled texts never depend on the choice; other sampled texts follow from the seed
+    and the costs. docs/planner.md says what the choice may depend on, and why.
+
+    >>> from outrider.engine.request import Request
+    >>> from outrider.types import PLAIN
+    >>> chain = [Shape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
+    >>> view = View([Row(0, Request([1]), 1)])
+    >>> cheap, dear = Costs.of({1: 6.0, 5: 8.0}), Costs.of({1: 6.0, 5: 40.0})
+    >>> [Adaptive().plan(Adaptive().open(chain, c), view).max_depth for c in (cheap, dear)]
+    [4, 0]
+    """
+
+    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Session:
+        """Nothing is known yet. Raises ConfigurationError without costs."""
+        if costs is None:
+            raise ConfigurationError(
+                "the adaptive planner weighs tokens against milliseconds; got no costs; give "
+                "Engine(..., costs=...), or leave the planner out"
+            )
+        return Session(shapes, costs)
+
+    def plan(self, state: Session, view: View) -> Shape:
+        """The shape that is worth most over all rows; if texts depend on it, to each row."""
+        rows = view.rows
+        state.view, state.context = view, max(row.length for row in rows)
+        if not state.drafts:
+            return state.plain
+        memories = [state.memory(row) for row in rows]
+        gains = [
+            memory.gains(row, state.drafts, state.deepest)
+            for row, memory in zip(rows, memories, strict=True)
+        ]
+        if not view.free:
+            return _apart(state, memories, gains)
+        best = _jointly(state, memories, gains)
+        return state.plain if best < 0 else state.drafts[best]
+
+    def learn(self, state: Session, step: Finished) -> Session:
+        """Count what was looked at, row by row, and what it took."""
+        view, prices = state.view, state.prices
+        if not view.rows:
+            return state
+        rows, context = len(view.rows), state.context
+        took = prices.step(step.nodes, rows, context, corrected=view.free)
+        plain_steps = took / prices.step(1, rows, context, corrected=view.free)
+        state.predicted += took
+        state.steps += 1
+        state.bare += step.nodes == 1
+        for block in step.blocks:
+            memory = state.rows.get(block.row)
+            if memory is None:
+                continue
+            depth = step.depth
+            if not view.free:  # its own part alone: what it took for others is not its to know
+                own = state.own(memory, block.drafted, step.milliseconds is None)
+                depth = own.max_depth
+                full = prices.step(1, view.seats, 0)
+                plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
+            if block.drafted:
+                depth = min(depth, block.drafted)
+                memory.saw(depth, min(block.accepted, depth))
+                state.kept += block.accepted
+                state.tried += min(block.accepted + 1, depth)
+            memory.emitted(len(block.token_ids), plain_steps)
+            if block.finish_reason is not None:
+                del state.rows[block.row]
+        if view.free and step.milliseconds is not None:
+            prices.took(step.nodes, rows, context, step.milliseconds)
+        return state
+
+    def report(self, state: Session) -> Report:
+        """Predicted time, and why most steps were plain."""
+        if not state.drafts or state.bare <= _MOSTLY * state.steps:
+            return Report(state.predicted)
+        prices = state.prices.of(max(len(state.view.rows), 1), state.context)
+        why = f"the smallest draft costs {prices.more[0] / prices.plain:.0%} of a plain step"
+        if state.tried:
+            why += f", and {state.kept / state.tried:.0%} of drafted tokens looked at were kept"
+        return Report(state.predicted, why)
+
+
+def _jointly(
+    state: Session, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
+) -> int:
+    """The draft that is worth most to the rows together, -1 for none."""
+    view = state.view
+    rows = view.rows
+    prices = state.prices.of(len(rows), state.context, corrected=True)
+    if len(rows) == 1:
+        total, rate = gains[0], memories[0].speed / prices.plain
+    else:
+        total = _summed(gains, _weights(rows) if view.closed else None)
+        tokens = sum(memory.tokens for memory in memories)
+        speed = max(1.0, tokens / sum(memory.time for memory in memories))
+        rate = speed * len(rows) / prices.plain
+    best = _best(total, prices, rate)
+    if best >= 0:
+        state.wait.reset()
+    elif rows[0].gains is None and state.wait.over():
+        return 0
+    return best
+
+
+def _apart(
+    state: Session, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
+) -> Shape:
+    """Each row by its own odds and its part of a full batch's time: nothing of its neighbours.
+
+    A row's text then follows from its seed, the costs and the number of seats.
+    """
+    seats, chosen = state.view.seats, []
+    for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
+        full = state.prices.of(seats, row.length)
+        share = Prices(full.plain / seats, tuple(more / seats for more in full.more))
+        best = _best(gain, share, memory.speed / share.plain)
+        if best >= 0:
+            memory.wait.reset()
+        elif row.gains is None and memory.wait.over():
+            best = 0
+        memory.asked = state.plain if best < 0 else state.drafts[best]
+        chosen.append(best)
+    widest = max(chosen)
+    if widest < 0:
+        return state.plain
+    shape = state.drafts[widest]
+    if min(chosen) == widest:
+        return shape
+    depths = [state.drafts[best].max_depth if best >= 0 else 0 for best in chosen]
+    return shape._replace(most_B=torch.tensor(depths))
+
+
+def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:
+    """The draft that is worth most at this rate; -1: none is worth anything."""
+    best, most = -1, 0.0
+    for at, (gain, more) in enumerate(zip(gains, prices.more, strict=True)):
+        worth = gain - rate * more
+        if worth > most:
+            best, most = at, worth
+    return best
+
+
+def _weights(rows: Sequence[Row]) -> list[float] | None:
+    """What each row's tokens count for: in a closed batch the row with most to write is awaited."""
+    left = [row.left for row in rows]
+    known = [max(each, 1) for each in left if each is not None]
+    if len(known) < len(left):
+        return None
+    mean = sum(known) / len(known)
+    return [each / mean for each in known]
+
+
+def _summed(gains: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[float]:
+    """The rows' gains from each draft together."""
+    if weights is None:
+        return [sum(each) for each in zip(*gains, strict=True)]
+    return [sum(map(mul, weights, each)) for each in zip(*gains, strict=True)]

@@ -1,0 +1,156 @@
+"""Costs of whole steps, measured by driving them on text that was made up.
+
+The drafter proposes, the target scores, the rule judges and all is committed, as in a run; the text
+repeats itself, so that a drafter that copies has what to copy. On a CPU every step starts from a
+copy of the same rows. The least of some repeats counts, because a busy neighbour only ever adds
+time, and more nodes never cost less, as fewer could be padded.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+
+from outrider.costs import Costs, Curve
+from outrider.engine.batch import Batch, begin
+from outrider.engine.graphs import Made
+from outrider.engine.request import Limits, Request
+from outrider.laws.sampling import Sampling
+from outrider.models.prefill import inference
+from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape
+
+#: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours and eights, and
+#: what a step costs jumps behind these.
+SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
+FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
+CONTEXTS = (64, 448)  #: committed tokens of a row; of batches the first alone
+ROUNDS = 3  #: looks at each size behind the one that warms up
+MOST_ROWS = 16  #: of a batch that is measured
+_PERIOD = 29  #: tokens of the made-up text before it repeats itself
+_IN_A_ROW = 4  #: steps that are timed together on a device
+_MOST_NODES = 512  #: of all rows together; what lies above is as between the last two sizes
+
+
+#: The verbs of one step.
+Step: TypeAlias = Callable[[Batch, Shape], Made]
+
+
+class Stepping(Protocol):
+    """What is measured: an engine."""
+
+    @property
+    def target(self) -> LanguageModel:
+        """Scores."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """Drafts."""
+
+    @property
+    def foreseeing(self) -> Foreseeing | None:
+        """The drafter, if it foresees."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """All that may be asked for."""
+
+    def stepper(self) -> Step:
+        """The verbs of a step, as a run makes them."""
+
+
+def upto(seats: int) -> list[int]:
+    """The numbers of rows that are measured for so many seats; more are estimated from these.
+
+    >>> upto(5), upto(1000)
+    ([1, 2, 4, 8], [1, 2, 4, 8, 16])
+    """
+    rows = [1]
+    while rows[-1] < min(seats, MOST_ROWS):
+        rows.append(2 * rows[-1])
+    return rows
+
+
+@inference
+def measured(engine: Stepping, rows: int) -> Costs:
+    """Milliseconds of a step of so many rows, by nodes and context."""
+    most = max(shape.max_nodes for shape in engine.shapes)
+    room = engine.target.context - most - 1
+    fitting = [each for each in CONTEXTS if each <= room] or [max(room, 1)]
+    contexts = fitting if rows == 1 else fitting[:1]
+    first = _curve(engine, rows, contexts[0], SIZES)
+    found = {contexts[0]: first}
+    for context in contexts[1:]:
+        some = _curve(engine, rows, context, FEW)
+        each = zip(some.at, some.times, strict=True)
+        longer = Curve.of({n: max(took - first.milliseconds(n), 0.0) for n, took in each})
+        found[context] = Curve.of(
+            {n: took + longer.milliseconds(n) for n, took in zip(*first, strict=True)}
+        )
+    return Costs({rows: found})
+
+
+def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> Curve:
+    """By nodes of a row, at one context."""
+    target = engine.target
+    shapes = _timed(engine.shapes, rows, sizes)
+    most = max(shape.max_nodes for shape in shapes)
+    capacity = target.width(context + 2 * most)
+    batch = begin(target, engine.drafter, _made_up(target, rows, context), capacity)
+    device, step = torch.device(target.device), engine.stepper()
+    least: dict[int, float] = {}
+    for count in range(ROUNDS + 1):
+        for shape in shapes:
+            if device.type == "cuda":
+                nodes, took = _on_cuda(step, batch, shape)
+            else:
+                nodes, took = _on_cpu(engine, step, batch, shape)
+            if count:
+                least[nodes] = min(took, least.get(nodes, took))
+    return Curve.of({n: round(min(least[m] for m in least if m >= n), 4) for n in least})
+
+
+def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
+    """Nodes and milliseconds of a step of a copy of these rows.
+
+    One thread is timed by its own clock, which stands while others run.
+    """
+    copy = batch.take(range(batch.rows))
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
+    if engine.foreseeing is not None:
+        engine.foreseeing.foresee(copy.memory, copy.context)
+    made = step(copy, shape)
+    return made.draft.tree.nodes, 1e3 * (clock() - started)
+
+
+def _on_cuda(step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
+    """The same of some steps in a row, as the host is ahead of the device in a run, by events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    nodes = step(batch, shape).draft.tree.nodes
+    start.record()
+    for _ in range(_IN_A_ROW):
+        step(batch, shape)
+    end.record()
+    end.synchronize()
+    return nodes, start.elapsed_time(end) / _IN_A_ROW
+
+
+def _timed(shapes: Sequence[Shape], rows: int, sizes: Sequence[int]) -> list[Shape]:
+    """Some of the shapes, from none to the largest that so many rows are likely to use."""
+    drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
+    fitting = [shape for shape in drafts if rows * shape.max_nodes <= _MOST_NODES] or drafts[:1]
+    if not fitting:
+        return [PLAIN]
+    some = {min(fitting, key=lambda shape: abs(shape.max_nodes - size)) for size in sizes}
+    return [PLAIN, *sorted(some | {fitting[-1]}, key=lambda shape: shape.max_nodes)]
+
+
+def _made_up(target: LanguageModel, rows: int, context: int) -> list[Request]:
+    """Requests for text that repeats itself."""
+    draws = random.Random(0)
+    period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]
+    text = (period * (context // _PERIOD + 1))[:context]
+    inputs = target.probe(1)
+    return [Request(text, Sampling(seed=row), Limits(), inputs) for row in range(rows)]

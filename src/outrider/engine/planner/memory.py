@@ -1,0 +1,119 @@
+"""What a planner remembers of one row: how its drafts fared, and how fast it has been."""
+
+from collections.abc import Sequence
+
+from outrider.engine.planner.protocol import Row
+from outrider.odds import BUCKETS, FORGET, Odds, bucket, gains
+from outrider.types import PLAIN, Shape
+
+LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
+BASE = 10.0  #: looks that a row's level is worth beside those of a bucket
+#: How much nearer to certain a token is by the tokens kept in a row before it, by bucket.
+RISE = tuple(0.6 * min(at, 8) / 8 for at in range(BUCKETS))
+FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
+_FADE = 0.97  #: what a token counts for in a row's speed beside the next one
+
+
+class Wait:
+    """Plain steps until a draft that does not pay is looked at again: 8, 16, 32, 64, 64, ...
+
+    >>> wait = Wait()
+    >>> [step for step in range(60) if wait.over()]
+    [7, 23, 55]
+    """
+
+    __slots__ = ("_length", "_waited")
+
+    def __init__(self) -> None:
+        self._waited, self._length = 0, FIRST
+
+    def over(self) -> bool:
+        """Count a plain step; whether a draft is due in its place."""
+        self._waited += 1
+        if self._waited < self._length:
+            return False
+        self._waited, self._length = 0, min(2 * self._length, LONGEST)
+        return True
+
+    def reset(self) -> None:
+        """Drafts pay."""
+        self._waited, self._length = 0, FIRST
+
+
+class Streaks:
+    """Chances that the next drafted token is kept, by how many were kept in a row before it.
+
+    A level is learnt from all looks, and each bucket from its own, beginning at what the level lets
+    expect: so a bad draft's long streaks, which nobody has seen, are not taken for good.
+
+    >>> streaks = Streaks()
+    >>> before = streaks.gains(1, 4)[4]
+    >>> for _ in range(3):
+    ...     streaks.saw(1, False)
+    >>> streaks.gains(1, 4)[4] < before
+    True
+    """
+
+    __slots__ = ("_kept", "_level", "_seen")
+
+    def __init__(self) -> None:
+        self._level = Odds((LEVEL,), LOOKS)
+        self._kept, self._seen = [0.0] * BUCKETS, [BASE] * BUCKETS
+
+    def gains(self, streak: int, most: int) -> list[float]:
+        """Tokens that n drafted ones are expected to add behind such a streak, n = 0 to `most`."""
+        level = self._level.chance(0)
+        rest = BASE * level * (1 - level)
+        level *= BASE
+        parts = zip(self._kept, self._seen, RISE, strict=True)
+        chances = [(kept + level + rest * rise) / seen for kept, seen, rise in parts]
+        return gains(chances, streak, most)
+
+    def saw(self, streak: int, kept: bool) -> None:
+        """A token behind such a streak was judged."""
+        at = bucket(streak)
+        self._level.saw(0, kept)
+        self._kept[at] = self._kept[at] * FORGET + kept
+        self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
+
+
+class RowMemory:
+    """One row's odds, streak and speed. Nothing of another row enters it."""
+
+    __slots__ = ("asked", "streak", "streaks", "time", "tokens", "wait")
+
+    def __init__(self) -> None:
+        self.streaks = Streaks()
+        self.streak = 1  #: drafted tokens kept since the last refusal
+        self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
+        self.wait = Wait()
+        self.asked = PLAIN  #: for the step under way, where every row is planned by itself
+
+    @property
+    def speed(self) -> float:
+        """Tokens in the time of a plain step: its own of late, or what plain decoding makes."""
+        return max(1.0, self.tokens / self.time)
+
+    def gains(self, row: Row, drafts: Sequence[Shape], deepest: int) -> list[float]:
+        """Tokens that each draft is expected to add, no more than the row has room for."""
+        left = row.left
+        room = deepest if left is None else max(left - 1, 0)
+        told = row.gains
+        if told is not None:
+            last = len(told) - 1
+            return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
+        by_depth = self.streaks.gains(self.streak, min(deepest, room))
+        last = len(by_depth) - 1
+        return [by_depth[min(shape.max_depth, last)] for shape in drafts]
+
+    def saw(self, depth: int, kept: int) -> None:
+        """Of a draft so deep, so many levels were kept."""
+        for at in range(min(kept + 1, depth)):
+            self.streaks.saw(self.streak + at, at < kept)
+        self.streak = self.streak + kept if kept == depth else 1
+
+    def emitted(self, tokens: int, plain_steps: float) -> None:
+        """A step that took as long as so many plain ones."""
+        fade = _FADE**tokens
+        self.tokens = self.tokens * fade + tokens
+        self.time = self.time * fade + plain_steps

@@ -1,0 +1,72 @@
+"""What a planner is: it chooses a shape for every step, by what finished steps have shown.
+
+A plan may depend on committed text and on verdicts of earlier steps, never on this step's draws;
+and a row whose seed another row has, too, on nothing of that other row (docs/planner.md).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from outrider.costs import Costs
+from outrider.engine.blocks import HostBlock
+from outrider.engine.request import Request
+from outrider.types import Shape
+
+P = TypeVar("P")
+
+
+class Row(NamedTuple):
+    """What a planner may look at of a running row: all of it is committed."""
+
+    number: int  #: the request's, as blocks name it
+    request: Request
+    length: int  #: committed tokens that the host knows of
+    #: gains[n]: tokens that n drafted nodes are expected to add, of drafters that foresee
+    gains: Sequence[float] | None = None
+
+    @property
+    def left(self) -> int | None:
+        """Tokens of its budget that are left; None without one."""
+        budget = self.request.limits.max_new_tokens
+        return None if budget is None else len(self.request.prompt) + budget - self.length
+
+
+class View(NamedTuple):
+    """What a planner may look at ahead of a step."""
+
+    rows: Sequence[Row]
+    seats: int = 1  #: most rows of the run: known before anything is drawn
+    free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
+    closed: bool = False  #: whether no more requests come: the slowest row is the run's time
+
+
+class Finished(NamedTuple):
+    """A finished step."""
+
+    blocks: Sequence[HostBlock]
+    nodes: int = 1  #: that each row was scored with, the pending token included
+    depth: int = 0  #: of the deepest of them
+    milliseconds: float | None = None  #: what it took; None where nobody waited for it
+
+
+class Report(NamedTuple):
+    """What a planner says of a run so far, for people."""
+
+    predicted_ms: float = 0.0  #: of the steps so far, by the costs
+    why_plain: str = ""  #: why most steps were plain, if they were
+
+
+class Planner(Protocol[P]):
+    """Chooses a shape for every step. Its state is its own and goes through the loop."""
+
+    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> P:
+        """The state of a new run over these shapes, the usual one first; `PLAIN` is among them."""
+
+    def plan(self, state: P, view: View) -> Shape:
+        """One of the shapes, for a step of these rows; `most_B` may ask for less in some."""
+
+    def learn(self, state: P, step: Finished) -> P:
+        """The state after a finished step."""
+
+    def report(self, state: P) -> Report:
+        """What there is to tell of a run."""

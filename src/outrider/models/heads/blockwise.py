@@ -1,0 +1,278 @@
+"""Blockwise heads (Stern et al. 2018): each guesses one token further from the target's last state.
+
+The target's state at position p is what it draws token p + 1 from. Head k guesses token p + 1 + k
+from the same state, without looking at the tokens between:
+
+    y_k = x + down_k(silu(up_k(x))),    law_k = softmax(output_layer(y_k))
+
+so the law of a draft is a product over its positions, and a tree below it has one law per level.
+The output layer is the target's. One call drafts nothing but the products of these small layers.
+
+    config.json        {"blockwise_heads": 3, "hidden_size": 576, "intermediate_size": 1152,
+                       "vocab_size": 49152}
+    model.safetensors  heads.0.up.weight, heads.0.down.weight, ...; `ids` [K]: the tokens that it
+                       guesses, if not all
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+
+from outrider import arguments
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models.cache import SlotCache
+from outrider.models.calibrate import Setting
+from outrider.models.causal import fitted
+from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.heads import states
+from outrider.models.heads.formats import said
+from outrider.models.heads.lent import Lent
+from outrider.models.rounding import Rounding
+from outrider.models.sources import DTYPES, Source
+from outrider.rows import picked, placed
+from outrider.types import Inputs, Nodes, Output, Reads
+
+_FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
+
+
+class _Further(nn.Module):
+    """One head's layer."""
+
+    def __init__(self, wide: int, inner: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(wide, inner), nn.Linear(inner, wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The state that the output layer reads in place of `x`."""
+        made: Tensor = x + self.down(F.silu(self.up(x)))
+        return made
+
+
+class Blockwise(nn.Module):
+    """`count` heads of width `wide`, each with a layer of `inner` units; `output_KE` is lent.
+
+    >>> heads = Blockwise(3, 576, 1152, target.get_output_embeddings().weight)  # doctest: +SKIP
+    >>> heads.logits(heads(states))                       # [B, T, 3, V]        # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        count: int,
+        wide: int,
+        inner: int,
+        output_KE: Tensor,
+        ids_K: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.count, self.wide, self.inner = count, wide, inner
+        self.heads = nn.ModuleList(_Further(wide, inner) for _ in range(count))
+        self._read, self.ids_K = output_KE.detach(), ids_K
+
+    def forward(self, states_BTE: Tensor) -> Tensor:
+        """What the output layer reads, [B, T, heads, E], of the target's last states."""
+        return torch.stack([head(states_BTE) for head in self.heads], -2)
+
+    def logits(self, made: Tensor) -> Tensor:
+        """[..., K], over the tokens that they guess."""
+        return F.linear(made, self._read)
+
+
+@dataclass
+class BlockCache:
+    """The target's states of the tokens below `known_B`. A `RowStore`."""
+
+    told: SlotCache
+    known_B: Tensor
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+        return self.told.capacity
+
+    def take(self, rows: Sequence[int]) -> "BlockCache":
+        """A copy of these rows, in this order."""
+        return BlockCache(self.told.take(rows), picked(self.known_B, rows))
+
+    def put(self, seats: Sequence[int], other: "BlockCache") -> "BlockCache":
+        """The rows of `other` in these seats."""
+        known_B = placed(self.known_B, seats, other.known_B)
+        return BlockCache(self.told.put(seats, other.told), known_B)
+
+    def narrow(self, rows: int) -> "BlockCache":
+        """The first rows."""
+        return BlockCache(self.told.narrow(rows), self.known_B[:rows])
+
+
+class BlockwiseModel:
+    """A `LanguageModel` over blockwise heads: a node's law follows from its depth alone.
+
+    Deeper than there are heads no token is possible, so no draft goes there.
+    """
+
+    trees, follows, context = True, False, 1 << 30
+    reads: Reads = "text"
+    taps = (-1,)
+
+    def __init__(self, heads: Blockwise, vocab_size: int) -> None:
+        self.heads, self.vocab_size = heads, vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+        return next(self.heads.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return next(self.heads.parameters()).dtype
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refused: it reads states."""
+        self.encode(inputs)
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Refused: it reads states."""
+        raise ConfigurationError(
+            "heads read their target's states alone; got inputs; leave them out"
+        )
+
+    def probe(self, rows: int) -> None:
+        """They need no inputs."""
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> BlockCache:
+        """An empty cache."""
+        if inputs is not None:
+            self.examine(inputs)
+        known_B = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        return BlockCache(states.store(rows, capacity), known_B)
+
+    def learn(
+        self,
+        cache: BlockCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
+        if hidden:
+            states.write(cache.told, slots_BQ, wide, hidden[0])
+        cache.known_B.copy_(known_B)
+
+    def keep(self, cache: BlockCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the states of accepted paths next to their roots."""
+        cache.told.keep(first_B, path_BD)
+
+    def forward(
+        self,
+        cache: BlockCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Output:
+        """The logits [B, Q, V] of (the last `last` of) Q nodes."""
+        if taps:
+            raise ConfigurationError(
+                f"heads have no layers to read states of; got taps={taps}; read the target's"
+            )
+        at_BQ = nodes.positions_BQ if last is None else nodes.positions_BQ[:, -last:]
+        known_B1, count, wide = cache.known_B[:, None], self.heads.count, self.heads.wide
+        state = states.read(cache.told, (known_B1 - 1).clamp(min=0), wide, self.dtype)
+        made = self.heads(state.masked_fill(known_B1[..., None] == 0, 0.0))[:, 0]  # [B, heads, E]
+        which = at_BQ - known_B1
+        pick = which.clamp(0, count - 1)[..., None].expand(-1, -1, wide)
+        logits = fitted(self.heads.logits(made.gather(1, pick)), self.heads.ids_K, self.vocab_size)
+        return Output(logits.masked_fill((which >= count)[..., None], -torch.inf))
+
+
+def is_folder(given: object) -> bool:
+    """Whether this names a folder with blockwise heads."""
+    return isinstance(given, (str, Path)) and "blockwise_heads" in said(given)
+
+
+def save(heads: Blockwise, folder: str | Path, vocab_size: int) -> None:
+    """Write heads for a target of `vocab_size` tokens.
+
+    >>> save(heads, "heads", 49152)                                     # doctest: +SKIP
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = (heads.count, heads.wide, heads.inner, vocab_size)
+    fields = dict(zip(_FIELDS, values, strict=True))
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
+    ids = {} if heads.ids_K is None else {"ids": heads.ids_K}
+    tensors = {name: tensor.contiguous() for name, tensor in heads.state_dict().items()}
+    save_file(tensors | ids, folder / "model.safetensors")
+
+
+class BlockwiseSource(Lent):
+    """Blockwise heads of a target by their folder; the output layer is lent.
+
+    Raises ConfigurationError for a folder that cannot be read or does not fit, VocabularyMismatch
+    for tokens that the target does not know.
+    """
+
+    def __init__(self, target: Source, given: str | Path) -> None:
+        self.target, self.given = target, Path(given)
+        self.config: PretrainedConfig = target.config
+        fields = said(given)
+        do = "give what outrider.models.heads.blockwise.save has written"
+        unknown = sorted(set(fields) - {*_FIELDS})
+        if unknown:
+            raise ConfigurationError(
+                f"the heads {self} cannot be used; got {unknown[0]}={fields[unknown[0]]!r}, which "
+                f"is not computed here; {do}"
+            )
+        sizes = [arguments.whole(name, fields.get(name), do, least=1) for name in _FIELDS]
+        self._count, self._wide, self._inner, known = sizes
+        wide, vocab = int(decoder_of(target.config).hidden_size), vocabulary_of(target.config)
+        if known != vocab:
+            raise VocabularyMismatch(
+                f"the heads {self} were made for a vocabulary of {known} tokens; got {target} with "
+                f"{vocab}; use them with the target that they were made for"
+            )
+        if self._wide != wide:
+            raise ConfigurationError(
+                f"the heads {self} read states of width {self._wide}; got {target}, of width "
+                f"{wide}; use them with the target that they were made for"
+            )
+
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> BlockwiseModel:
+        """The heads as a draft model. Raises ConfigurationError for weights that do not fit."""
+        model = self.target.model(setting.dtype, device)
+        output = model.get_output_embeddings()
+        try:
+            weights = load_file(self.given / "model.safetensors")
+            ids = weights.pop("ids", None)
+            weight = output.weight.detach()
+            if ids is not None:
+                ids = ids.to(device)
+                weight = weight[ids]
+            heads = Blockwise(self._count, self._wide, self._inner, weight, ids)
+            heads.load_state_dict(weights)
+        except (OSError, RuntimeError, IndexError, SafetensorError) as error:
+            raise ConfigurationError(
+                f"the weights of the heads {self} are not those that their config.json asks for; "
+                f"got {type(error).__name__}: {str(error)[:200]}; give a whole folder"
+            ) from error
+        heads.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
+        return BlockwiseModel(heads, vocab)
+
+    def __str__(self) -> str:
+        return str(self.given)

@@ -1,0 +1,269 @@
+"""EAGLE-3 heads (Li et al. 2025): a decoder layer over the next token and the target's own states.
+
+Entry p of a head is made of token p and of what the target made of the tokens before it, its states
+at p - 1 after some layers (`taps`), fused into one by a product. Its output is the law of token
+p + 1, and takes the place of the target's state below a token that was drafted:
+
+    fused_p = fc(states_{p-1})                        # committed tokens
+    x_p     = layers(embedding(token_p), fused_p)     # of drafted tokens: x of the token before
+    law     = softmax(lm_head(norm(x_p))) over the draft's vocabulary
+
+Modules and weights have the names of the speculators layout, so a state dict is a checkpoint.
+Everything is differentiable; a call without a cache reads whole sequences.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3 import modeling_qwen3
+
+from outrider.models.linear import Product, product
+
+
+class Kind(NamedTuple):
+    """The parts of a family that a head's decoder layers are made of."""
+
+    layer: type[nn.Module]
+    norm: type[nn.Module]
+    rotary: type[nn.Module]
+
+
+#: By transformers' model_type.
+KINDS = {
+    "llama": Kind(
+        modeling_llama.LlamaDecoderLayer,
+        modeling_llama.LlamaRMSNorm,
+        modeling_llama.LlamaRotaryEmbedding,
+    ),
+    "qwen3": Kind(
+        modeling_qwen3.Qwen3DecoderLayer,
+        modeling_qwen3.Qwen3RMSNorm,
+        modeling_qwen3.Qwen3RotaryEmbedding,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """What an EAGLE-3 head computes.
+
+    layer                 transformers' configuration of its decoder layers, a Llama's or a Qwen3's;
+                          `vocab_size` is the target's
+    taps                  the target's states that it reads: numbers of layers, as
+                          `LanguageModel.forward` counts them
+    draft_vocab_size      how many tokens it can propose
+    target_width          width of the target's states; None: its own
+    norm_before_residual  the first layer's residual is the fused state behind its norm
+    norm_before_fc        one norm over all states, before they are fused
+    fc_norm               one norm for each state, before they are fused
+    norm_output           what the next drafted token is given is the state behind the last norm
+    """
+
+    layer: PretrainedConfig
+    taps: tuple[int, ...]
+    draft_vocab_size: int
+    target_width: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+class HeadStates(NamedTuple):
+    """What a head makes of its nodes."""
+
+    next_BQE: Tensor  #: what the tokens below are given in place of the target's states
+    read_BQE: Tensor  #: what the output layer reads
+
+
+class Eagle3(nn.Module):
+    """An EAGLE-3 head.
+
+    `embedding_VE` and `output_KE` are lent by the target where a head has none of its own; they are
+    neither parameters of it nor in its state dict. `ids_K` are the tokens that it can propose.
+
+    >>> head = Eagle3(config, embedding_VE=target.get_input_embeddings().weight)  # doctest: +SKIP
+    >>> states = head(tokens[:, 1:], head.fuse(hidden)[:, :-1])                   # doctest: +SKIP
+    >>> head.logits(states)                               # [B, T - 1, K]         # doctest: +SKIP
+    """
+
+    d2t: Tensor
+    window = None  #: its attention reaches back to the beginning
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        *,
+        embedding_VE: Tensor | None = None,
+        output_KE: Tensor | None = None,
+        ids_K: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        kind = KINDS[config.layer.model_type]
+        # sdpa is causal where no mask is given; a configuration made by hand names nothing
+        inner = copy.deepcopy(config.layer)
+        inner._attn_implementation = "sdpa"
+        self.config = dataclasses.replace(config, layer=inner)
+        wide, eps = inner.hidden_size, inner.rms_norm_eps
+        each = config.target_width or wide
+        count = len(config.taps)
+        self._lent = None if embedding_VE is None else embedding_VE.detach()
+        self._read = None if output_KE is None else output_KE.detach()
+        if self._lent is None:
+            self.embed_tokens = nn.Embedding(inner.vocab_size, wide)
+        if config.norm_before_fc:
+            self.input_norm = kind.norm(count * each, eps=eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(kind.norm(each, eps=eps) for _ in range(count))
+        self.fc = nn.Linear(count * each, wide, bias=False)
+        rest = (kind.layer(inner, number) for number in range(1, inner.num_hidden_layers))
+        self.layers = nn.ModuleList([_First(self.config), *rest])
+        self.norm = kind.norm(wide, eps=eps)
+        if self._read is None:
+            self.lm_head = nn.Linear(wide, config.draft_vocab_size, bias=False)
+        if ids_K is None and config.draft_vocab_size < inner.vocab_size:
+            ids_K = torch.arange(config.draft_vocab_size)
+        if ids_K is not None:
+            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
+            known = torch.zeros(inner.vocab_size, dtype=torch.bool)
+            self.register_buffer("t2d", known.index_fill(0, ids_K, True))
+        self._packed: Product | None = None
+        # not a part: what moves parts to half precision would round its frequencies
+        self._rotary = (kind.rotary(inner),)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that it reads."""
+        return self.config.taps
+
+    @property
+    def depth(self) -> int:
+        """How many of its layers write cache entries."""
+        return len(self.layers)
+
+    @property
+    def width(self) -> int:
+        """Width of its own states."""
+        return int(self.config.layer.hidden_size)
+
+    @property
+    def target_width(self) -> int:
+        """Width of the target's states."""
+        return self.config.target_width or self.width
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens of the target's vocabulary that it can propose; None: all."""
+        if "d2t" not in self._buffers:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights lie."""
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return self.fc.weight.dtype
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+        if self.config.fc_norm:
+            hidden = [norm(state) for norm, state in zip(self.fc_norm, hidden, strict=True)]
+        states = torch.cat(list(hidden), -1)
+        if self.config.norm_before_fc:
+            states = self.input_norm(states)
+        fused: Tensor = self.fc(states)
+        return fused
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        states_BQE: Tensor,
+        positions_BQ: Tensor | None = None,
+        mask_B1QW: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> HeadStates:
+        """Entries of tokens, each with the (fused) state of the token before it.
+
+        `mask` is additive. None: every token sees those before it, in a call without a cache.
+        """
+        if positions_BQ is None:
+            positions_BQ = torch.arange(1, 1 + tokens_BQ.shape[1], device=tokens_BQ.device)[None]
+        weight = self.embed_tokens.weight if self._lent is None else self._lent
+        embedded = F.embedding(tokens_BQ, weight)
+        turned = self._rotary[0](embedded, positions_BQ)
+        first, *rest = self.layers
+        x = first(embedded, states_BQE, mask_B1QW, turned, cache)
+        for layer in rest:
+            x = layer(
+                x, attention_mask=mask_B1QW, position_embeddings=turned, past_key_values=cache
+            )
+        normed = self.norm(x)
+        return HeadStates(normed if self.config.norm_output else x, normed)
+
+    def logits(self, states: HeadStates) -> Tensor:
+        """[B, Q, K]: over the tokens that it can propose."""
+        if self._packed is not None:
+            return self._packed(states.read_BQE)
+        return F.linear(states.read_BQE, self._output)
+
+    def pack(self) -> None:
+        """Lay its weights out for this processor; they must not change any more."""
+        for part in self.modules():
+            if type(part) is nn.Linear:
+                vars(part)["forward"] = product(part.weight, part.bias, packed=True)
+        self._packed = product(self._output, None, packed=True)
+
+    @property
+    def _output(self) -> Tensor:
+        return self.lm_head.weight if self._read is None else self._read
+
+
+class _First(nn.Module):
+    """A decoder layer whose attention reads the embedding and the state side by side."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        inner, kind = config.layer, KINDS[config.layer.model_type]
+        whole = kind.layer(inner, 0)
+        self.self_attn = whole.get_submodule("self_attn")
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = self.self_attn.get_submodule(name)
+            assert isinstance(old, nn.Linear)
+            wide = nn.Linear(2 * inner.hidden_size, old.out_features, bias=old.bias is not None)
+            self.self_attn.add_module(name, wide)
+        self.mlp = whole.get_submodule("mlp")
+        self.input_layernorm = whole.get_submodule("input_layernorm")
+        self.hidden_norm = kind.norm(inner.hidden_size, eps=inner.rms_norm_eps)
+        self.post_attention_layernorm = whole.get_submodule("post_attention_layernorm")
+        self._normed = config.norm_before_residual
+
+    def forward(
+        self,
+        embedded_BQE: Tensor,
+        state_BQE: Tensor,
+        mask_B1QW: Tensor | None,
+        turned: tuple[Tensor, Tensor],
+        cache: Cache | None,
+    ) -> Tensor:
+        """The layer's output, [B, Q, E]."""
+        normed = self.hidden_norm(state_BQE)
+        both = torch.cat([self.input_layernorm(embedded_BQE), normed], -1)
+        attended, _ = self.self_attn(
+            both, position_embeddings=turned, attention_mask=mask_B1QW, past_key_values=cache
+        )
+        x = (normed if self._normed else state_BQE) + attended
+        made: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return made

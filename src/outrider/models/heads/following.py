@@ -1,0 +1,231 @@
+"""Heads driven as draft models: each token's entry is made with the state of the token before it.
+
+Below committed tokens that state is the target's, which it has been told (`learn`); below drafted
+ones it is the head's own. So every drafter that grows chains and trees from a draft model grows
+them from a head: the state flows along the tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from outrider.errors import ConfigurationError
+from outrider.models.cache import SlotCache
+from outrider.models.causal import additive, fitted
+from outrider.models.heads import states
+from outrider.models.heads.eagle3 import HeadStates
+from outrider.models.rounding import Rounding
+from outrider.rows import picked, placed
+from outrider.tree import numbers
+from outrider.types import Inputs, Nodes, Output, Reads
+
+
+class StateHead(Protocol):
+    """A module that makes a token's entry from the token and the state before it."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that it reads."""
+
+    @property
+    def depth(self) -> int:
+        """How many layers write cache entries."""
+
+    @property
+    def width(self) -> int:
+        """Width of its own states."""
+
+    @property
+    def target_width(self) -> int:
+        """Width of the target's states."""
+
+    @property
+    def window(self) -> int | None:
+        """How many positions back its attention reaches; None: all."""
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens that it can propose; None: all."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights lie."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+
+    def __call__(
+        self,
+        tokens_BQ: Tensor,
+        states_BQE: Tensor,
+        positions_BQ: Tensor | None = None,
+        mask_B1QW: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> HeadStates:
+        """Entries of tokens, each with the state of the token before it."""
+
+    def logits(self, states: HeadStates) -> Tensor:
+        """[B, Q, K]: over the tokens that it can propose."""
+
+
+@dataclass
+class HeadCache:
+    """What a head keeps of its rows. A `RowStore`."""
+
+    entries: SlotCache
+    told: SlotCache  #: the target's states of the tokens below `known_B`
+    own: SlotCache  #: the head's states of all tokens it has read
+    known_B: Tensor
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+        return self.entries.capacity
+
+    def take(self, rows: Sequence[int]) -> "HeadCache":
+        """A copy of these rows, in this order."""
+        stores = (self.entries.take(rows), self.told.take(rows), self.own.take(rows))
+        return HeadCache(*stores, picked(self.known_B, rows))
+
+    def put(self, seats: Sequence[int], other: "HeadCache") -> "HeadCache":
+        """The rows of `other` in these seats."""
+        return HeadCache(
+            self.entries.put(seats, other.entries),
+            self.told.put(seats, other.told),
+            self.own.put(seats, other.own),
+            placed(self.known_B, seats, other.known_B),
+        )
+
+    def narrow(self, rows: int) -> "HeadCache":
+        """The first rows."""
+        stores = (self.entries.narrow(rows), self.told.narrow(rows), self.own.narrow(rows))
+        return HeadCache(*stores, self.known_B[:rows])
+
+
+class HeadModel:
+    """A `LanguageModel` over a head. Its law of a token that it cannot propose is 0.
+
+    >>> HeadModel(head, vocab_size=49152).taps                          # doctest: +SKIP
+    (2, 15, 27)
+    """
+
+    trees = follows = True
+    reads: Reads = "text"
+
+    def __init__(self, head: StateHead, vocab_size: int, context: int = 1 << 30) -> None:
+        self.head, self.vocab_size, self.context = head, vocab_size, context
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that it reads."""
+        return self.head.taps
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+        return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return self.head.dtype
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refused: it reads text and states."""
+        self.encode(inputs)
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Refused: it reads text and states."""
+        raise ConfigurationError(
+            "a head reads its target's states alone; got inputs; leave them out"
+        )
+
+    def probe(self, rows: int) -> None:
+        """It needs no inputs."""
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> HeadCache:
+        """An empty cache."""
+        if inputs is not None:
+            self.examine(inputs)
+        return HeadCache(
+            SlotCache(self.head.depth, rows, capacity),
+            states.store(rows, capacity),
+            states.store(rows, capacity),
+            torch.zeros(rows, dtype=torch.int64, device=self.device),
+        )
+
+    def learn(
+        self,
+        cache: HeadCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
+        if hidden:
+            states.write(cache.told, slots_BQ, wide, torch.cat(hidden, -1))
+        cache.known_B.copy_(known_B)
+
+    def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the states that it was told of accepted paths next to their roots.
+
+        Its own entries stay: they are made anew, with the target's states.
+        """
+        cache.told.keep(first_B, path_BD)
+
+    def forward(
+        self,
+        cache: HeadCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Output:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        if taps:
+            raise ConfigurationError(
+                f"a head has no layers to read states of; got taps={taps}; read the target's"
+            )
+        tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
+        wide, device = visible_BQW.shape[-1], slots_BQ.device
+        slot_W = numbers(wide, device)
+        # the last slot that a node sees before its own holds the token before it
+        before = visible_BQW & (slot_W < slots_BQ[..., None])
+        parent_BQ = torch.where(before, slot_W, -1).amax(-1)
+        state = self._states(cache, parent_BQ)
+        # no state stands before the first token: its entry has no meaning to others
+        seen = visible_BQW & ((slot_W > 0) | (slots_BQ[..., None] == 0))
+        if self.head.window is not None:  # nodes of a tree stand at slots of their own: near enough
+            seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
+        cache.entries.begin(slots_BQ, wide, 0)
+        mask = additive(seen, self.dtype)
+        made = self.head(tokens_BQ, state, positions_BQ, mask, cache.entries)
+        states.write(cache.own, slots_BQ, wide, made.next_BQE)
+        if last is not None:
+            made = HeadStates(*(state[:, -last:] for state in made))
+        logits = self.head.logits(made)
+        return Output(fitted(logits, self.head.ids_K, self.vocab_size))
+
+    def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
+        """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""
+        head, at_BQ = self.head, slots_BQ.clamp(min=0)
+        wide = len(head.taps) * head.target_width
+        told = states.read(cache.told, at_BQ, wide, head.dtype)
+        fused = head.fuse(told.chunk(len(head.taps), -1))
+        own = states.read(cache.own, at_BQ, head.width, head.dtype)
+        known = (slots_BQ < cache.known_B[:, None])[..., None]
+        return torch.where(known, fused, own).masked_fill(slots_BQ[..., None] < 0, 0.0)

@@ -1,0 +1,262 @@
+"""EAGLE-3 checkpoints as their authors write them: which layout, what is computed, what is refused.
+
+    speculators   config.json names `speculators_model_type`; decoder layers by configuration of
+                  their own; flags for each norm; layers to read by number
+    original      a Llama's config.json with `draft_vocab_size`; the layer is called `midlayer`;
+                  layers to read often go without saying: 2, n / 2 and n - 3
+
+A flag that nothing here computes is refused by its name: a head that runs without it proposes
+worse tokens, and nobody knows why.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
+
+SPECULATORS, ORIGINAL = "speculators", "original"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+#: Fields beside the flags that say how a head was made, not what it computes.
+INERT = frozenset(
+    {
+        "architectures",
+        "auto_map",
+        "dtype",
+        "embed_requires_grad",
+        "enable_sp_ulysses",
+        "has_no_defaults_at_init",
+        "model_type",
+        "speculators_config",
+        "speculators_model_type",
+        "speculators_version",
+        "torch_dtype",
+        "transformers_version",
+    }
+)
+_OWN = frozenset({_LAYERS, "draft_vocab_size", "target_hidden_size", *FLAGS})
+#: What the only form that is computed says in these fields of an `eagle_config`.
+_EAGLE = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": 1,
+    "has_lm_head": True,
+}
+#: Older names of fields of a decoder's configuration, and those that change nothing here.
+LAYER_TOO = frozenset(
+    {"rope_theta", "rope_scaling", "pretraining_tp", "max_window_layers", "sliding_window"}
+)
+
+
+class Checkpoint(NamedTuple):
+    """An EAGLE-3 head as read from its folder."""
+
+    config: Eagle3Config
+    weights: dict[str, Tensor]  #: by the names of the speculators layout
+    #: whether its layers' numbers count outputs for sure; some authors count the layer before
+    sure: bool
+
+
+def said(folder: str | Path) -> dict[str, Any]:
+    """The folder's config.json; nothing if it has none that can be read."""
+    try:
+        fields = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def layout(fields: Mapping[str, Any]) -> str | None:
+    """The layout of a head's configuration; None: it is no head's."""
+    if "speculators_model_type" in fields:
+        return SPECULATORS
+    return ORIGINAL if "draft_vocab_size" in fields or "eagle_config" in fields else None
+
+
+def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
+    """The head in a folder, for a target of this (decoder's) configuration.
+
+    Raises ConfigurationError for what cannot be read, what is not computed here, and what does not
+    fit the target.
+    """
+    fields = said(folder)
+    weights = {renamed(name): tensor for name, tensor in weights_of(folder).items()}
+    weights = {name: tensor for name, tensor in weights.items() if not dropped(name)}
+    asked = _speculators if layout(fields) == SPECULATORS else _original
+    config, sure = asked(folder, fields, int(target.num_hidden_layers))
+    if "fc.weight" not in weights:
+        raise unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
+    wide = int(target.hidden_size)
+    states = weights["fc.weight"].shape[1]
+    if states != len(config.taps) * wide or config.target_width not in (None, wide):
+        raise unfit(
+            folder,
+            f"{states} inputs of fc for {len(config.taps)} states of width "
+            f"{config.target_width or wide}, and a target of width {wide}",
+            "use it with the target that it was made for",
+        )
+    return Checkpoint(_with_width(config, wide), weights, sure)
+
+
+def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
+    """Write a head in the speculators layout; `verifier` names its target.
+
+    >>> save(head, "head", "HuggingFaceTB/SmolLM2-135M-Instruct")       # doctest: +SKIP
+    """
+    folder, config = Path(folder), head.config
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_width,
+        _LAYERS: list(config.taps),
+        **{flag: vars(config)[flag] for flag in FLAGS},
+        "transformer_layer_config": config.layer.to_dict(),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
+    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
+    kind = fields["speculators_model_type"]
+    if kind != "eagle3":
+        do = "give an EAGLE-3 or DFlash head, 'eagle3' or 'dflash'"
+        raise unfit(folder, f"speculators_model_type={kind!r}", do)
+    refuse(folder, fields, INERT | _OWN | {"transformer_layer_config"})
+    if "norm_before_residual" not in fields:
+        do = "write norm_before_residual, true or false, into its config.json"
+        raise unfit(folder, "no norm_before_residual, which has no default that all share", do)
+    ids = fields.get(_LAYERS)
+    return _config(folder, fields, fields.get("transformer_layer_config"), ids, layers), True
+
+
+def _original(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
+    eagle = fields.get("eagle_config") or {}
+    for name, value in eagle.items():
+        if name in (_LAYERS, *FLAGS) or value is None:
+            continue
+        if name not in _EAGLE or value != _EAGLE[name]:
+            raise unfit(folder, f"eagle_config.{name}={value!r}", "give another head")
+    both = {**fields, **{name: eagle[name] for name in (_LAYERS, *FLAGS) if name in eagle}}
+    layer = {name: value for name, value in fields.items() if name not in _OWN | {"eagle_config"}}
+    return _config(folder, both, layer, both.get(_LAYERS), layers), False
+
+
+def _config(
+    folder: Path, fields: Mapping[str, Any], layer: Any, ids: Any, layers: int
+) -> Eagle3Config:
+    config = layers_as(folder, layer)
+    taps = tuple(ids) if ids else (2, layers // 2, layers - 3)
+    fits(folder, taps, layers)
+    flags = {flag: bool(fields.get(flag)) for flag in FLAGS}
+    width = fields.get("target_hidden_size")
+    size = fields.get("draft_vocab_size") or config.vocab_size
+    return Eagle3Config(config, taps, int(size), width, **flags)
+
+
+def layers_as(folder: Path, layer: Any) -> PretrainedConfig:
+    """The configuration of a head's decoder layers; ConfigurationError for what is not computed."""
+    if not isinstance(layer, dict) or layer.get("model_type") not in KINDS:
+        given = layer.get("model_type") if isinstance(layer, dict) else layer
+        do = f"its decoder layers may be of {' or '.join(KINDS)}"
+        raise unfit(folder, f"decoder layers of {given!r}", do)
+    known = AutoConfig.for_model(layer["model_type"])
+    refuse(folder, layer, set(known.to_dict()) | LAYER_TOO | INERT)
+    slides = "sliding_attention" in (layer.get("layer_types") or ())
+    if layer.get("use_sliding_window") or slides:
+        raise unfit(folder, "use_sliding_window=True", "give a head with full attention")
+    rest = {name: value for name, value in layer.items() if name != "model_type"}
+    return AutoConfig.for_model(layer["model_type"], **rest)
+
+
+def fits(folder: Path, taps: tuple[int, ...], layers: int) -> None:
+    """Refuse states that a target of so many layers does not have."""
+    if not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
+        do = "use it with the target that it was made for"
+        raise unfit(folder, f"states of layers {taps}, for a target of {layers} layers", do)
+
+
+def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int) -> Tensor | None:
+    """The tokens of the target's that a head can propose, by its `d2t`; None: all.
+
+    Raises ConfigurationError where nothing says which, VocabularyMismatch for tokens beyond.
+    """
+    shift = weights.get("d2t")
+    if shift is None:
+        if size != vocab:
+            given = f"{size} of {vocab} tokens and no d2t, which says which ones"
+            raise unfit(folder, given, "give a whole checkpoint")
+        return None
+    ids = shift.long() + torch.arange(len(shift))
+    marked = weights.get("t2d")
+    fits = len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < vocab
+    if not fits or (marked is not None and not torch.equal(marked.nonzero()[:, 0], ids.sort()[0])):
+        raise VocabularyMismatch(
+            f"d2t and t2d of the head {str(folder)!r} must name the same {size} tokens of {vocab}; "
+            f"got {len(ids)} from {int(ids.min())} to {int(ids.max())}; give a whole checkpoint, "
+            "with the target that it was made for"
+        )
+    return ids
+
+
+def _with_width(config: Eagle3Config, wide: int) -> Eagle3Config:
+    own = wide != config.layer.hidden_size
+    return Eagle3Config(**{**vars(config), "target_width": wide if own else None})
+
+
+def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+    """Refuse fields that ask for something and are not known."""
+    for name, value in fields.items():
+        if name not in known and not name.startswith("_") and value not in (None, False, [], {}):
+            do = "give a head that does not ask for it"
+            raise unfit(folder, f"{name}={value!r}, which is not computed here", do)
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        found: dict[str, Tensor] = {}
+        for file in files:
+            found |= load_file(file)
+        if not files:
+            whole = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+            found = dict(whole)
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot read the head's weights; got {str(folder)!r} ({type(error).__name__}: "
+            f"{error}); it needs *.safetensors or pytorch_model.bin"
+        ) from error
+    return found
+
+
+def renamed(name: str) -> str:
+    name = name.removeprefix("model.")
+    return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
+
+
+def dropped(name: str) -> bool:
+    """What is computed anew, or belongs to the target."""
+    return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
+
+
+def unfit(folder: Path, given: str, do: str) -> ConfigurationError:
+    return ConfigurationError(f"the head {str(folder)!r} cannot be used; got {given}; {do}")

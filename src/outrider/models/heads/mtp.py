@@ -1,0 +1,138 @@
+"""Multi-token prediction layers that checkpoints of some families bring (DeepSeek-V3 and others).
+
+transformers has the layers, reads them and puts them together for every family whose
+configuration names `num_mtp_layers` (`modeling_layers.MtpModel`). A layer makes a token's entry
+from the token and the target's last state of the token before it; below drafted tokens it reads
+its own output.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, modeling_layers
+from transformers.cache_utils import Cache
+
+from outrider.errors import ConfigurationError
+from outrider.models.calibrate import Setting
+from outrider.models.config import decoder_of, read
+from outrider.models.heads.eagle3 import HeadStates
+from outrider.models.heads.following import HeadModel
+from outrider.models.heads.lent import Lent
+from outrider.models.sources import Source
+
+MTP = "mtp"  #: the draft of a target that brings such a layer
+
+
+class Mtp:
+    """One layer of multi-token prediction, as transformers' `MtpModel` holds it.
+
+    >>> Mtp(MtpModel.from_pretrained(target)).taps                      # doctest: +SKIP
+    (-1,)
+    """
+
+    taps = (-1,)
+    depth = 1
+    ids_K: Tensor | None = None
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        kinds = read(model.config, "layer_types", (list, tuple)) or (None,)
+        self._kind: str | None = kinds[0]
+        slides = self._kind == "sliding_attention"
+        self.window = read(model.config, "sliding_window", int) if slides else None
+        self.width = self.target_width = int(model.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights lie."""
+        return torch.device(self.model.layers[0].eh_proj.weight.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        dtype: torch.dtype = self.model.layers[0].eh_proj.weight.dtype
+        return dtype
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The target's last state, as it is."""
+        return hidden[0]
+
+    def __call__(
+        self,
+        tokens_BQ: Tensor,
+        states_BQE: Tensor,
+        positions_BQ: Tensor | None = None,
+        mask_B1QW: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> HeadStates:
+        """Entries of tokens, each with the state of the token before it."""
+        if positions_BQ is None:
+            positions_BQ = torch.arange(1, 1 + tokens_BQ.shape[1], device=tokens_BQ.device)[None]
+        model = self.model
+        embedded, turned = model.embed_tokens(tokens_BQ), None
+        if model.rotary_emb is not None:
+            kind = {"layer_type": self._kind} if model.has_per_layer_rope else {}
+            turned = model.rotary_emb(embedded, position_ids=positions_BQ, **kind)
+        x: Tensor = model.layers[0](
+            embedded,
+            states_BQE,
+            position_embeddings=turned,
+            attention_mask=mask_B1QW,
+            position_ids=positions_BQ,
+            past_key_values=cache,
+        )
+        if model.use_shared_post_norm:
+            x = model.shared_post_norm(x)
+        return HeadStates(x, x)
+
+    def logits(self, states: HeadStates) -> Tensor:
+        """[B, Q, V], by the target's own output layer."""
+        logits: Tensor = self.model._project_to_logits(states.read_BQE)
+        return logits
+
+
+class MtpSource(Lent):
+    """The layer that a target's own checkpoint brings.
+
+    Raises ConfigurationError for a target without one, with several, or for a transformers that
+    does not read them.
+    """
+
+    def __init__(self, target: Source) -> None:
+        self.target, self.config = target, target.config
+        count = read(decoder_of(target.config), "num_mtp_layers", int)
+        if count != 1:
+            do = "several are not chained here" if count else "use another draft"
+            raise ConfigurationError(
+                f"draft='{MTP}' is the multi-token prediction layer of a target; got {target}, "
+                f"which has {count or 'none'}; {do}"
+            )
+        self._made: Any = read(modeling_layers, "MtpModel", type)
+        if self._made is None:
+            raise ConfigurationError(
+                f"draft='{MTP}' needs a transformers that has MtpModel; got "
+                f"{transformers.__version__}; install a newer one"
+            )
+
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> HeadModel:
+        """The layer as a draft model. Raises ConfigurationError if its weights are not there."""
+        model = self.target.model(setting.dtype, device)
+        return HeadModel(Mtp(self._loaded(model)), vocab)
+
+    def _loaded(self, model: PreTrainedModel) -> Any:
+        try:
+            made = self._made.from_pretrained(model, device_map={"": model.device})
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot read the multi-token prediction layer of {self.target}; got "
+                f"{type(error).__name__}: {str(error)[:200]}; give the whole checkpoint by its path"
+            ) from error
+        return made.eval().requires_grad_(False)
+
+    def __str__(self) -> str:
+        return f"the multi-token prediction layer of {self.target}"

@@ -1,0 +1,140 @@
+"""Where a head comes from: a folder, and the target that lends what the folder leaves out."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models.calibrate import Setting
+from outrider.models.check import ordinary
+from outrider.models.config import decoder_of, vocabulary_of
+from outrider.models.heads import formats
+from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
+from outrider.models.heads.following import HeadModel
+from outrider.models.heads.lent import Lent
+from outrider.models.sources import DTYPES, Source
+
+_TEXT = "The first step is to read the text, and then to write down what it says, word by word."
+
+
+def is_folder(given: object) -> bool:
+    """Whether this names a folder with a head."""
+    return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
+
+
+class HeadSource(Lent):
+    """A head of a target by its folder; what it does not have is lent by the target.
+
+    Raises ConfigurationError for a folder that cannot be read and for what it asks for that is not
+    computed here, VocabularyMismatch for tokens that the target does not know.
+    """
+
+    def __init__(self, target: Source, given: str | Path) -> None:
+        self.target, self.given = target, Path(given)
+        decoder = decoder_of(target.config)
+        self._read = formats.read(self.given, decoder)
+        self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None
+        self.config: PretrainedConfig = self._read.config.layer
+        size, vocab = self._read.config.draft_vocab_size, int(self.config.vocab_size)
+        self.ids_K = formats.known_ids(self.given, self._read.weights, size, vocab)
+        known, own = vocabulary_of(target.config), int(self.config.vocab_size)
+        if own != known:
+            raise VocabularyMismatch(
+                f"the head {self} was made for a vocabulary of {own} tokens; got {target} with "
+                f"{known}; use it with the target that it was made for"
+            )
+
+    def driven(
+        self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
+    ) -> HeadModel:
+        """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
+        model = self.target.model(setting.dtype, device)
+        if self._taps is None:
+            self._taps = self._measured(model, setting.dtype)
+        head = self.head(model, self._taps, setting.dtype)
+        if setting.packed:
+            head.pack()
+        return HeadModel(head, vocab)
+
+    def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
+        """The module with its weights, reading these states of its target."""
+        config = dataclasses.replace(self._read.config, taps=taps)
+        weights = dict(self._read.weights)
+        embedding, output = model.get_input_embeddings().weight, None
+        if "embed_tokens.weight" in weights:
+            embedding = None
+        elif embedding.shape[1] != config.layer.hidden_size:
+            raise ConfigurationError(
+                f"the head {self} has no embedding, and the target's is {embedding.shape[1]} wide; "
+                f"got a head of width {config.layer.hidden_size}; give a whole checkpoint"
+            )
+        if "lm_head.weight" not in weights:
+            output = self._lent_output(model, config)
+        head = Eagle3(config, embedding_VE=embedding, output_KE=output, ids_K=self.ids_K)
+        if self.ids_K is not None:  # as they are: some checkpoints have no t2d
+            weights |= {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
+        try:
+            head.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"the weights of the head {self} are not those that its config.json asks for; got "
+                f"{_said(error)}; give a whole checkpoint of one layout"
+            ) from error
+        return head.to(model.device, DTYPES[dtype]).eval().requires_grad_(False)
+
+    def _lent_output(self, model: PreTrainedModel, config: Eagle3Config) -> Tensor:
+        layer = model.get_output_embeddings()
+        weight: Tensor = layer.weight.detach()
+        if weight.shape[1] != config.layer.hidden_size or layer.bias is not None:
+            raise ConfigurationError(
+                f"the head {self} has no output layer, and the target's does not fit; got one of "
+                f"{list(weight.shape)}; give a whole checkpoint"
+            )
+        return weight if self.ids_K is None else weight[self.ids_K.to(weight.device)]
+
+    def _measured(self, model: PreTrainedModel, dtype: str) -> tuple[int, ...]:
+        """Which of the two ways to count layers the head was trained with.
+
+        By how much its laws and the target's overlap on a text, state by state.
+        """
+        taps = self._read.config.taps
+        layers = int(decoder_of(model.config).num_hidden_layers)
+        ways = [taps, tuple(tap + 1 for tap in taps)]
+        ways = [way for way in ways if max(way) < layers]
+        tokens = self._text(model.device)
+        return max(ways, key=lambda way: overlap(self.head(model, way, dtype), model, tokens))
+
+    def _text(self, device: torch.device) -> Tensor:
+        tokenizer = self.target.tokenizer()
+        if tokenizer is None:
+            steps = torch.arange(32, device=device)
+            return ordinary(steps * 7, int(self.config.vocab_size))[None]
+        return torch.tensor([tokenizer(_TEXT)["input_ids"]], device=device)
+
+    def __str__(self) -> str:
+        if self._taps is None or self._read.sure:
+            return str(self.given)
+        return f"{self.given} (states after {', '.join(map(str, self._taps))} layers)"
+
+
+@torch.inference_mode()
+def overlap(head: Eagle3, model: PreTrainedModel, tokens_1T: Tensor) -> float:
+    """Mean over a text of sum min(p, q): how often the head's drawn tokens would be kept.
+
+    `p` is the target's law of each token, `q` the head's, from the target's own states.
+    """
+    told = model(input_ids=tokens_1T, output_hidden_states=True)
+    hidden = [told.hidden_states[tap][:, :-1] for tap in head.taps]
+    mine = head.logits(head(tokens_1T[:, 1:], head.fuse(hidden))).float().softmax(-1)
+    theirs = told.logits[:, 1:].float().softmax(-1)
+    if head.ids_K is not None:
+        theirs = theirs[..., head.ids_K]
+    return float(torch.minimum(mine, theirs).sum(-1).mean())
+
+
+def _said(error: RuntimeError) -> str:
+    lines = [line.strip() for line in str(error).splitlines()[1:]]
+    return " ".join(lines)[:300]

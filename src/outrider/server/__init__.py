@@ -1,0 +1,12 @@
+"""`outrider serve`: OpenAI's API over a live batch. Needs the extra `server`.
+
+lanes    what drafts: one engine for each method that a request may name
+loop     one thread that owns the live batch; orders in, events out
+bodies   what requests may say
+orders   from what is said to what the engine is asked
+grammar  answers that follow a JSON schema, a regular expression or a grammar
+answers  events as choices, whole or in chunks
+counts   what `/metrics` tells
+guard    keys, sizes and origins
+app      the routes
+"""

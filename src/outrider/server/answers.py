@@ -1,0 +1,268 @@
+"""Events as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from outrider.engine.blocks import HostBlock
+from outrider.server.orders import Choice
+from outrider.server.words import Words
+from outrider.text.results import TextBlock
+
+#: A token with its log-probability, as a client reads it.
+Entry: TypeAlias = dict[str, Any]
+
+_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+_PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell no block sizes
+
+
+def absorb(choice: Choice, block: HostBlock) -> TextBlock:
+    """A block's words, counted."""
+    said = choice.answer.absorb(block)
+    stats, now = choice.stats, time.monotonic()
+    stats.steps += 1
+    stats.new_tokens += len(said.token_ids)
+    stats.drafted += block.drafted
+    stats.accept(said.accepted)
+    choice.histogram.extend([0] * (said.accepted + 1 - len(choice.histogram)))
+    choice.histogram[said.accepted] += 1
+    choice.likeliest += (block.likeliest or [])[: len(said.token_ids)]
+    choice.first = choice.first or now
+    choice.last, choice.reason = now, said.finish_reason
+    return said
+
+
+class Prediction(NamedTuple):
+    """How much of a predicted text came: tokens of it that the answer has, in order, or has not."""
+
+    accepted: int
+    rejected: int
+
+    @classmethod
+    def of(cls, choice: Choice) -> "Prediction":
+        """For a choice that is over."""
+        predicted, said = choice.predicted or [], choice.answer.tokens
+        match = SequenceMatcher(None, predicted, said, autojunk=False)
+        same = sum(block.size for block in match.get_matching_blocks())
+        return cls(same, len(predicted) - same)
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Tokens read and written. A prompt that several choices share counts once."""
+    prompts = {id(choice.request.prompt): len(choice.request.prompt) for choice in choices}
+    written = sum(len(choice.answer.tokens) for choice in choices)
+    read = sum(prompts.values())
+    told = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    if all(choice.predicted is None for choice in choices):
+        return told
+    each = [Prediction.of(choice) for choice in choices]
+    details = {
+        "accepted_prediction_tokens": sum(one.accepted for one in each),
+        "rejected_prediction_tokens": sum(one.rejected for one in each),
+    }
+    return told | {"completion_tokens_details": details}
+
+
+def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
+    """How the answer was decoded, under vLLM's names."""
+    accepted = sum(choice.stats.accepted for choice in choices)
+    drafted = sum(choice.stats.drafted for choice in choices)
+    steps = sum(choice.stats.steps for choice in choices)
+    histogram = [0] * max((len(choice.histogram) for choice in choices), default=0)
+    for choice in choices:
+        for at, count in enumerate(choice.histogram):
+            histogram[at] += count
+    first, last = choices[0], choices[-1]
+    told: dict[str, Any] = {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + accepted / steps if steps else 0.0,
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "acceptance_histogram": histogram,
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+        }
+    }
+    if first.first is not None and last.last is not None:
+        started = first.seated or first.arrived
+        spent = last.last - started
+        written = sum(len(choice.answer.tokens) for choice in choices)
+        told |= {
+            "time_to_first_token_ms": 1e3 * (first.first - first.arrived),
+            "queue_time_ms": 1e3 * (started - first.arrived),
+            "generation_time_ms": 1e3 * spent,
+            "tokens_per_second": written / spent if spent else 0.0,
+        }
+    return told
+
+
+class Form(Protocol):
+    """How one of the routes writes its answers."""
+
+    @property
+    def prefix(self) -> str:
+        """What ids begin with."""
+
+    @property
+    def whole(self) -> str:
+        """The kind of object that a whole answer is."""
+
+    @property
+    def chunk(self) -> str:
+        """And a part of one."""
+
+    def said(self, text: str) -> dict[str, Any]:
+        """A whole text."""
+
+    def more(self, text: str) -> dict[str, Any]:
+        """What is new of a text."""
+
+    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+        """Log-probabilities of some tokens, `top` of the likeliest with each."""
+
+
+class Completions:
+    """`/v1/completions`."""
+
+    prefix: ClassVar[str] = "cmpl-"
+    whole: ClassVar[str] = "text_completion"
+    chunk: ClassVar[str] = "text_completion"
+
+    def said(self, text: str) -> dict[str, Any]:
+        """A whole text."""
+        return {"text": text}
+
+    def more(self, text: str) -> dict[str, Any]:
+        """What is new of a text."""
+        return {"text": text}
+
+    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+        """Columns, one value a token."""
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [
+                {one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries
+            ]
+            if top
+            else None,
+            "text_offset": offsets,
+        }
+
+
+class Chats:
+    """`/v1/chat/completions`."""
+
+    prefix: ClassVar[str] = "chatcmpl-"
+    whole: ClassVar[str] = "chat.completion"
+    chunk: ClassVar[str] = "chat.completion.chunk"
+
+    def said(self, text: str) -> dict[str, Any]:
+        """A message."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def more(self, text: str) -> dict[str, Any]:
+        """What is new of a message."""
+        return {"delta": {"content": text}}
+
+    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+        """An entry a token."""
+        return {"content": entries, "refusal": None}
+
+
+@dataclass
+class Writer:
+    """Writes the objects of one answer. `told` is whether metrics are in it."""
+
+    form: Form
+    model: str
+    fingerprint: str
+    words: Words
+    told: bool = True
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every object begins with."""
+        return {
+            "id": self.form.prefix + self.name,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
+        """The answer in one piece."""
+        written = [
+            self._piece(choice, self.form.said(self._text(choice, echo)), 0, choice.reason)
+            for choice in choices
+        ]
+        return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
+
+    def tail(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """What an answer ends with."""
+        told = {"metrics": metrics(choices)} if self.told else {}
+        return {"usage": usage(choices)} | told
+
+    def opening(self, choice: Choice, echo: bool) -> dict[str, Any] | None:
+        """What a stream tells of a choice before anything is decoded, if anything."""
+        piece: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        if isinstance(self.form, Chats):
+            piece["delta"] = {"role": "assistant", "content": ""}
+        elif echo:
+            piece |= self.form.more(self.words.text(choice.request.prompt))
+        else:
+            return None
+        return self.head(self.form.chunk) | {"choices": [piece]}
+
+    def chunk(
+        self, choice: Choice, text: str, since: int, reason: str | None, **more: object
+    ) -> dict[str, Any]:
+        """A part of an answer: the text since a number of tokens."""
+        piece = self._piece(choice, self.form.more(text), since, reason) | more
+        return self.head(self.form.chunk) | {"choices": [piece]}
+
+    def _text(self, choice: Choice, echo: bool) -> str:
+        before = self.words.text(choice.request.prompt) if echo else ""
+        return before + choice.answer.text
+
+    def _piece(
+        self, choice: Choice, said: dict[str, Any], since: int, reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            **said,
+            "logprobs": self.logs(choice, since),
+            "finish_reason": None if reason is None else _REASONS[reason],
+        }
+
+    def logs(self, choice: Choice, since: int) -> dict[str, Any] | None:
+        """Log-probabilities since a number of tokens, if they were asked for."""
+        asked = choice.request.logprobs
+        if asked is None:
+            return None
+        entries = self._entries(choice, since)
+        offsets = self.words.offsets(choice.answer.tokens, since, len(entries))
+        return self.form.logs(entries, offsets, asked.top)
+
+    def _entries(self, choice: Choice, since: int) -> list[Entry]:
+        """One entry for each token of the text; the token that ended it is none."""
+        answer = choice.answer
+        ids, logs = answer.tokens[since:], (answer.logprobs or [])[since:]
+        if choice.reason == "stop" and ids and ids[-1] in answer.stop_ids:
+            ids = ids[:-1]
+        tops = choice.likeliest[since:] or [[] for _ in ids]
+        return [
+            self.words.entry(token, log)
+            | {"top_logprobs": [self.words.entry(other, value) for other, value in top]}
+            for token, log, top in zip(ids, logs, tops, strict=False)
+        ]
+
+
+def padding(size: int) -> str:
+    """Characters that fill an event of so many bytes up."""
+    return secrets.token_hex(_PADDED)[: -size % _PADDED]

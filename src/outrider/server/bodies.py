@@ -1,0 +1,177 @@
+"""What requests may say: OpenAI's fields, vLLM's names for more, and nothing that is not used.
+
+A field that is not listed here is an error that names it. Fields in `Routing` are taken and have no
+effect on an answer.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Size = Annotated[int, Field(ge=0, strict=True)]
+Ids = Annotated[list[Size], Field(min_length=1)]
+
+
+class Body(BaseModel):
+    """No field but those that are listed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Text(Body):
+    """A part of a message. Images and audio have no place here."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Text]
+    name: str | None = None
+
+
+class StreamOptions(Body):
+    """How a stream is written."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = True
+    include_trace: bool = False  #: what was drafted, kept and emitted in each step
+    chunk_tokens: Literal[1] | None = None  #: a chunk for every token, not for every step
+
+
+class JsonSchema(Body):
+    """A schema that an answer follows."""
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with type 'json_schema', and with no other")
+        return self
+
+
+class Prediction(Body):
+    """A text that the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[Text]
+
+
+class SpeculativeConfig(Body):
+    """How a request is drafted."""
+
+    method: str | None = None
+    num_speculative_tokens: Size | None = None
+
+
+class Routing(Body):
+    """Who asks, and through what: accepted, without effect."""
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class Common(Routing):
+    """What both routes take."""
+
+    model: str
+    temperature: float | None = Field(None, ge=0, le=1e6)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: Annotated[int, Field(ge=-1, strict=True)] | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-100, le=100)
+    presence_penalty: float | None = Field(None, ge=-100, le=100)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    logit_bias: dict[str, float] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Size | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Size] | None = None
+    ignore_eos: bool = False
+    n: Count = 1
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64, strict=True)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs_law: Literal["raw", "processed"] = "raw"
+    response_format: ResponseFormat | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    speculative_config: SpeculativeConfig | None = None
+    prediction: Prediction | None = None
+    timeout: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> "Common":
+        asked = [self.guided_regex, self.guided_grammar]
+        asked.append(None if self.response_format is None else self.response_format.type)
+        if sum(one not in (None, "text") for one in asked) > 1:
+            raise ValueError(
+                "response_format, guided_regex and guided_grammar exclude each other: give one"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for streams: set stream, or leave them out")
+        return self
+
+
+class CompletionBody(Common):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], Field(min_length=1, max_length=64)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=64)]
+    )
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
+    best_of: Count | None = None
+
+    @model_validator(mode="after")
+    def _no_choosing(self) -> "CompletionBody":
+        if self.best_of is not None and self.best_of != self.n:
+            raise ValueError("best_of must equal n: every completion is returned")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs: log-probabilities of prompts are not computed")
+        return self
+
+
+class ChatBody(Common):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _budget_and_logs(self) -> "ChatBody":
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens are one thing: give one")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: set logprobs, or leave it out")
+        return self
+
+
+def plain(content: str | list[Text]) -> str:
+    """The text of a message or a prediction."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)

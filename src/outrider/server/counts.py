@@ -1,0 +1,107 @@
+"""What `/metrics` tells: vLLM's names behind a prefix of ours, counted when answers end."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+
+from outrider.server.loop import Loop
+from outrider.server.orders import Choice
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_RATES = tuple(tenth / 10 for tenth in range(1, 11))
+
+
+class Counts:
+    """Counters, gauges and histograms of one server, in a registry of its own."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._prefix, self._model = prefix, model
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens written")
+        self.drafts = self._counter("spec_decode_num_drafts", "Steps that drafted")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens kept")
+        self.per_position = Counter(
+            f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens kept by their place in the draft",
+            ["model_name", "position"],
+            registry=self.registry,
+        )
+        self.ended = Counter(
+            f"{prefix}request_success",
+            "Requests that were answered, by why they ended",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.refused = self._counter("admission_rejections", "Requests refused for a full queue")
+        self.first = self._histogram("time_to_first_token_seconds", "From arrival to first tokens")
+        self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end")
+        self.queued = self._histogram("request_queue_time_seconds", "Waiting for a row")
+        self.decoded = self._histogram("request_decode_time_seconds", "From first tokens to last")
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Decoding time by tokens after the first"
+        )
+        self.rate = Histogram(
+            f"{prefix}request_acceptance_rate",
+            "Share of a request's drafted tokens that were kept",
+            ["model_name"],
+            buckets=_RATES,
+            registry=self.registry,
+        ).labels(model)
+
+    def watch(self, loop: Loop) -> None:
+        """Gauges of the loop's load, read when somebody asks."""
+        for name, text, read in (
+            ("num_requests_running", "Rows under way", lambda: loop.load.running),
+            ("num_requests_waiting", "Requests in the queue", lambda: loop.load.waiting),
+        ):
+            gauge = Gauge(self._prefix + name, text, ["model_name"], registry=self.registry)
+            gauge.labels(self._model).set_function(read)
+
+    def over(self, choices: Sequence[Choice]) -> None:
+        """Count an answer, whole or cut off by its client."""
+        prompts = {id(choice.request.prompt): len(choice.request.prompt) for choice in choices}
+        self.prompt_tokens.inc(sum(prompts.values()))
+        for choice in choices:
+            self._count(choice)
+
+    def _count(self, choice: Choice) -> None:
+        stats, model = choice.stats, self._model
+        self.generation_tokens.inc(len(choice.answer.tokens))
+        self.drafts.inc(stats.steps)
+        self.drafted.inc(stats.drafted)
+        self.accepted.inc(stats.accepted)
+        for place, kept in enumerate(stats.accepted_per_position):
+            self.per_position.labels(model, place).inc(kept)
+        self.ended.labels(model, choice.reason or "cancelled").inc()
+        if stats.drafted:
+            self.rate.observe(stats.draft_acceptance_rate)
+        if choice.seated is not None:
+            self.queued.observe(choice.seated - choice.arrived)
+        if choice.first is None or choice.last is None:
+            return
+        self.first.observe(choice.first - choice.arrived)
+        self.whole.observe(choice.last - choice.arrived)
+        self.decoded.observe(choice.last - choice.first)
+        if stats.new_tokens > 1:
+            self.per_token.observe((choice.last - choice.first) / (stats.new_tokens - 1))
+
+    def page(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collected(self) -> list[Metric]:
+        """All of them as values."""
+        return list(self.registry.collect())
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(self._prefix + name, text, ["model_name"], registry=self.registry)
+        return counter.labels(self._model)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        histogram = Histogram(
+            self._prefix + name, text, ["model_name"], buckets=_SECONDS, registry=self.registry
+        )
+        return histogram.labels(self._model)

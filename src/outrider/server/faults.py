@@ -1,0 +1,64 @@
+"""What went wrong, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from outrider.errors import OutriderError
+from outrider.server.loop import Full, Stopped
+
+
+class Refusal(Exception):
+    """A request that cannot be answered, with the field that is to blame."""
+
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
+
+
+def content(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an error."""
+    usual = "invalid_request_error" if status < 500 else "server_error"
+    kind = _TYPES.get(status, usual)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def told(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """Status and body for an error of a request. What is not the request's own says nothing."""
+    if isinstance(error, Refusal):
+        return error.status, content(str(error), error.status, error.param, error.code)
+    if isinstance(error, Full):
+        return 429, content("the queue is full; try again", 429, code="queue_full")
+    if isinstance(error, TimeoutError):
+        return 504, content("the answer took longer than its deadline", 504, code="deadline")
+    if isinstance(error, OutriderError):
+        return 400, content(str(error), 400)
+    if isinstance(error, Stopped):
+        return 503, content("the server is closing", 503, code="closing")
+    return 503, content("the engine has stopped", 503, code="engine_stopped")
+
+
+def response(error: BaseException) -> JSONResponse:
+    """An error as an answer; a full queue says when to come back."""
+    status, body = told(error)
+    return JSONResponse(body, status, {"Retry-After": "1"} if status == 429 else None)
+
+
+def invalid(error: RequestValidationError) -> JSONResponse:
+    """What a body or a path lacks or has too much of, with the field's name."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    param = ".".join(place) or None
+    reason = str(first["msg"])
+    if first["type"] == "extra_forbidden":
+        reason = "this field is not supported; leave it out"
+    message = f"{param}: {reason}" if param else reason
+    return JSONResponse(content(message, 400, param), 400)

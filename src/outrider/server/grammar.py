@@ -1,0 +1,92 @@
+"""Answers that follow a JSON schema, a regular expression or a grammar, by llguidance.
+
+A grammar is a processor of the row: it masks the laws of target and draft at every node of a draft
+tree, each by the text that leads to it, so drafts stay lawful and the law is the target's under the
+mask. One matcher walks from text to text by rollback: neighbouring nodes share most of their way.
+"""
+
+import json
+from functools import lru_cache
+
+import llguidance.hf
+import llguidance.numpy
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from outrider.server.bodies import Common
+from outrider.server.faults import Refusal
+
+MOST_BYTES = 64 << 10  #: of a schema or a grammar
+
+
+@lru_cache(maxsize=4)
+def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
+    """The tokenizer as llguidance reads it, for logits of `size` tokens."""
+    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=max(size, len(tokenizer)))
+
+
+def source(body: Common) -> str | None:
+    """The grammar that a request asks for; None for free text."""
+    name, text = "response_format", None
+    asked = body.response_format
+    if body.guided_regex is not None:
+        name, text = "guided_regex", body.guided_regex
+    elif body.guided_grammar is not None:
+        name, text = "guided_grammar", body.guided_grammar
+    elif asked is not None and asked.type != "text":
+        schema = {"type": "object"} if asked.json_schema is None else asked.json_schema.schema_
+        text = json.dumps(schema)
+    if text is None:
+        return None
+    if len(text.encode()) > MOST_BYTES:
+        raise Refusal(f"{name} has more than {MOST_BYTES} bytes; shorten it", name)
+    if name == "guided_regex":
+        return str(LLMatcher.grammar_from_regex(text))
+    if name == "guided_grammar":
+        return str(LLMatcher.grammar_from_lark(text))
+    compact = {"whitespace_flexible": False}
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=compact))
+
+
+class Grammar:
+    """A processor for one row whose prompt has `prompt` tokens.
+
+    Raises Refusal for a grammar that does not compile.
+    """
+
+    def __init__(self, words: LLTokenizer, text: str, prompt: int) -> None:
+        self._matcher = LLMatcher(words, text)
+        error = self._matcher.get_error()
+        if error:
+            raise Refusal(f"the schema or grammar does not compile: {error}", "response_format")
+        self._prompt, self._read = prompt, list[int]()
+        self._mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
+        self._bits = torch.arange(32, dtype=torch.int32)
+
+    def __call__(self, texts_NL: Tensor, scores_NV: Tensor) -> Tensor:
+        """The scores with -inf for what may not follow each text."""
+        allowed = torch.stack([self._allowed(text) for text in texts_NL.tolist()])
+        allowed = allowed[:, : scores_NV.shape[1]].to(scores_NV.device)
+        short = scores_NV.shape[1] - allowed.shape[1]
+        allowed = torch.nn.functional.pad(allowed, (0, short), value=False)
+        return scores_NV.masked_fill(~allowed, -torch.inf)
+
+    def _allowed(self, text: list[int]) -> Tensor:
+        """[V]: which tokens may follow."""
+        said, read = text[self._prompt :], self._read
+        same = 0
+        while same < min(len(said), len(read)) and said[same] == read[same]:
+            same += 1
+        if same < len(read):
+            self._matcher.rollback(len(read) - same)
+            del read[same:]
+        fresh = said[same:]
+        taken = self._matcher.try_consume_tokens(fresh) if fresh else 0
+        read += fresh[:taken]
+        if taken < len(fresh):  # a text that the grammar forbids: nothing of it can be emitted
+            return torch.zeros(self._mask.shape[1] * 32, dtype=torch.bool)
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask, 0)
+        words = torch.from_numpy(self._mask[0])
+        return ((words[:, None] >> self._bits) & 1).bool().flatten()

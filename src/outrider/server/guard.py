@@ -1,0 +1,142 @@
+"""Who may come in, and with how much: keys, sizes of headers and bodies, time to send them.
+
+An ASGI layer around the routes. What it refuses never reaches them.
+"""
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.faults import content
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+#: What a client without a key may ask for where one is needed.
+OPEN = ("/health",)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take."""
+
+    body_bytes: int = 1 << 20
+    header_bytes: int = 16 << 10
+    body_seconds: float = 30.0
+    depth: int = 32  #: of JSON
+
+
+class _Over(Exception):
+    """A request is refused."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The routes behind limits and keys; no keys: everybody may ask for everything."""
+
+    app: App
+    keys: Sequence[str] = ()
+    open: Sequence[str] = OPEN
+    limits: Limits = Limits()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._check_headers(scope)
+            whole = await self._body(scope, receive)
+        except _Over as error:
+            await _refuse(send, error)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": whole, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    def _check_headers(self, scope: Message) -> None:
+        headers = scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > self.limits.header_bytes:
+            raise _Over(431, f"headers have more than {self.limits.header_bytes} bytes")
+        if not self.keys or scope["path"] in self.open:
+            return
+        said = next((value for name, value in headers if name == b"authorization"), b"")
+        key = said.removeprefix(b"Bearer ")
+        # all of them are compared, so that time tells nothing
+        fits = [hmac.compare_digest(key, known.encode()) for known in self.keys]
+        if not any(fits):
+            raise _Over(401, "no valid key; send 'Authorization: Bearer KEY'", "invalid_api_key")
+
+    async def _body(self, scope: Message, receive: Receive) -> bytes:
+        """All that the client sends; its own word about the length is not trusted."""
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return b""
+        most, parts, size = self.limits.body_bytes, [], 0
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Over(400, "the body broke off")
+                    part = message.get("body", b"")
+                    parts.append(part)
+                    size += len(part)
+                    if size > most:
+                        raise _Over(413, f"the body has more than {most} bytes")
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise _Over(408, f"no body within {self.limits.body_seconds:g} s") from None
+        whole = b"".join(parts)
+        if nesting(whole) > self.limits.depth:
+            raise _Over(400, f"JSON is nested more than {self.limits.depth} levels deep")
+        return whole
+
+
+def nesting(text: bytes) -> int:
+    """How deep brackets are nested outside strings.
+
+    >>> nesting(b'{"a": [[1], "[[["]}')
+    3
+    """
+    depth = deepest = 0
+    inside = escaped = False
+    for byte in text:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+async def _refuse(send: Send, error: _Over) -> None:
+    body = json.dumps(content(str(error), error.status, code=error.code)).encode()
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,79 @@
+"""Lanes: rows of one lane share a drafter, a rule and its shapes. One target under all of them.
+
+"default"     the drafter and rule that the server was started with
+"coupled"     the same drafter, judged by the target's own noise: same seed, same text, whatever is
+              drafted and whoever stands beside; seeded requests go here
+"prediction"  copies of a text that the answer is expected to resemble
+"none"        plain decoding
+and any drafter of the registry that needs no parts, by its name
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from outrider.drafters import DRAFTERS, DraftModel, DynamicTree, Parts, ReferenceLookup, Root, make
+from outrider.engine.engine import Engine
+from outrider.errors import UnknownName
+from outrider.types import Drafter
+
+DEFAULT, COUPLED, PREDICTION, NONE = "default", "coupled", "prediction", "none"
+#: Other servers' names for drafters.
+ALIASES = {"ngram": "prompt_lookup", "draft_model": DEFAULT}
+#: Tokens of a prediction that are judged at once: they cost nothing to draft.
+PREDICTED = 16
+
+
+class Lanes(Mapping[str, Engine]):
+    """The engines of a server by the method that a request names; made when they are asked for.
+
+    Raises UnknownName for a method that is none.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._made = {DEFAULT: engine}
+        free = [name for name, recipe in DRAFTERS.items() if not recipe.needs]
+        self.methods = (DEFAULT, COUPLED, PREDICTION, NONE, *(n for n in free if n != Root.name))
+
+    def named(self, method: str) -> str:
+        """The lane of a method, under whatever name it is known."""
+        name = ALIASES.get(method, method)
+        if name == self._engine.drafter.name:
+            return DEFAULT
+        if name not in self.methods:
+            raise UnknownName("method", method, self.methods)
+        return name
+
+    def __getitem__(self, lane: str) -> Engine:
+        if lane not in self._made:
+            self._made[lane] = self._new(lane)
+        return self._made[lane]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.methods)
+
+    def __len__(self) -> int:
+        return len(self.methods)
+
+    def _new(self, lane: str) -> Engine:
+        own = self._engine
+        if lane == COUPLED:
+            more = own.planner, own.costs
+            return Engine(own.target, coupled(own.drafter), "match", *more, kept=own.kept)
+        if lane == PREDICTION:
+            return Engine(own.target, ReferenceLookup(PREDICTED), "match")
+        if lane == NONE:
+            return Engine(own.target, Root(), "match")
+        return Engine(own.target, make(self.named(lane), Parts()), "match", costs=own.costs)
+
+
+def coupled(drafter: Drafter) -> Drafter:
+    """The drafter with the target's noise where it can draw with it.
+
+    Others stay as they are: `match` emits the target's own text for the seed whatever is drafted.
+    """
+    if isinstance(drafter, DynamicTree) or (
+        isinstance(drafter, DraftModel) and drafter.policy is None
+    ):
+        return replace(drafter, coupled=True)
+    return drafter

@@ -1,0 +1,245 @@
+"""The thread that owns the live batch: orders come in, events go out once per turn.
+
+A turn: orders (new requests, cancellations) are taken; who has waited longest is seated; every lane
+with work makes one step; what was emitted is delivered. Nobody else touches the engine.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.engine.blocks import HostBlock
+from outrider.engine.engine import Run
+from outrider.engine.request import Request
+from outrider.errors import OutriderError
+from outrider.server.lanes import Lanes
+
+
+class Full(Exception):
+    """The queue is as long as it may be."""
+
+
+class Stopped(Exception):
+    """The engine's thread has died, or is being closed."""
+
+
+class Event(NamedTuple):
+    """What has happened to a request: a block of tokens, or why there will be none."""
+
+    block: HostBlock | None = None
+    error: BaseException | None = None
+    over: bool = False
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request on its way. `sink` is called with its events, on the thread that delivers."""
+
+    lane: str
+    request: Request
+    sink: Callable[[Event], None]
+    deadline: float | None = None  #: when it is given up, by `time.monotonic`
+    arrived: float = field(default_factory=time.monotonic)
+    seated: float | None = None  #: when a row was free for it
+    number: int | None = None  #: in its lane's run
+    over: bool = False
+
+
+class Load(NamedTuple):
+    """How busy the loop is."""
+
+    running: int
+    waiting: int
+    rows: int
+
+
+Delivery = Callable[[list[tuple[Ticket, Event]]], None]
+
+
+class Loop(threading.Thread):
+    """Decodes requests of all lanes, `rows` at a time, first come first served.
+
+    capacity      slots of a row: prompt, answer and draft
+    most_waiting  requests in the queue beyond which more are refused: `Full`
+    deliver       hands events to their tickets' sinks on another thread; None: at once
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        rows: int,
+        capacity: int,
+        most_waiting: int,
+        deliver: Delivery | None = None,
+    ) -> None:
+        super().__init__(name="outrider-engine", daemon=True)
+        self.lanes, self.rows, self.capacity = lanes, rows, capacity
+        self.most_waiting = most_waiting
+        self.deliver = deliver or spread
+        self.fault: BaseException | None = None
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued = 0  # orders under way included
+        self._waiting: deque[Ticket] = deque()
+        self._runs: dict[str, Run] = {}
+        self._seated: dict[tuple[str, int], Ticket] = {}
+        self._events: list[tuple[Ticket, Event]] = []
+        self._closing = False
+
+    # ------------------------------------------------------------------ from any thread
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Queue requests, all or none. Raises Full, or Stopped."""
+        with self._lock:
+            if self.fault is not None or self._closing:
+                raise Stopped
+            if self._queued + len(tickets) > self.most_waiting + self.rows - len(self._seated):
+                raise Full
+            self._queued += len(tickets)
+            self._orders.put(lambda: self._waiting.extend(tickets))
+
+    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+        """Nobody waits for it any more; its row is free at the next turn."""
+        self._orders.put(lambda: self._end(ticket, reason))
+
+    def close(self) -> None:
+        """Take no more, end what runs, and stop."""
+
+        def order() -> None:
+            self._closing = True
+
+        self._orders.put(order)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it decodes."""
+        return self.is_alive() and self.fault is None and not self._closing
+
+    @property
+    def load(self) -> Load:
+        """Rows under way, requests in the queue, rows in all."""
+        return Load(len(self._seated), self._queued, self.rows)
+
+    # ------------------------------------------------------------------ the thread's own
+
+    def run(self) -> None:
+        """Turns until it is closed; a fault is told to everybody who waits."""
+        try:
+            while not self._closing:
+                self._take_orders()
+                self._expire()
+                self._seat()
+                for lane, run in self._runs.items():
+                    if not run.done:
+                        self._tell(lane, run)
+                self._flush()
+            self._give_up(Stopped("the server is closing"))
+        except BaseException as error:
+            with self._lock:
+                self.fault = error
+            self._give_up(error)
+            raise
+
+    def _take_orders(self) -> None:
+        """All that are there; with nothing to do, wait for one."""
+        idle = not self._seated and not self._waiting
+        while True:
+            try:
+                order = self._orders.get(timeout=0.5) if idle else self._orders.get_nowait()
+            except queue.Empty:
+                return
+            order()
+            idle = False
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        every = [*self._waiting, *self._seated.values()]
+        for ticket in every:
+            if ticket.deadline is not None and ticket.deadline < now:
+                self._event(ticket, Event(error=TimeoutError(), over=True))
+                self._end(ticket, "cancelled")
+
+    def _seat(self) -> None:
+        while self._waiting and len(self._seated) < self.rows:
+            ticket = self._waiting[0]  # in the queue until it sits: a fault is told to it, too
+            ticket.seated = time.monotonic()
+            try:
+                run = self._run(ticket.lane)
+                ticket.number = run.submit(ticket.request)
+            except OutriderError as error:
+                self._event(ticket, Event(error=error, over=True))
+            else:
+                self._seated[ticket.lane, ticket.number] = ticket
+            self._waiting.popleft()
+            self._left(1)
+
+    def _run(self, lane: str) -> Run:
+        if lane not in self._runs:
+            self._runs[lane] = Run(self.lanes[lane], self.rows, self.capacity)
+        return self._runs[lane]
+
+    def _tell(self, lane: str, run: Run) -> None:
+        """One step of a lane."""
+        for block in run.step():
+            ticket = self._seated.get((lane, block.row))
+            if ticket is None:
+                continue
+            reason = block.finish_reason
+            error = run.errors.get(block.row) if reason == "error" else None
+            self._event(ticket, Event(block, error, reason is not None))
+            if reason is not None:
+                self._leave(ticket, run)
+
+    def _end(self, ticket: Ticket, reason: str) -> None:
+        """End a request from outside, wherever it stands; one that is over stays so."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._left(1)
+        elif ticket.number is not None and (ticket.lane, ticket.number) in self._seated:
+            run = self._runs[ticket.lane]
+            run.end(ticket.number, reason)
+            self._leave(ticket, run)
+        ticket.over = True
+
+    def _leave(self, ticket: Ticket, run: Run) -> None:
+        assert ticket.number is not None
+        del self._seated[ticket.lane, ticket.number]
+        run.forget(ticket.number)
+
+    def _left(self, count: int) -> None:
+        with self._lock:
+            self._queued -= count
+
+    def _event(self, ticket: Ticket, event: Event) -> None:
+        if not ticket.over:
+            ticket.over = event.over
+            self._events.append((ticket, event))
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self.deliver(events)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Whoever waits hears that nothing will come."""
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                break
+            with suppress(Exception):  # the engine may be broken; who waits matters
+                order()
+        for ticket in [*self._waiting, *self._seated.values()]:
+            self._event(ticket, Event(error=error, over=True))
+        self._flush()
+
+
+def spread(events: list[tuple[Ticket, Event]]) -> None:
+    """Hand each ticket its events."""
+    for ticket, event in events:
+        ticket.sink(event)

@@ -1,0 +1,185 @@
+"""From what a request says to what the engine is asked."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from outrider.engine.logprobs import Logprobs
+from outrider.engine.request import Limits, Request
+from outrider.errors import OutriderError
+from outrider.laws.sampling import Sampling
+from outrider.server import lanes as lane
+from outrider.server.bodies import ChatBody, Common, CompletionBody, plain
+from outrider.server.faults import Refusal
+from outrider.server.grammar import Grammar, source, vocabulary
+from outrider.stats import RequestStats
+from outrider.text.answer import Answer
+from outrider.text.speculator import Speculator
+from outrider.text.stop import Stop
+from outrider.text.tokens import encode
+
+_MOST_STOPS = 4
+_COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
+
+
+@dataclass(eq=False)
+class Choice:
+    """One text that is being written for a request."""
+
+    index: int
+    lane: str
+    request: Request
+    answer: Answer
+    predicted: list[int] | None = None  #: tokens of the text that it was expected to resemble
+    stats: RequestStats = field(default_factory=RequestStats)
+    likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    told: int = 0  #: tokens that were told, in chunks
+    histogram: list[int] = field(default_factory=list)  #: steps by accepted tokens
+    reason: str | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    seated: float | None = None
+    first: float | None = None  #: when its first tokens came
+    last: float | None = None  #: and its last ones
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Reads bodies for one speculator. Raises Refusal, and the engine's own errors."""
+
+    speculator: Speculator
+    lanes: lane.Lanes
+    names: tuple[str, ...]
+    rows: int
+    capacity: int
+
+    def completions(self, body: CompletionBody) -> list[Choice]:
+        """Every prompt of a completion, each `n` times."""
+        asked = body.prompt
+        one = isinstance(asked, str) or isinstance(asked[0], int)
+        prompts = [asked] if one else asked
+        logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
+        tokenizer = self.speculator.tokenizer
+        ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
+        return self._choices(body, ids, logs, body.max_tokens or _COMPLETION)
+
+    def chat(self, body: ChatBody) -> list[Choice]:
+        """The next turn of a conversation, `n` times."""
+        turns = []
+        for message in body.messages:
+            role = "system" if message.role == "developer" else message.role
+            turn = {"role": role, "content": plain(message.content)}
+            turns.append(turn if message.name is None else turn | {"name": message.name})
+        logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
+        ids = encode(self.speculator.tokenizer, turns)
+        budget = body.max_tokens or body.max_completion_tokens
+        return self._choices(body, [ids], logs, budget)
+
+    def _choices(
+        self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, budget: int | None
+    ) -> list[Choice]:
+        if body.model not in self.names:
+            known = ", ".join(self.names)
+            message = f"no model {body.model!r} here; served: {known}"
+            raise Refusal(message, "model", 404, "model_not_found")
+        if body.n * len(prompts) > self.rows:
+            what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
+            raise Refusal(f"{what}; ask for fewer", "n")
+        stop = self._stop(body)
+        method, depth = self._method(body)
+        predicted = None
+        if body.prediction is not None:
+            predicted = self._ids(plain(body.prediction.content))
+        grammar = source(body)
+        choices: list[Choice] = []
+        for ids in prompts:
+            for copy in range(body.n):
+                request = Request(
+                    ids,
+                    self._sampling(body, copy, ids, grammar),
+                    Limits(self._budget(ids, budget, method), self.speculator.stop_ids(stop)),
+                    reference=predicted or (),
+                    logprobs=logs,
+                    trace=body.stream_options is not None and body.stream_options.include_trace,
+                    num_speculative_tokens=depth,
+                )
+                answer = Answer(self.speculator.tokenizer, stop, ids, request.limits.stop_ids)
+                choices.append(Choice(len(choices), method, request, answer, predicted))
+                choices[-1].stats.prompt_tokens = len(ids)
+        return choices
+
+    def _stop(self, body: Common) -> Stop:
+        strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        if len(strings) > _MOST_STOPS:
+            raise Refusal(f"at most {_MOST_STOPS} stop strings; got {len(strings)}", "stop")
+        own = () if body.ignore_eos else self.speculator.eos_ids
+        ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
+        return Stop(None, tuple(strings), ids)
+
+    def _method(self, body: Common) -> tuple[str, int | None]:
+        """The lane, and how deep its drafts may be."""
+        config = body.speculative_config
+        depth = None if config is None else config.num_speculative_tokens
+        if config is not None and config.method is not None:
+            return self.lanes.named(config.method), depth
+        if depth == 0:
+            return lane.NONE, None
+        if body.prediction is not None:
+            return lane.PREDICTION, depth
+        return (lane.DEFAULT if body.seed is None else lane.COUPLED), depth
+
+    def _budget(self, ids: Sequence[int], asked: int | None, method: str) -> int:
+        """Tokens that are asked for; or all that a row has room for."""
+        if asked is not None:
+            return asked
+        nodes = self.lanes[method].drafter.shapes[0].max_nodes
+        room = min(self.speculator.engine.target.context, self.capacity - nodes) - len(ids)
+        if room < 1:
+            raise Refusal(f"the prompt's {len(ids)} tokens leave no room for an answer", "messages")
+        return room
+
+    def _sampling(
+        self, body: Common, copy: int, ids: Sequence[int], grammar: str | None
+    ) -> Sampling:
+        """How a row is sampled; a request without a seed gets one that nobody can guess."""
+        seed = secrets.randbits(63) if body.seed is None else (body.seed + copy) % 2**64
+        processors: tuple[Grammar, ...] = ()
+        if grammar is not None:
+            vocab = self.speculator.engine.target.vocab_size
+            if not isinstance(self.speculator.tokenizer, PreTrainedTokenizerBase):
+                raise Refusal("grammars need a tokenizer of transformers", "response_format")
+            words = vocabulary(self.speculator.tokenizer, vocab)
+            processors = (Grammar(words, grammar, len(ids)),)
+        given = {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": None if body.top_k is None else max(body.top_k, 0),
+            "min_p": body.min_p,
+            "frequency_penalty": body.frequency_penalty,
+            "presence_penalty": body.presence_penalty,
+            "repetition_penalty": body.repetition_penalty,
+            "min_new_tokens": body.min_tokens,
+            "logit_bias": _biases(body.logit_bias),
+        }
+        said = {name: value for name, value in given.items() if value is not None}
+        try:
+            return Sampling(**said, seed=seed, processors=processors)  # type: ignore[arg-type]
+        except OutriderError as error:
+            raise Refusal(str(error)) from error
+
+    def _ids(self, text: str) -> list[int]:
+        """Tokens of a text without special ones."""
+        tokenizer = self.speculator.tokenizer
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    wrong = next((token for token in given if not token.isdecimal()), None)
+    if wrong is not None:
+        raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
+    return {int(token): bias for token, bias in given.items()}

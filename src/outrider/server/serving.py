@@ -1,0 +1,244 @@
+"""One request from its body to its answer: tickets go to the loop, events become objects."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from outrider.server.answers import Writer, absorb, padding
+from outrider.server.bodies import Common, StreamOptions
+from outrider.server.counts import Counts
+from outrider.server.faults import response, told
+from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
+from outrider.server.orders import Choice
+from outrider.text.results import TextBlock
+
+#: What choices say, as it comes.
+Blocks = AsyncGenerator[tuple[Choice, TextBlock], None]
+Inbox = asyncio.Queue[tuple[int, Event]]
+
+
+class Going:
+    """The choices of one request under way."""
+
+    def __init__(self, loop: Loop, choices: Sequence[Choice], deadline: float | None) -> None:
+        self.choices, self._loop = choices, loop
+        self._inbox: Inbox = asyncio.Queue()
+        self._left = len(choices)
+        self.tickets = [
+            Ticket(c.lane, c.request, partial(self._take, at), deadline)
+            for at, c in enumerate(choices)
+        ]
+        loop.submit(self.tickets)
+
+    def _take(self, at: int, event: Event) -> None:
+        self._inbox.put_nowait((at, event))
+
+    async def blocks(self) -> Blocks:
+        """What the choices say, as it comes. Raises what went wrong; ends what is left then."""
+        try:
+            while self._left:
+                at, event = await self._inbox.get()
+                choice, ticket = self.choices[at], self.tickets[at]
+                if choice.reason is not None:
+                    continue  # it was cut by a stop string: what comes behind is not wanted
+                choice.arrived, choice.seated = ticket.arrived, ticket.seated
+                if event.error is not None:
+                    raise event.error
+                assert event.block is not None
+                said = absorb(choice, event.block)
+                if choice.reason is not None:
+                    self._left -= 1
+                    if not event.over:
+                        self._loop.cancel(ticket, "stop")
+                yield choice, said
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End what is not over."""
+        for choice, ticket in zip(self.choices, self.tickets, strict=True):
+            if choice.reason is None and not ticket.over:
+                self._loop.cancel(ticket)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Answers requests by one loop."""
+
+    loop: Loop
+    counts: Counts
+    timeout: float
+
+    async def answer(
+        self, http: HttpRequest, body: Common, choices: Sequence[Choice], writer: Writer, echo: bool
+    ) -> Response:
+        """The whole answer, or a stream of it."""
+        wait = min(body.timeout or self.timeout, self.timeout)
+        try:
+            going = Going(self.loop, choices, time.monotonic() + wait)
+        except (Full, Stopped) as error:
+            if isinstance(error, Full):
+                self.counts.refused.inc()
+            return response(self.loop.fault or error)
+        blocks = going.blocks()
+        try:
+            first = await self._unless_gone(http, anext(blocks))
+        except Exception as error:
+            self.counts.over(choices)
+            return response(error)
+        if first is None:
+            await blocks.aclose()
+            self.counts.over(choices)
+            return Response(status_code=499)
+        if body.stream:
+            events = self._events(body, going, first, blocks, writer, echo)
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return await self._whole(http, blocks, choices, writer, echo)
+
+    async def _whole(
+        self,
+        http: HttpRequest,
+        blocks: Blocks,
+        choices: Sequence[Choice],
+        writer: Writer,
+        echo: bool,
+    ) -> Response:
+        async def rest() -> bool:
+            async for _ in blocks:
+                pass
+            return True
+
+        try:
+            done = await self._unless_gone(http, rest())
+        except Exception as error:
+            return response(error)
+        finally:
+            self.counts.over(choices)
+        return JSONResponse(writer.whole(choices, echo)) if done else Response(status_code=499)
+
+    async def _unless_gone(self, http: HttpRequest, work: Any) -> Any:
+        """What `work` gives, or None once nobody waits for it any more."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait({task})
+            return None
+        finally:
+            gone.cancel()
+            if not task.done():
+                task.cancel()
+
+    async def _events(
+        self,
+        body: Common,
+        going: Going,
+        first: tuple[Choice, TextBlock],
+        blocks: Blocks,
+        writer: Writer,
+        echo: bool,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events; a fault in mid-stream is an event of its own, and no [DONE]."""
+        options = body.stream_options or StreamOptions()
+        try:
+            for choice in going.choices:
+                opening = writer.opening(choice, echo)
+                if opening is not None:
+                    yield _event(opening, options)
+            for part in _chunks(*first, writer, options):
+                yield part
+            async for choice, said in blocks:
+                for part in _chunks(choice, said, writer, options):
+                    yield part
+            if options.include_usage:
+                last = writer.head(writer.form.chunk) | {"choices": []}
+                yield _event(last | writer.tail(going.choices), options)
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
+        finally:
+            going.cancel()
+            self.counts.over(going.choices)
+
+
+def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOptions) -> list[bytes]:
+    """The events of one block: one, or one for each token."""
+    since, choice.told = choice.told, len(choice.answer.tokens)
+    more: dict[str, object] = {}
+    trace = said.block.trace
+    if options.include_trace and trace is not None:
+        more["trace"] = {
+            "tokens": [writer.words.entry(token, 0.0)["token"] for token in trace.tokens],
+            "parents": trace.parents,
+            "accepted": trace.accepted,
+            "next_is_bonus": trace.next_is_bonus,
+            "emitted": [writer.words.entry(token, 0.0)["token"] for token in said.token_ids],
+        }
+    reason = said.finish_reason
+    if options.chunk_tokens is None or len(said.token_ids) < 2:
+        return [_event(writer.chunk(choice, said.text, since, reason, **more), options)]
+    return [
+        _event(chunk, options) for chunk in _by_token(choice, said, since, reason, writer, more)
+    ]
+
+
+def _by_token(
+    choice: Choice,
+    said: TextBlock,
+    since: int,
+    reason: str | None,
+    writer: Writer,
+    more: dict[str, object],
+) -> list[dict[str, Any]]:
+    """A block's text cut where its tokens begin."""
+    ends = writer.words.offsets(said.token_ids, 0, len(said.token_ids))[1:]
+    cuts = [0, *(min(end, len(said.text)) for end in ends), len(said.text)]
+    pieces = [said.text[start:stop] for start, stop in pairwise(cuts)]
+    logs = writer.logs(choice, since)
+    chunks = []
+    for at, piece in enumerate(pieces):
+        last = at == len(pieces) - 1
+        extra: dict[str, object] = {"logprobs": _nth(logs, at)}
+        if last:
+            extra |= more
+        chunks.append(writer.chunk(choice, piece, since, reason if last else None, **extra))
+    return chunks
+
+
+def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
+    """The log-probabilities of one token of a block."""
+    if logs is None:
+        return None
+    return {
+        name: value[at : at + 1] if isinstance(value, list) else value
+        for name, value in logs.items()
+    }
+
+
+def _event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
+    """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
+    text = json.dumps(chunk)
+    if options.include_obfuscation:
+        size = len(text.encode()) + len(', "obfuscation": ""')
+        text = f'{text[:-1]}, "obfuscation": "{padding(size)}"}}'
+    return b"data: " + text.encode() + b"\n\n"
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    """Returns once the client is gone."""
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            return

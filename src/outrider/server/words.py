@@ -1,0 +1,55 @@
+"""Tokens as people and clients see them: text, bytes, offsets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+
+@lru_cache(maxsize=1)
+def _bytes() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+@dataclass(frozen=True)
+class Words:
+    """What tokens of a tokenizer are called."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of tokens, special ones left out."""
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its log-probability. Half a character has bytes that are no text alone."""
+        raw = self.bytes_of(token)
+        return {
+            "token": raw.decode("utf-8", "replace"),
+            "logprob": max(logprob, -9999.0),  # JSON has no infinity
+            "bytes": list(raw),
+        }
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token."""
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        table = _bytes()
+        if isinstance(name, str) and all(character in table for character in name):
+            return bytes(table[character] for character in name)
+        return str(self.tokenizer.decode([token], skip_special_tokens=False)).encode()
+
+    def offsets(self, ids: Sequence[int], since: int, count: int) -> list[int]:
+        """Where in the text the tokens from a place on begin, in characters."""
+        at, offsets = len(self.text(ids[:since])), []
+        for token in ids[since : since + count]:
+            offsets.append(at)
+            at += len(self.bytes_of(token).decode("utf-8", "ignore"))
+        return offsets

@@ -1,0 +1,175 @@
+"""A whole training: texts and answers in, a draft folder with its card out.
+
+    OUT/work/answers.jsonl     the target's answers, written as they come
+    OUT/work/features/         what the target made of the texts (`features`)
+    OUT/work/state.pt          the checkpoint (`loop`)
+    OUT/*                      the draft, readable by `load(draft=OUT)`, and its README.md
+
+Whatever is there of an interrupted run is gone on with; `work` may be deleted when it is done.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.errors import ConfigurationError
+from outrider.models.config import vocabulary_of
+from outrider.models.shallow import depth
+from outrider.text.speculator import Speculator
+from outrider.train import answers, texts
+from outrider.train.alpha import Alpha, alpha
+from outrider.train.features import Features, Text, read, record
+from outrider.train.loop import Plan, Progress, Trainer
+from outrider.train.loss import Losses
+from outrider.train.students import Head, Layers, Student, usual_taps
+from outrider.train.vocabulary import frequent
+
+Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much
+KINDS = ("head", "layers")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, and on what.
+
+    target         what users call the target
+    data, prompts  files or folders; prompts are answered by the target itself
+    kind           "head": EAGLE-3, on the target's states; "layers": some layers of the target
+    layers         those of kind "layers"; the first and the last if none are named
+    vocab_size     most tokens that it proposes
+    inner          width of the head's MLP; None: as the target's
+    tokens         most tokens of an answer
+    rows           answers written together
+    judged         most held-out texts that alpha is measured on
+    """
+
+    target: str
+    out: Path
+    data: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()
+    kind: str = "head"
+    layers: tuple[int, ...] = ()
+    vocab_size: int = 8192
+    inner: int | None = None
+    tokens: int = 224
+    rows: int = 16
+    judged: int = 40
+    plan: Plan = field(default_factory=Plan)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigurationError(
+                f"kind must be one of {', '.join(KINDS)}; got {self.kind!r}; choose one of them"
+            )
+        if not self.data and not self.prompts:
+            raise ConfigurationError(
+                "there is nothing to train on; got neither data nor prompts; give files of text, "
+                "or prompts that the target answers itself"
+            )
+
+
+class Result(NamedTuple):
+    """What a training came to."""
+
+    student: Student
+    before: Alpha
+    after: Alpha
+    progress: Progress
+    learnt: dict[str, int]  #: tokens by source
+    finished: bool  #: False: interrupted
+
+
+def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) -> Result:
+    """Train a draft for the target that this speculator runs; `model` is its transformers model.
+
+    Raises ConfigurationError for texts that cannot be used and targets without states to read.
+    """
+    target = speculator.engine.target
+    if target.reads != "text":
+        raise ConfigurationError(
+            f"a draft is trained on texts that the target goes on from; got {task.target}, "
+            "which reads an input of another kind; give a decoder-only target"
+        )
+    work = task.out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    learnt, held, counts = _texts(speculator, task, work, show)
+    taps = usual_taps(depth(model.config)) if task.kind == "head" else ()
+    _same(work / "features.json", _fingerprint(learnt, taps))
+    features_at = work / "features"
+    record(target, learnt, taps, features_at, show=lambda n, of: show("target's states", n, of))
+    features = read(features_at)
+    student = _student(model, features, taps, task)
+    trainer = Trainer(student, features, target.vocab_size, task.plan, work)
+    judged = held[:: -(-len(held) // task.judged)]
+    before_at = work / "before.json"
+    if trainer.resume() and before_at.exists():
+        before = Alpha.of(json.loads(before_at.read_text("utf-8")))
+    else:
+        before = alpha(target, student, judged, lambda n, of: show("alpha before", n, of))
+        before_at.write_text(json.dumps(before.as_dict()), "utf-8")
+
+    def said(progress: Progress, sums: Sequence[Losses]) -> None:
+        first = sums[0]
+        entropy, agreed = (float(each) / max(first.places, 1) for each in first[:3:2])
+        text = f"step {progress.step}: loss {entropy:.2f}, agreement {agreed:.2f}"
+        show(text, int(progress.seconds), int(task.plan.minutes * 60))
+
+    finished = trainer.train(said)
+    after = alpha(target, student, judged, lambda n, of: show("alpha after", n, of))
+    student.write(task.out, task.target)
+    return Result(student, before, after, trainer.progress, counts, finished)
+
+
+def _texts(
+    speculator: Speculator, task: Task, work: Path, show: Show
+) -> tuple[list[Text], list[Text], dict[str, int]]:
+    """Texts to learn, held-out ones, and how many tokens of which source are learnt."""
+    pieces = texts.read(task.data, ("text",))
+    prompts = texts.read(task.prompts, ("prompt",))
+    given = texts.tokenized(pieces, speculator.tokenizer)
+    own = answers.answered(
+        speculator,
+        prompts,
+        work / "answers.jsonl",
+        tokens=task.tokens,
+        rows=task.rows,
+        seed=task.plan.seed,
+        show=lambda n, of: show("answers of the target", n, of),
+    )
+    learnt, held = texts.split([*own, *given])
+    mine = {text for text, _ in own}
+    counts = {"texts": 0, "answers of the target": 0}
+    for text in learnt:
+        counts["answers of the target" if text in mine else "texts"] += len(text.tokens)
+    return learnt, held, {name: count for name, count in counts.items() if count}
+
+
+def _student(
+    model: PreTrainedModel, features: Sequence[Features], taps: tuple[int, ...], task: Task
+) -> Student:
+    torch.manual_seed(task.plan.seed)
+    ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
+    if task.kind == "head":
+        return Head(model, ids_K, taps, task.inner)
+    last = depth(model.config) - 1
+    return Layers(model, ids_K, task.layers or tuple(sorted({0, last})))
+
+
+def _fingerprint(learnt: Sequence[Text], taps: tuple[int, ...]) -> str:
+    return hashlib.sha256(repr((learnt, taps)).encode()).hexdigest()
+
+
+def _same(path: Path, fingerprint: str) -> None:
+    """Refuse to go on with features of other texts."""
+    if path.exists() and json.loads(path.read_text("utf-8")) != fingerprint:
+        raise ConfigurationError(
+            f"the training in {str(path.parent)!r} was begun on other texts or another target; got "
+            "new ones; give another --out, or delete that folder"
+        )
+    path.write_text(json.dumps(fingerprint), "utf-8")

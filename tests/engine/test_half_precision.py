@@ -1,0 +1,35 @@
+"""bfloat16 on a CPU: a text is the same for any drafter, beside any row and in any capacity."""
+
+import pytest
+
+import outrider
+from outrider import Sampling, Stop
+from outrider.models import rounding
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
+    """Texts that pass 128, 192 and 256 tokens, where a wider cache begins to be read."""
+    coupled = temperature > 0
+    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, coupled=coupled)
+    text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
+    prompts = [text[at : at + size] for at, size in ((0, 120), (200, 186), (400, 250))]
+    settings = [Sampling(temperature, seed=seed) for seed in range(3)]
+    stop = Stop(16, token_ids=())
+    plain = pair.plain(coupled=coupled)
+    each = list(zip(prompts, settings, strict=True))
+    expected = [plain.generate(ids, how, stop).completions[0].token_ids for ids, how in each]
+    beside = [*prompts, text[:600]], [*settings, Sampling(1.0, seed=7)]
+    for made in (pair, plain):
+        result = made.generate(*beside, stop, capacity=700)
+        assert [one.token_ids for one in result.completions[:-1]] == expected
+
+
+def test_a_model_in_half_precision_says_what_it_pads():
+    """What is found depends on the processor: here, that it is found and where it shows."""
+    target = outrider.load(dtype="bfloat16", threads=1, packed=True).engine.target
+    heads, size = target.runner.kv_heads, target.runner.size
+    found = rounding._found
+    assert any(f"{min(heads, 4)}x{size}-torch.bfloat16" in name for name in found)
+    assert target.rounding.skipped is not None
+    assert target.width(1000) == target.rounding.width(1000) >= 1000

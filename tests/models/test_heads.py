@@ -1,0 +1,102 @@
+"""EAGLE-3 heads compute what their formulas say: whole texts, and trees of rows under way."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from outrider import DraftModel, Limits, Sampling
+from outrider.drafters import Beam, DynamicTree
+from outrider.engine import step
+from outrider.engine.batch import begin
+from outrider.engine.request import Request
+from outrider.verifiers import VERIFIERS
+from tiny import PROMPTS, pair
+from tiny_heads import FLAGS, IDS, Reference, driven, eagle3, paths
+
+KINDS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flags", FLAGS)
+@torch.inference_mode()
+def test_a_whole_text_is_what_the_formulas_say(kind, flags):
+    head = eagle3(kind=KINDS[kind], layers=2, **FLAGS[flags])
+    text = [3, 1, 4, 1, 5, 9, 2, 6]
+    hidden = [torch.randn(1, len(text), 32) for _ in head.taps]
+    states = head(torch.tensor([text[1:]]), head.fuse(hidden)[:, :-1])
+    reference = Reference(head, [x[0, :-1] for x in hidden])
+    for size in (2, 5, 8):
+        expected = reference.logits(text[:size])
+        assert torch.allclose(head.logits(states)[0, size - 2], expected, atol=1e-4)
+    assert torch.equal(head.ids_K, IDS)
+
+
+def hidden_of(text):
+    """The tiny target's states of all tokens but the last, at the taps of the tiny head."""
+    model = pair(runner="transformers")[0].runner.model
+    told = model(input_ids=torch.tensor([text]), output_hidden_states=True)
+    layers = (*told.hidden_states[:2], told.hidden_states[-1])
+    return [x[0, : len(text) - 1] for x in layers]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 1)], ids=["chain", "tree"])
+@torch.inference_mode()
+def test_laws_along_a_tree_are_those_of_its_paths(counts, flags):
+    """Ragged rows, three steps: what was kept is read anew with the target's states."""
+    target, model = pair()[0], driven(**FLAGS[flags])
+    drafter, rule = DraftModel(model, counts), VERIFIERS["traversal"]
+    requests = [
+        Request(prompt, Sampling(1.0, seed=row), Limits(16))
+        for row, prompt in enumerate(PROMPTS[:3])
+    ]
+    batch, kept = begin(target, drafter, requests, 128), 0
+    for _ in range(3):
+        draft = step.propose(drafter, batch)
+        for row, length in enumerate(batch.context.length_B.tolist()):
+            text = batch.context.tokens_BL[row, :length].tolist()
+            reference = Reference(model.head, hidden_of(text))
+            for node, path in enumerate(paths(draft.tree, row, draft.tokens_BN[row].tolist())):
+                if node >= draft.laws.logits_BRV.shape[1]:
+                    continue  # a leaf has no law
+                law = draft.laws.logits_BRV[row, node]
+                assert torch.allclose(law[IDS], reference.logits(text[:-1] + path), atol=1e-4)
+                assert (law > -torch.inf).sum() == len(IDS)
+        scores = step.score(target, batch, draft, drafter.taps)
+        verdict = step.verify(rule, batch, draft, scores)
+        kept += int(verdict.count_B.sum())
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
+    assert kept  # some of what it drafted is read anew
+
+
+@torch.inference_mode()
+def test_plain_steps_and_short_prompts_are_caught_up_with():
+    """A row of one token, and steps at which nothing is drafted: the law is the whole text's."""
+    from outrider.types import PLAIN
+
+    target, model = pair()[0], driven()
+    drafter = DraftModel(model, (1, 1))
+    requests = [
+        Request(prompt, Sampling(1.0, seed=row), Limits(16))
+        for row, prompt in enumerate(([6], [2, 7, 1]))
+    ]
+    batch = begin(target, drafter, requests, 128)
+    for shape in (None, PLAIN, PLAIN, PLAIN, None):
+        draft = step.propose(drafter, batch, shape)
+        scores = step.score(target, batch, draft, drafter.taps)
+        verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
+        context = batch.context
+        if shape is None:
+            for row, length in enumerate(context.length_B.tolist()):
+                text = context.tokens_BL[row, :length].tolist()
+                if length > 1:
+                    expected = Reference(model.head, hidden_of(text)).logits(text)
+                    law = draft.laws.logits_BRV[row, 0]
+                    assert torch.allclose(law[IDS], expected, atol=1e-4)
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
+
+
+def test_every_drafter_tells_it_what_it_reads():
+    model = driven()
+    for drafter in (DraftModel(model), Beam(model), DynamicTree(model)):
+        assert drafter.taps == (0, 1, -1)

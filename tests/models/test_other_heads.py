@@ -1,0 +1,258 @@
+"""Blockwise heads and layers of multi-token prediction: their laws, texts, folders, refusals."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.modeling_layers import MtpModel
+
+import outrider
+from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider.engine import step
+from outrider.engine.batch import begin
+from outrider.engine.request import Request
+from outrider.engine.search.decode import search
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.integrations.generate import Speculative
+from outrider.models import CausalModel, TransformersRunner
+from outrider.models.heads import Blockwise, BlockwiseModel, HeadModel, blockwise
+from outrider.models.heads.mtp import Mtp
+from outrider.types import PLAIN
+from outrider.verifiers import VERIFIERS
+from tiny import PROMPTS, VOCAB, decode, llama, pair
+
+IDS = torch.tensor([1, 2, 3, 5, 8, 13, 21])
+LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+
+
+def heads(model, count=3, ids=None):
+    torch.manual_seed(0)
+    weight = model.lm_head.weight if ids is None else model.lm_head.weight[ids]
+    return Blockwise(count, 32, 24, weight, ids).requires_grad_(False)
+
+
+# ---------------------------------------------------------------------------------- blockwise
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some tokens"])
+@torch.inference_mode()
+def test_the_law_of_a_level_is_that_of_its_head(ids):
+    """Rows of unequal length, plain steps between; deeper than there are heads nothing is drawn."""
+    target = pair(runner="transformers")[0]
+    model = target.runner.model
+    small = heads(model, 2, ids)
+    drafter = DraftModel(BlockwiseModel(small, VOCAB), (2, 1, 1))
+    requests = [
+        Request(prompt, Sampling(1.0, seed=row), Limits(16))
+        for row, prompt in enumerate(PROMPTS[:3])
+    ]
+    batch = begin(target, drafter, requests, 128)
+    for shape in (None, PLAIN, None, None):
+        draft = step.propose(drafter, batch, shape)
+        if shape is None:
+            for row, length in enumerate(batch.context.length_B.tolist()):
+                text = batch.context.tokens_BL[row, : length - 1]
+                state = model.model(input_ids=text[None]).last_hidden_state[:, -1:]
+                expected = small.logits(small(state))[0, 0]
+                for node, depth in enumerate(draft.tree.depth_BN[0, :5].tolist()):
+                    law = draft.laws.logits_BRV[row, node]
+                    if depth == 2:
+                        assert (law == -torch.inf).all()
+                        continue
+                    known = law if ids is None else law[ids]
+                    assert torch.allclose(known, expected[depth], atol=1e-4)
+            assert (draft.draws_BNK[:, 3:] == -1).all()
+        scores = step.score(target, batch, draft, drafter.taps)
+        verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
+
+
+def test_folders_of_blockwise_heads(tmp_path):
+    model = llama()
+    blockwise.save(heads(model, ids=IDS), tmp_path, VOCAB)
+    speculator = outrider.load(model, tmp_path, branching=(2, 2), **LOAD)
+    read = speculator.engine.drafter.model.heads
+    assert torch.equal(read.ids_K, IDS)
+    assert torch.equal(read.heads[2].up.weight, heads(model, ids=IDS).heads[2].up.weight)
+    sampling = [Sampling(0)] * 5
+    own = decode(speculator.plain().engine, PROMPTS, sampling, Limits(12))[0]
+    assert decode(speculator.engine, PROMPTS, sampling, Limits(12))[0] == own
+    ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    given = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    call = Speculative(draft_model=str(tmp_path))
+    assert torch.equal(
+        model.generate(ids, **given, custom_generate=call), model.generate(ids, **given)
+    )
+
+
+def test_blockwise_heads_that_do_not_fit(tmp_path):
+    blockwise.save(heads(llama()), tmp_path, VOCAB)
+    fields = json.loads((tmp_path / "config.json").read_text())
+
+    def refused(error, said, **changed):
+        (tmp_path / "config.json").write_text(json.dumps(fields | changed))
+        with pytest.raises(error, match=said):
+            outrider.load(llama(), tmp_path, **LOAD)
+
+    refused(ConfigurationError, "medusa=True, which is not computed here", medusa=True)
+    refused(ConfigurationError, "width 64; got .* of width 32", hidden_size=64)
+    refused(VocabularyMismatch, "a vocabulary of 40 tokens", vocab_size=40)
+    refused(ConfigurationError, "blockwise_heads", blockwise_heads=0)
+    refused(ConfigurationError, "not those that their config.json asks for", blockwise_heads=4)
+
+
+# ------------------------------------------------------------------- multi-token prediction
+
+
+def mellum(**more):
+    """A tiny family whose checkpoints bring such a layer."""
+    torch.manual_seed(0)
+    config = transformers.MellumConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        max_position_embeddings=256,
+        sliding_window=6,
+        layer_types=["full_attention", "sliding_attention"],
+        initializer_range=0.3,
+        **{"num_mtp_layers": 1, "mtp_mlp_layer_types": ["dense"], **more},
+    )
+    return transformers.MellumForCausalLM(config).eval()
+
+
+def deepseek():
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
+    return transformers.DeepseekV3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("family", [mellum, deepseek])
+@torch.inference_mode()
+def test_a_layer_drafts_as_transformers_has_it(family):
+    """The law after a text and after tokens drafted below it, against MtpModel's own calls."""
+    model = family()
+    torch.manual_seed(1)
+    layer = MtpModel(model, 1).eval()
+    for parameter in layer.layers.parameters():
+        parameter.normal_(std=0.3)
+    target, drafter = (
+        CausalModel(TransformersRunner(model)),
+        DraftModel(HeadModel(Mtp(layer), VOCAB), (1, 1, 1)),
+    )
+    requests = [Request(p, Sampling(1.0, seed=1), Limits(16)) for p in (PROMPTS[2], PROMPTS[1])]
+    batch = begin(target, drafter, requests, 128)
+    for _ in range(2):
+        draft = step.propose(drafter, batch)
+        for row, length in enumerate(batch.context.length_B.tolist()):
+            text = batch.context.tokens_BL[row, :length]
+            told = model.model(input_ids=text[None, :-1]).last_hidden_state
+            state, at = told, torch.arange(1, length)[None]
+            cache = transformers.cache_utils.MtpCache(config=layer.config)
+            tokens, drafted = text[None, 1:], draft.tokens_BN[row]
+            for node in range(3):
+                state = layer.forward_layer(0, state, at, cache, input_ids=tokens)[:, -1:]
+                expected = layer._project_to_logits(state)[0, -1]
+                assert torch.allclose(draft.laws.logits_BRV[row, node], expected, atol=1e-4)
+                tokens, at = drafted[node + 1][None, None], at[:, -1:] + 1
+        scores = step.score(target, batch, draft, drafter.taps)
+        verdict = step.verify(VERIFIERS["block"], batch, draft, scores)
+        batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)
+
+
+def checkpoint(folder):
+    """A target whose folder has the layer's weights by its authors' names."""
+    model = mellum()
+    model.save_pretrained(folder)
+    torch.manual_seed(1)
+    layer = MtpModel(model, 1).layers[0]
+    names = {
+        "enorm": "pre_fc_norm_embedding",
+        "hnorm": "pre_fc_norm_hidden",
+        "eh_proj": "fc",
+        "post_norm": "norm",
+        "mtp_block": "layers.0",
+    }
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in layer.state_dict().items():
+        part, _, rest = name.partition(".")
+        weights[f"mtp.{names[part]}.{rest}"] = weight.contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return layer
+
+
+def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
+    layer = checkpoint(tmp_path)
+    speculator = outrider.load(tmp_path, "mtp", coupled=True, branching=(2, 1), **LOAD)
+    read = speculator.engine.drafter.model.head.model.layers[0]
+    assert all(torch.equal(w, read.state_dict()[n]) for n, w in layer.state_dict().items())
+    sampling = [Sampling(0), Sampling(0.8, seed=1), Sampling(1.0, seed=2), Sampling(0)]
+    sampling.append(Sampling(1.2, top_p=0.9, seed=3))
+    own = decode(speculator.plain().engine, PROMPTS, sampling, Limits(12))[0]
+    assert decode(speculator.engine, PROMPTS, sampling, Limits(12))[0] == own
+
+
+def test_targets_without_such_a_layer_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="which has none; use another draft"):
+        outrider.load(llama(), "mtp", **LOAD)
+    checkpoint(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    left = {name: weight for name, weight in weights.items() if "mtp.fc" not in name}
+    save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match="cannot read the multi-token prediction layer"):
+        outrider.load(tmp_path, "mtp", **LOAD)
+
+
+def test_greedy_text_of_every_head_is_the_targets(tmp_path):
+    """No head can propose what the target would not say."""
+    target = pair()[0]
+    small = BlockwiseModel(heads(target_model()), VOCAB)
+    for counts in ((1, 1), (2, 2)):
+        engine = Engine(target, DraftModel(small, counts))
+        texts = decode(engine, PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
+        assert texts == decode(Engine(target, Root()), PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
+
+
+def test_beams_have_no_use_for_a_head():
+    drafter = DraftModel(BlockwiseModel(heads(target_model()), VOCAB), (1, 1))
+    request = Request(PROMPTS[0], Sampling(0), Limits(4))
+    with pytest.raises(ConfigurationError, match="'draft_model' with a head, which reads them"):
+        search(pair()[0], drafter, [request], outrider.Beams(2))
+
+
+def test_drafters_that_hand_on_no_states_are_refused(tmp_path):
+    blockwise.save(heads(llama()), tmp_path, VOCAB)
+    with pytest.raises(ConfigurationError, match="'cascade' hands no states"):
+        outrider.load(llama(), tmp_path, drafter="cascade", **LOAD)
+
+
+def target_model():
+    return pair(runner="transformers")[0].runner.model

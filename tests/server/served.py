@@ -1,0 +1,69 @@
+"""A real server in a thread of the test's process, and a real client."""
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import openai
+import uvicorn
+
+from outrider.server.app import Service, engine_loop, make
+
+NAME = "pair"
+PROMPT = "def fibonacci(n):\n"
+
+
+class Server:
+    """A running server: its address, its engine's thread, and clients."""
+
+    def __init__(self, speculator, **settings):
+        settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
+        service = Service(**settings)
+        self.loop = engine_loop(speculator, service)
+        self.app = make(speculator, service, self.loop)
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
+        self.uvicorn = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
+
+    def start(self):
+        self.thread.start()
+        while not self.uvicorn.started:
+            assert self.thread.is_alive()
+            threading.Event().wait(0.01)
+        return self
+
+    def stop(self):
+        self.uvicorn.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+    def client(self, key="none"):
+        """OpenAI's own client; it tries nothing twice."""
+        return openai.OpenAI(base_url=self.address + "/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@contextmanager
+def serving(speculator, **settings):
+    """A server for the length of a block."""
+    server = Server(speculator, **settings).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def write(client, prompt=PROMPT, **options):
+    """A completion."""
+    options = {"model": NAME, "max_tokens": 24, "temperature": 0.8} | options
+    return client.completions.create(prompt=prompt, **options)
+
+
+def streamed(client, prompt=PROMPT, **options):
+    """A completion's text, its chunks put together, and the last chunk of all."""
+    text, chunk = "", None
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in write(client, prompt, **options | more):
+        text += "".join(choice.text for choice in chunk.choices)
+    return text, chunk

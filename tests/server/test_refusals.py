@@ -1,0 +1,196 @@
+"""What is refused, in OpenAI's format; what goes wrong disturbs nobody else."""
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import openai
+import pytest
+from served import NAME, PROMPT, serving, streamed, write
+
+from outrider.server.lanes import Lanes
+
+
+def asked(server, body, path="/v1/completions", headers=None, method="POST"):
+    """Status and body of an answer."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(server.address + path, data, method=method)
+    for name, value in ({"content-type": "application/json"} | (headers or {})).items():
+        request.add_header(name, value)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def refused(server, status, body, *words, **options):
+    """The error of an answer, which must be in the one format."""
+    code, told = asked(server, body, **options)
+    assert code == status, told
+    assert set(told["error"]) == {"message", "type", "param", "code"}
+    assert all(word in told["error"]["message"] for word in words), told
+    return told["error"]
+
+
+BODY = {"model": NAME, "prompt": PROMPT}
+FIELDS = [
+    ("tools", []),
+    ("temperature", -1),
+    ("temperature", "hot"),
+    ("top_p", 0),
+    ("n", 0),
+    ("max_tokens", 1.5),
+    ("seed", "7"),
+    ("logprobs", 21),
+    ("stream_options.no_such", {"no_such": 1}),
+    ("logit_bias", {"x": 1}),
+    ("stop", ["a", "b", "c", "d", "e"]),
+    ("prompt", []),
+    ("suffix", "x"),
+    ("response_format.type", {"type": "xml"}),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), FIELDS)
+def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
+    name = param.split(".")[0]
+    body = BODY | {name: value}
+    if name == "stream_options":
+        body["stream"] = True
+    error = refused(server, 400, body)
+    assert error["type"] == "invalid_request_error"
+    assert param.split(".")[0] in str(error["param"])
+
+
+def test_bodies_that_contradict_themselves(server):
+    refused(server, 400, BODY | {"stream_options": {}}, "stream_options are for streams")
+    refused(server, 400, BODY | {"best_of": 3}, "best_of must equal n")
+    refused(server, 400, BODY | {"echo": True, "logprobs": 1}, "echo with logprobs")
+    refused(server, 400, BODY | {"n": 5}, "more than 4 rows")
+    regex = {"guided_regex": "a", "response_format": {"type": "json_object"}}
+    refused(server, 400, BODY | regex, "give one")
+    refused(server, 400, BODY | {"guided_regex": "(["}, "does not compile")
+    refused(server, 400, BODY | {"guided_regex": "a" * 70_000}, "shorten")
+    refused(server, 400, BODY | {"speculative_config": {"method": "magic"}}, "unknown method")
+    refused(server, 400, BODY | {"speculative_config": {"model": "x"}}, "not supported")
+    refused(server, 400, BODY | {"max_tokens": 4096}, "needs")
+    refused(server, 400, BODY | {"logit_bias": {"999999": 1}}, "999999")
+    refused(server, 400, BODY | {"prompt": [10**7]}, "outside the vocabulary")
+    refused(server, 404, BODY | {"model": "other"}, "no model 'other'")
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    chat = {"model": NAME, "messages": [message]}
+    refused(server, 400, chat, path="/v1/chat/completions")
+    plain = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+    refused(server, 400, plain, "chat template", path="/v1/chat/completions")
+
+
+def test_what_is_no_request_at_all(server):
+    refused(server, 400, b"{")
+    refused(server, 404, BODY, path="/v1/nothing")
+    refused(server, 405, None, method="GET")
+    refused(server, 413, b"x" * (1 << 20) + b"xx", "more than")
+    refused(server, 400, b"[" * 40 + b"]" * 40, "nested")
+    refused(server, 431, BODY, "headers", headers={"x-long": "x" * 17_000})
+    assert write(server.client(), max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_key_is_needed_where_there_are_keys(shipped):
+    with serving(shipped, keys=("first", "second"), public=False) as server:
+        for key in ("none", "firs", "firstx"):
+            with pytest.raises(openai.AuthenticationError, match="no valid key"):
+                write(server.client(key))
+        assert write(server.client("second"), max_tokens=2).usage.completion_tokens == 2
+        assert asked(server, None, "/health", method="GET")[0] == 200
+        refused(server, 401, None, path="/metrics", method="GET")
+
+
+def idle(server, seconds=20.0):
+    """Wait until no row is taken; whether it came to that."""
+    ends = time.monotonic() + seconds
+    while server.loop.load[:2] != (0, 0) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return server.loop.load[:2] == (0, 0)
+
+
+def test_a_client_that_goes_away_frees_its_row(server):
+    stream = write(server.client(), max_tokens=400, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert idle(server, 5)
+    whole = json.dumps(BODY | {"max_tokens": 400}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(server.socket.getsockname()) as raw:
+        raw.sendall(head + b"content-length: %d\r\n\r\n" % len(whole) + whole)
+        while not server.loop.load.running:
+            time.sleep(0.01)
+    assert idle(server, 5)
+
+
+def test_a_full_queue_says_when_to_come_back(shipped):
+    with serving(shipped, rows=1, most_waiting=1) as server:
+        client, texts = server.client(), []
+        streams = [write(client, max_tokens=300, stream=True, seed=1)]
+        next(iter(streams[0]))
+        waiting = threading.Thread(target=lambda: texts.append(write(client, seed=2)))
+        waiting.start()
+        while server.loop.load.waiting < 1:
+            time.sleep(0.01)
+        with pytest.raises(openai.RateLimitError, match="queue is full") as caught:
+            write(client)
+        assert caught.value.response.headers["retry-after"] == "1"
+        streams[0].close()
+        waiting.join()
+        assert texts[0].usage.completion_tokens == 24
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+        assert 'admission_rejections_total{model_name="pair"} 1.0' in page
+
+
+def test_a_deadline_counts_from_arrival(server):
+    body = BODY | {"max_tokens": 400, "timeout": 0.3}
+    error = refused(server, 504, body, "deadline")
+    assert error["type"] == "server_error"
+    assert idle(server, 5)
+    events = list(_broken_off(server, body | {"stream": True, "timeout": 1.0}))
+    assert "[DONE]" not in events
+    assert json.loads(events[-1])["error"]["code"] == "deadline"
+
+
+def _broken_off(server, body):
+    request = urllib.request.Request(
+        server.address + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        for line in answer:
+            if line.strip():
+                yield line.decode().removeprefix("data: ").strip()
+
+
+def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with serving(shipped) as server:
+        stream = _broken_off(server, BODY | {"max_tokens": 400, "stream": True})
+        next(stream)
+
+        def broken(lanes, name):
+            raise RuntimeError("no memory")
+
+        monkeypatch.setattr(Lanes, "__getitem__", broken)
+        other = BODY | {"speculative_config": {"method": "none"}}
+        assert asked(server, other)[0] == 503
+        left = list(stream)
+        assert "[DONE]" not in left
+        assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
+        assert asked(server, None, "/health", method="GET")[0] == 503
+        assert asked(server, BODY)[0] == 503
+
+
+def test_a_text_is_the_same_after_what_was_refused(server):
+    before = write(server.client(), seed=3).choices[0].text
+    refused(server, 400, BODY | {"logit_bias": {"999999": 1}})
+    assert streamed(server.client(), seed=3)[0] == before

@@ -1,0 +1,253 @@
+"""What clients of OpenAI's API ask for, asked by its own client."""
+
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from served import NAME, PROMPT, serving, streamed, write
+
+from outrider import Sampling, Stop
+
+
+def said(answer):
+    return [choice.text for choice in answer.choices]
+
+
+def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
+    answer = write(client, temperature=0)
+    expected = shipped.generate(PROMPT, Sampling(0), Stop(24)).completions[0]
+    assert said(answer) == [expected.text]
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    assert answer.usage.prompt_tokens == len(shipped.tokenizer(PROMPT)["input_ids"])
+    assert answer.choices[0].finish_reason == "length"
+    text, last = streamed(client, temperature=0)
+    assert text == expected.text
+    assert last.usage == answer.usage
+    assert (
+        last.model_extra["metrics"]["speculative_decoding"]
+        == (answer.model_extra["metrics"]["speculative_decoding"])
+    )
+
+
+def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, client):
+    seeds = [3, 4]
+    plain = shipped.plain(coupled=True)
+    alone = [plain.generate(PROMPT, Sampling(0.8, seed=s), Stop(24)).texts for s in seeds]
+    assert [said(write(client, seed=s)) for s in seeds] == alone
+    with ThreadPoolExecutor(5) as pool:
+        others = [pool.submit(write, client, "import " + w, max_tokens=40) for w in ("os", "re")]
+        beside = list(pool.map(lambda s: said(write(client, seed=s)), seeds))
+        assert all(other.result().usage.completion_tokens for other in others)
+    assert beside == alone
+    with serving(shipped, rows=2) as another:
+        again = another.client()
+        assert [streamed(again, seed=s)[0] for s in seeds] == [text for (text,) in alone]
+        assert write(again, seed=3).system_fingerprint == write(client).system_fingerprint
+    whole = alone[0][0]
+    half = shipped.tokenizer(PROMPT)["input_ids"]
+    half += plain.generate(PROMPT, Sampling(0.8, seed=3), Stop(9)).completions[0].token_ids
+    rest = said(write(client, half, seed=3, max_tokens=15))
+    assert whole.endswith(rest[0])
+
+
+def test_several_completions_of_several_prompts(client):
+    prompts = [PROMPT, "import os\n"]
+    every = write(client, prompts, seed=3, n=2, max_tokens=12, stop=["\n\n\n"])
+    assert [choice.index for choice in every.choices] == [0, 1, 2, 3]
+    single = [said(write(client, p, seed=s, max_tokens=12))[0] for p in prompts for s in (3, 4)]
+    assert [text.split("\n\n\n")[0] for text in single] == said(every)
+    parts = {}
+    for chunk in write(client, prompts, seed=3, n=2, max_tokens=12, stream=True):
+        for choice in chunk.choices:
+            parts[choice.index] = parts.get(choice.index, "") + choice.text
+    assert [parts[index] for index in range(4)] == single
+
+
+def test_stop_strings_and_tokens_cut_text_tokens_and_usage(shipped, client):
+    whole = write(client, seed=3, logprobs=0)
+    tokens = whole.choices[0].logprobs.tokens
+    end = tokens[8]
+    cut = write(client, seed=3, stop=end, logprobs=0)
+    text = said(whole)[0]
+    assert said(cut)[0] == text[: text.index(end)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens == len(cut.choices[0].logprobs.tokens) < len(tokens)
+    ids = shipped.tokenizer(text)["input_ids"]
+    ended = write(client, seed=3, extra_body={"stop_token_ids": [ids[5]]})
+    assert ended.choices[0].finish_reason == "stop"
+    assert text.startswith(said(ended)[0])
+
+
+def test_log_probabilities_are_the_models_own(shipped, client):
+    answer = write(client, seed=5, max_tokens=10, logprobs=3)
+    logs = answer.choices[0].logprobs
+    assert "".join(logs.tokens) == answer.choices[0].text
+    assert logs.text_offset[0] == 0
+    ids = shipped.tokenizer(PROMPT)["input_ids"]
+    plain = shipped.plain(coupled=True)
+    tokens = plain.generate(PROMPT, Sampling(0.8, seed=5), Stop(10)).completions[0].token_ids
+    law = teacher_forced(shipped, ids, tokens)
+    expected = law[range(10), tokens].tolist()
+    assert logs.token_logprobs == pytest.approx(expected, abs=1e-3)
+    best = law.topk(3).values
+    found = [sorted(place.values(), reverse=True) for place in logs.top_logprobs]
+    assert found == [pytest.approx(row, abs=1e-3) for row in best.tolist()]
+    flowed = []
+    for chunk in write(client, seed=5, max_tokens=10, logprobs=3, stream=True):
+        flowed += [log for choice in chunk.choices for log in choice.logprobs.token_logprobs]
+    assert flowed == pytest.approx(expected, abs=1e-3)
+
+
+def teacher_forced(speculator, prompt, tokens):
+    """The target's log-probabilities [n, V] ahead of each token."""
+    from outrider.models.nodes import causal
+
+    target = speculator.engine.target
+    ids = torch.tensor([[*prompt, *tokens]])
+    at = torch.arange(ids.shape[1])[None]
+    with torch.inference_mode():
+        nodes = causal(ids, at, ids.shape[1])
+        logits = target.forward(target.open(1, ids.shape[1] + 8), nodes).logits_BQV[0]
+    return logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+
+
+def test_a_prediction_is_copied_and_changes_no_text(client):
+    plain = write(client, seed=3, max_tokens=40)
+    prediction = {"type": "content", "content": said(plain)[0]}
+    copied = write(client, seed=3, max_tokens=40, extra_body={"prediction": prediction})
+    assert said(copied) == said(plain)
+    steps = copied.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"]
+    assert steps <= 40 / 4
+    details = copied.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == 40
+    assert details.rejected_prediction_tokens == 0
+    wrong = {"type": "content", "content": "x = 1\ny = 2\n" * 8}
+    other = write(client, seed=3, max_tokens=40, extra_body={"prediction": wrong})
+    assert said(other) == said(plain)
+    assert other.usage.completion_tokens_details.rejected_prediction_tokens > 20
+
+
+def test_a_schema_is_followed_with_drafts_and_without(client):
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 10},
+            "age": {"type": "integer", "minimum": 0, "maximum": 999},
+            "kind": {"enum": ["alpha", "beta"]},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    texts = set()
+    for method in ("default", "none", "coupled"):
+        body = {"response_format": wanted, "speculative_config": {"method": method}}
+        answer = write(client, "# JSON:\n", seed=4, max_tokens=80, extra_body=body)
+        thing = json.loads(said(answer)[0])
+        assert set(thing) == {"name", "age", "kind"}
+        assert thing["kind"] in ("alpha", "beta")
+        assert answer.choices[0].finish_reason == "stop"
+        if method != "default":
+            texts.add(said(answer)[0])
+    assert len(texts) == 1
+    body = {"guided_regex": "[0-9]{4}-[0-9]{2}"}
+    assert len(said(write(client, "date = ", temperature=1, extra_body=body))[0]) == 7
+
+
+def test_a_conversation_goes_through_the_template(shipped, client, monkeypatch):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", template)
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "def f(x):"}]},
+    ]
+    options = {"model": NAME, "max_completion_tokens": 12, "seed": 3, "temperature": 0.8}
+    answer = client.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=2, **options
+    )
+    text = "system: Be brief.\nuser: def f(x):\n"
+    ids = shipped.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert answer.choices[0].message.content == said(write(client, ids, seed=3, max_tokens=12))[0]
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == answer.choices[0].message.content
+    assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
+    flowed = client.chat.completions.create(messages=messages, stream=True, **options)
+    parts = [choice.delta for chunk in flowed for choice in chunk.choices]
+    assert parts[0].role == "assistant"
+    assert "".join(part.content or "" for part in parts) == answer.choices[0].message.content
+
+
+def test_a_chunk_for_every_token_and_events_of_one_size(server):
+    body = {
+        "model": NAME,
+        "prompt": PROMPT,
+        "seed": 3,
+        "max_tokens": 16,
+        "stream": True,
+        "stream_options": {"chunk_tokens": 1, "include_trace": True},
+    }
+    sizes, texts = [], []
+    for event in events(server, body):
+        sizes.append(len(event))
+        if event != "[DONE]":
+            texts.append(json.loads(event)["choices"][0]["text"])
+    assert event == "[DONE]"
+    assert len(texts) == 16
+    assert all(size % 64 == 0 for size in sizes[:-1])
+    body["stream_options"] = {"include_obfuscation": False}
+    whole = [json.loads(event) for event in events(server, body) if event != "[DONE]"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in whole) == "".join(texts)
+    assert all("obfuscation" not in chunk for chunk in whole)
+
+
+def events(server, body):
+    request = urllib.request.Request(
+        server.address + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        for line in answer:
+            if line.strip():
+                yield line.decode().removeprefix("data: ").strip()
+
+
+def test_counters_equal_the_sum_of_the_answers(shipped):
+    with serving(shipped, prefix="vllm:") as server:
+        client = server.client()
+        answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
+        _, last = streamed(client, seed=9, stop="return")
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+    usages = [answer.usage for answer in answers] + [last.usage]
+    metrics = [answer.model_extra["metrics"]["speculative_decoding"] for answer in [*answers, last]]
+    told = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            told[name.split("{")[0]] = told.get(name.split("{")[0], 0) + float(value)
+    assert told["vllm:generation_tokens_total"] == sum(u.completion_tokens for u in usages)
+    assert told["vllm:prompt_tokens_total"] == sum(u.prompt_tokens for u in usages)
+    for name, field in (
+        ("num_drafts", "num_spec_steps"),
+        ("num_draft_tokens", "num_draft_tokens"),
+        ("num_accepted_tokens", "num_accepted_draft_tokens"),
+        ("num_accepted_tokens_per_pos", "num_accepted_draft_tokens"),
+    ):
+        assert told[f"vllm:spec_decode_{name}_total"] == sum(one[field] for one in metrics)
+    assert told["vllm:request_success_total"] == sum(len(a.choices) for a in answers) + 1
+    assert told["vllm:num_requests_running"] == 0
+
+
+def test_models_health_and_page(server, client):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+    health = json.load(urllib.request.urlopen(server.address + "/health"))
+    assert health == {"status": "ok", "running": 0, "waiting": 0}
+    page = urllib.request.urlopen(server.address + "/")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert b"playground" in page.read()
