@@ -16,9 +16,6 @@ SHARED = (
     "coupled dynamic tree",
 )
 
-#: Drafters of a name with "chain" or "tree" that do not draft by the draft model's own law.
-COPIES = ("recall", "suffix", "n-gram", "tree of common", "dynamic tree of common")
-
 
 def plain(prompts, sampling, length=LENGTH, rule=None):
     """Row by row, one token a step."""
