@@ -41,8 +41,10 @@ __all__ = [
     "DRAFTERS",
     "LOOKUPS",
     "MODELLESS",
+    "ON_HOST",
     "PROMPTS",
     "RUNNERS",
+    "TRANSLATED",
     "VOCAB",
     "Mislabelled",
     "Restless",
@@ -87,14 +89,21 @@ DRAFTERS = {
     "coupled dynamic tree": lambda small: DynamicTree(small, 7, 4, 3, coupled=True),
 }
 
+#: Those whose draft model has another tokenizer: texts are cut on the host, of other ids.
+TRANSLATED = ("string match", "translated", "tree of common tokens")
+
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
+
+#: Those that look at tokens where the models are on the host, and at none on a device.
+ON_HOST = ("suffix", "recall", "recall chain", "cascade", *LOOKUPS)
 
 #: Those whose proposals are no model's.
 MODELLESS = (
     "root",
     "suffix",
     "recall",
+    "recall chain",
     "n-gram table",
     "n-gram tree",
     "random",

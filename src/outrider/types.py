@@ -384,6 +384,10 @@ class LanguageModel(Protocol):
     def taps(self) -> tuple[int, ...]:
         """The states of another model that it reads, as a head does its target's; (): none."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps entries of the text that it reads: heads on states alone do not."""
+
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""
 
@@ -409,14 +413,15 @@ class LanguageModel(Protocol):
         self,
         cache: Any,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
     ) -> None:
         """Be told the other model's states [B, Q, E] at its taps of the tokens in these slots.
 
-        The slots lie below `wide`. Those below `known_B` hold committed tokens from now on, all of
-        which have been told.
+        `positions` are theirs in the text. The slots lie below `wide`. Those below `known_B` hold
+        committed tokens from now on, all of which have been told.
         """
 
     def probe(self, rows: int) -> Inputs | None:

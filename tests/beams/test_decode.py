@@ -9,6 +9,7 @@ from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
 from outrider.engine.request import Request
 from outrider.engine.search.decode import search
+from outrider.engine.search.pace import Pace
 from outrider.errors import ConfigurationError, PromptError
 from tiny import VOCAB, pair
 
@@ -47,7 +48,8 @@ def test_every_drafter_leaves_the_beams_as_they_are(name, sampling):
 def test_a_good_draft_saves_calls():
     target, _ = pair()
     plain = search(target, Root(), requests(), Beams(3), settle=False)
-    same = search(target, DraftModel(target, (1, 1, 1)), requests(), Beams(3), settle=False)
+    pace = Pace(3, adapts=False)
+    same = search(target, DraftModel(target, (1, 1, 1)), requests(), Beams(3), False, pace)
     assert same.counts.calls < 0.5 * plain.counts.calls
 
 

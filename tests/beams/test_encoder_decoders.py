@@ -82,7 +82,7 @@ def sources(family):
     return Inputs(torch.where(mask, ids, 1), None, mask)
 
 
-def theirs(family, inputs, row, beams):
+def theirs(family, inputs, row, beams, **more):
     model, one = network(family), inputs.take([row])
     if family == "whisper":
         states = model.get_encoder()(one.features.transpose(1, 2))
@@ -101,12 +101,13 @@ def theirs(family, inputs, row, beams):
         do_sample=False,
         output_scores=True,
         return_dict_in_generate=True,
+        **more,
     )
     texts = []
     for line in out.sequences[:, 1:].tolist():
         end = next((at + 1 for at, token in enumerate(line) if token == STOP), len(line))
         texts.append(line[:end])
-    return texts, out.sequences_scores
+    return texts, out.sequences_scores if beams.num_beams > 1 else None
 
 
 @pytest.mark.parametrize("family", MAKERS)

@@ -63,7 +63,7 @@ def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capa
     return search.run(), search.counts
 
 
-def theirs(network, prompt, beams, stops=STOPS):
+def theirs(network, prompt, beams, stops=STOPS, **more):
     out = network.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -77,6 +77,7 @@ def theirs(network, prompt, beams, stops=STOPS):
         do_sample=False,
         output_scores=True,
         return_dict_in_generate=True,
+        **more,
     )
     texts = []
     for line in out.sequences[:, len(prompt) :].tolist():

@@ -1,6 +1,8 @@
 """How far ahead a search scores follows what its calls have shown."""
 
-from outrider.engine.search.pace import AGAIN, PROBES, Pace
+import pytest
+
+from outrider.engine.search.pace import AGAIN, FIRST, PROBES, Pace
 
 
 def run(pace, answered, cost, calls=200):
@@ -22,7 +24,8 @@ def test_not_ahead_where_it_does_not_pay():
     depths = run(Pace(4), lambda depth: 1, lambda depth: 1 + 0.1 * depth)
     settled = depths[2 * PROBES :]
     assert settled.count(0) > 0.9 * len(settled)
-    assert any(settled[at] == 4 for at in range(AGAIN + 1))  # and now and then it looks again
+    assert FIRST in settled[: AGAIN + 1]  # and now and then it looks again
+    assert sum(1 + 0.1 * depth for depth in depths) < len(depths) / 0.97  # at a small price
 
 
 def test_a_middle_depth():
@@ -31,8 +34,24 @@ def test_a_middle_depth():
     assert depths[2 * PROBES :].count(2) > 150
 
 
+def test_it_comes_back_when_it_pays_again():
+    pace = Pace(4)
+    run(pace, lambda depth: 1, lambda depth: 1 + 0.1 * depth)
+    depths = run(pace, lambda depth: depth + 1, lambda depth: 1 + 0.1 * depth, 1000)
+    assert depths[-100:].count(4) > 80
+
+
 def test_expected_steps_of_smaller_depths():
     pace = Pace(3)
     for steps in (1, 4, 2, 3):
         pace.learn(3, steps, 1.0)
     assert [pace.expected(depth) for depth in range(4)] == [1, 1.75, 2.25, 2.5]
+
+
+def test_calls_of_different_depths_tell_together():
+    """A call of depth 1 that answers both of its steps says nothing about the third."""
+    pace = Pace(2)
+    for depth, steps in ((1, 2), (1, 2), (1, 1), (2, 3), (2, 2)):
+        pace.learn(depth, steps, 1.0)
+    assert pace.expected(1) == pytest.approx(1 + 4 / 5)
+    assert pace.expected(2) == pytest.approx(1 + 4 / 5 + 4 / 5 * 1 / 2)

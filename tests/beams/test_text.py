@@ -6,6 +6,8 @@ import torch
 import outrider
 from outrider import Beams, Sampling, Stop
 from outrider.errors import ConfigurationError
+from outrider.models.nodes import causal
+from outrider.text import beamed
 
 PROMPT = "def add(first, second):\n    return"
 
@@ -82,3 +84,26 @@ def test_what_beams_have_no_use_for(pair, options, message):
 def test_a_stream_of_beams_is_refused(pair):
     with pytest.raises(ConfigurationError, match="use generate"):
         pair.stream(PROMPT, beams=Beams(2))
+
+
+def test_a_near_tie_names_both_beams_and_the_gap_between_them(pair, monkeypatch):
+    plain = pair.generate(PROMPT, stop=Stop(10), beams=Beams(3))
+    assert plain.completions[0].near_tie is None
+    monkeypatch.setattr(beamed, "ROUNDING", {torch.float32: 100.0})
+    tie = pair.generate(PROMPT, stop=Stop(10), beams=Beams(3)).completions[0].near_tie
+    prompt = pair.tokenizer(PROMPT)["input_ids"]
+
+    def probable(ids):
+        network = pair.engine.target
+        whole = torch.tensor([[*prompt, *ids]])
+        at = torch.arange(whole.shape[1])[None]
+        nodes = causal(whole, at, whole.shape[1])
+        logits = network.forward(network.open(1, 128), nodes).logits_BQV[0].log_softmax(-1)
+        return sum(float(logits[len(prompt) - 1 + at, token]) for at, token in enumerate(ids))
+
+    assert len(tie.kept_ids) == len(tie.dropped_ids)
+    assert tie.kept_ids != tie.dropped_ids
+    gap = probable(tie.kept_ids) - probable(tie.dropped_ids)
+    assert tie.margin == pytest.approx(gap, abs=1e-3)
+    assert tie.margin < 1  # the least of ten steps
+    assert tie.kept == pair.tokenizer.decode(tie.kept_ids)

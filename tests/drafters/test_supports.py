@@ -17,11 +17,11 @@ from outrider.laws.shaping import shape
 from outrider.models.nodes import causal
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
-from tiny import DRAFTERS, MODELLESS, PROMPTS, begun, pair
+from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
 
 ROWS = PROMPTS[:3]
-#: Drafters whose children come from a model's law.
-WITH_LAW = [name for name in DRAFTERS if name not in MODELLESS]
+#: Drafters whose children come from a model's law; that of layers depends on the target's cache.
+WITH_LAW = [name for name in DRAFTERS if name not in (*MODELLESS, *TRANSLATED, "layer skip")]
 
 
 @dataclass(frozen=True)

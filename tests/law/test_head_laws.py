@@ -9,7 +9,16 @@ from transformers import LlamaConfig
 from outrider import DraftModel, Engine, Sampling, verifiers
 from outrider.certify import Power, certify
 from outrider.models import CausalModel, LlamaRunner
-from outrider.models.heads import Blockwise, BlockwiseModel, Eagle3, Eagle3Config, HeadModel
+from outrider.models.heads import (
+    Blockwise,
+    BlockwiseModel,
+    DFlash,
+    DFlashConfig,
+    DFlashModel,
+    Eagle3,
+    Eagle3Config,
+    HeadModel,
+)
 from outrider.testing.law import p_value, text_law
 from tiny import Mislabelled, llama, pair
 from tiny_heads import driven
@@ -47,12 +56,28 @@ def blockwise():
     return BlockwiseModel(made.requires_grad_(False), SIZE)
 
 
+def dflash():
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        initializer_range=0.3,
+    )
+    ids = torch.tensor([0, 2, 3, 4, 5])
+    made = DFlash(DFlashConfig(config, (0, 1), 4, 1, 5), ids_K=ids).eval().requires_grad_(False)
+    return DFlashModel(made, SIZE)
+
+
 CASES = [
     (head, (1, 1, 1), "rejection"),
     (head, (1, 1, 1), "block"),
     (head, (2, 2), "traversal"),
     (blockwise, (1, 1), "block"),
     (blockwise, (2, 2), "traversal"),
+    (dflash, (2, 1, 1), "traversal"),
 ]
 
 

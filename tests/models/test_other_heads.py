@@ -13,6 +13,7 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
+from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import Speculative
 from outrider.models import CausalModel, TransformersRunner
@@ -238,6 +239,19 @@ def test_greedy_text_of_every_head_is_the_targets(tmp_path):
         engine = Engine(target, DraftModel(small, counts))
         texts = decode(engine, PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
         assert texts == decode(Engine(target, Root()), PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
+
+
+def test_beams_have_no_use_for_a_head():
+    drafter = DraftModel(BlockwiseModel(heads(target_model()), VOCAB), (1, 1))
+    request = Request(PROMPTS[0], Sampling(0), Limits(4))
+    with pytest.raises(ConfigurationError, match="'draft_model' with a head, which reads them"):
+        search(pair()[0], drafter, [request], outrider.Beams(2))
+
+
+def test_drafters_that_hand_on_no_states_are_refused(tmp_path):
+    blockwise.save(heads(llama()), tmp_path, VOCAB)
+    with pytest.raises(ConfigurationError, match="'cascade' hands no states"):
+        outrider.load(llama(), tmp_path, drafter="cascade", **LOAD)
 
 
 def target_model():

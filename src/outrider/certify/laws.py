@@ -18,6 +18,7 @@ from outrider.engine.request import source_ids
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling, rows, warp
 from outrider.models.nodes import causal
+from outrider.models.prefill import ingest
 from outrider.rows import SamplingRows
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
@@ -145,8 +146,8 @@ class Guesses:
     """The draft's law q at every prefix of a text, to choose what to test. Every choice is fair.
 
     A drafter with a model: its teacher-forced law.
-    Others: what it would propose first, and where that is nothing the target's law at twice the
-    temperature.
+    Others, and heads on the target's states: what it would propose first, and where that is
+    nothing the target's law at twice the temperature.
     """
 
     def __init__(self, drafter: Drafter, target: LanguageModel) -> None:
@@ -156,7 +157,7 @@ class Guesses:
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
-        if self.model is not None:
+        if self.model is not None and not self.drafter.taps:
             return law(self.model, of_draft(self.model, texts), sampling)
         flat = flatter(self.target, texts, sampling)
         if not self.drafter.kinds:
@@ -173,13 +174,25 @@ class Guesses:
             padded.tokens_BL, (0, capacity - padded.tokens_BL.shape[1])
         )
         inputs, found = read(self.target, texts), []
+        hidden = self._told(tokens, padded.tokens_BL.shape[1], inputs)
         copied = references([()] * len(texts), inputs, self.vocab_size, device)
         for step in range(int(padded.new_B.max())):
             length = (padded.prompt_B + step).clamp(max=padded.tokens_BL.shape[1])
             bound = int(length.max())
             context = Context(tokens, length, bound, padded.sampling, inputs, copied)
-            found.append(self._first(context, capacity))
+            told = tuple(states[:, : bound - 1] for states in hidden)
+            found.append(self._first(context._replace(hidden=told), capacity))
         return torch.stack(found, 1)
+
+    def _told(self, tokens_BL: Tensor, count: int, inputs: Inputs | None) -> list[Tensor]:
+        """The target's states of `count` tokens, one for each that the drafter reads."""
+        taps, rows = self.drafter.taps, len(tokens_BL)
+        if not taps:
+            return []
+        device = torch.device(self.target.device)
+        cache = self.target.open(rows, tokens_BL.shape[1], inputs)
+        chunks = ingest(self.target, cache, tokens_BL.to(device), count, taps=taps)
+        return [torch.cat(states, 1).to(tokens_BL.device) for states in zip(*chunks, strict=True)]
 
     def _first(self, context: Context, capacity: int) -> Tensor:
         draft = self.drafter.propose(

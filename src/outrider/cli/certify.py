@@ -11,7 +11,7 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import certified, options
 from outrider.cli.console import out
-from outrider.drafters import DraftModel
+from outrider.drafters import DRAFTERS, DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
 from outrider.laws.sampling import Sampling
@@ -156,7 +156,8 @@ def _matrix(
             markup=False,
         )
         for name in matrix.missing(made):
-            out.print(f"left out: {name}, which needs a draft model", style="yellow")
+            other = " with another tokenizer" * ("translated" in DRAFTERS[name].needs)
+            out.print(f"left out: {name}, which needs a draft model{other}", style="yellow")
     rows, began, fresh = [], time.perf_counter(), 0
     for pair, row, old in matrix.run(
         target, todo, ids, sampling, power, path, about=about, inputs=decoded.inputs

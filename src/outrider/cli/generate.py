@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -216,6 +216,7 @@ def _finish(
             "token_ids": done.token_ids,
             "finish_reason": done.finish_reason,
             **({} if done.score is None else {"score": done.score}),
+            **({} if done.near_tie is None else {"near_tie": asdict(done.near_tie)}),
             **about,
             "stats": result.stats.as_dict(),
         }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from outrider import arguments
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.errors import ConfigurationError
+from outrider.models.translated import TranslatedModel
 from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 PLAIN = "use the drafter 'root' for plain decoding"
 CHAIN = "use the drafter 'draft_model' for a chain"
 
-Need = Literal["model", "models", "table", "vocab_size", "target"]
+Need = Literal["model", "models", "translated", "table", "vocab_size", "target"]
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,16 @@ class Recipe:
 
     build  a class or function; it gets what the recipe needs, and those of the options it takes
            that the user asked for, as keywords: what was not asked for is its own default's matter
-    needs  "model" (one draft model), "models" (a tuple of one or more), "table" (n-gram counts),
-           "vocab_size" (the target's), "target" (the model itself)
-    takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
-           from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
-           `min_p` besides (`drafters.tempered`)
+    needs  "model" (one draft model), "models" (a tuple of one or more), "translated" (one whose
+           tokenizer is another than the target's), "table" (n-gram counts), "vocab_size" (the
+           target's), "target" (the model itself)
+    takes  names of options: those of `DraftOptions`, and any other names of its own. What needs a
+           draft model or a table takes the `temperature`, `top_k`, `top_p` and `min_p` of their
+           law besides (`drafters.tempered`)
     depth  tokens it drafts in a row if nobody asks
     deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
+    law    whether it has such a law without a draft model or a table
 
     >>> from outrider.drafters.root import Root
     >>> Recipe(Root).make(Parts(), DraftOptions()).name
@@ -174,6 +177,7 @@ class Recipe:
     depth: int = 4
     deepest: int | None = None
     copies: bool = False
+    law: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(Need)
@@ -186,13 +190,13 @@ class Recipe:
     @property
     def warps(self) -> tuple[str, ...]:
         """Options of the law that it draws from: of a model's or a table's. Its own go first."""
-        law = not {"model", "models", "table", "target"}.isdisjoint(self.needs)
+        law = self.law or self.drafts_with_models or "table" in self.needs
         return tuple(name for name in Warp._fields if law and name not in self.takes)
 
     @property
     def drafts_with_models(self) -> bool:
         """Whether it needs a draft model, or several."""
-        return not {"model", "models"}.isdisjoint(self.needs)
+        return not {"model", "models", "translated"}.isdisjoint(self.needs)
 
     def wants(self, option: str) -> bool:
         """Whether it has a use for an option, a "draft" model or a "table".
@@ -211,6 +215,7 @@ class Recipe:
         there = {
             "model": parts.models,
             "models": parts.models,
+            "translated": any(isinstance(model, TranslatedModel) for model in parts.models),
             "table": parts.table is not None,
             "vocab_size": parts.vocab_size,
             "target": parts.target is not None,
@@ -219,9 +224,11 @@ class Recipe:
 
     def make(self, parts: Parts, options: DraftOptions) -> Drafter:
         """The drafter; what it has no use for must have been refused (`drafters.check`)."""
+        first = parts.models[0] if parts.models else None
         there = {
-            "model": parts.models[0] if parts.models else None,
+            "model": first,
             "models": parts.models,
+            "translated": first,
             "table": parts.table,
             "vocab_size": parts.vocab_size,
             "target": parts.target,

@@ -127,6 +127,10 @@ class ReferenceLookup:
     def commit(
         self, memory: Place, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
+        """See `follow`."""
+        self.follow(memory, verdict)
+
+    def follow(self, memory: Place, verdict: Verdict) -> None:
         """The copying has come to behind what was kept of it, and the token after that."""
         count = verdict.count_B
         chain = torch.nn.functional.pad(verdict.path_BD, (0, 1), value=-1)[:, :1] - 1

@@ -89,8 +89,8 @@ def _texts(context: Context) -> list[list[int]]:
     return [tokens[:length] for tokens, length in rows]
 
 
-def _made(model: TranslatedModel, num_speculative_tokens: int = 4) -> StringMatch:
-    return StringMatch(model, num_speculative_tokens)
+def _made(translated: TranslatedModel, num_speculative_tokens: int = 4) -> StringMatch:
+    return StringMatch(translated, num_speculative_tokens)
 
 
-RECIPE = recipes.Recipe(_made, ("model",), ("num_speculative_tokens",))
+RECIPE = recipes.Recipe(_made, ("translated",), ("num_speculative_tokens",))

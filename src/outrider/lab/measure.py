@@ -172,6 +172,11 @@ class Timed:
         """The model's own."""
         return self.model.taps
 
+    @property
+    def follows(self) -> bool:
+        """As the model does."""
+        return self.model.follows
+
     def examine(self, inputs: Inputs) -> None:
         """As the model does."""
         self.model.examine(inputs)
@@ -208,12 +213,13 @@ class Timed:
         self,
         cache: object,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
     ) -> None:
         """As the model does."""
-        self.model.learn(cache, slots_BQ, wide, hidden, known_B)
+        self.model.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
 
     def probe(self, rows: int) -> Inputs | None:
         """As the model does."""

@@ -118,6 +118,11 @@ class CausalModel:
         return self.rounding.width(slots)
 
     @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """None: it reads no other model's states."""
         return ()
@@ -219,6 +224,7 @@ class CausalModel:
         self,
         cache: SlotCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

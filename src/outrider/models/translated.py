@@ -96,7 +96,7 @@ class TranslatedModel:
         target, draft = translation.target, translation.draft
         self.model, self.translation, self.vocab_size = model, translation, vocab_size
         shared = [(t, d) for t, d in translation.shared if t < vocab_size and d < model.vocab_size]
-        if not shared:
+        if not translation.common or not shared:
             raise VocabularyMismatch(
                 f"target and draft model share no token: {target.name} has {len(target.ids)}, "
                 f"{draft.name} {len(draft.ids)}; use another draft model, or a drafter without one"
@@ -131,6 +131,11 @@ class TranslatedModel:
         return self.model.width(slots)
 
     @property
+    def follows(self) -> bool:
+        """It keeps entries of the text that it reads."""
+        return True
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """None: a head reads states of its target's own tokens."""
         return ()
@@ -141,7 +146,7 @@ class TranslatedModel:
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
-        return self.model.encode(inputs if inputs.encoded else self._source(inputs))
+        return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
 
     def probe(self, rows: int) -> Inputs | None:
         """Some inputs; None for a model of text alone."""
@@ -151,7 +156,7 @@ class TranslatedModel:
         """An empty cache; `capacity` counts the target's tokens."""
         read = None if inputs is None else self.encode(inputs)
         limit = min(self.model.context, _EACH * capacity)
-        room = self.width(limit + capacity + _FEW)
+        room = self.width(2 * limit + capacity + _FEW)  # rows are read side by side
         texts = [_Row(Retold(self.translation, limit)) for _ in range(rows)]
         return TranslatedCache(self.model.open(rows, room, read), texts, capacity)
 
@@ -168,6 +173,11 @@ class TranslatedModel:
             raise ConfigurationError(
                 "a draft model with another tokenizer tells no states, as its tokens are others; "
                 f"got taps={taps}; leave them out"
+            )
+        if nodes.slots_BQ.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "a draft model with another tokenizer reads texts on the host, which no CUDA graph "
+                "can replay; got graphs=True; leave it out"
             )
         slots, tokens = nodes.slots_BQ.tolist(), nodes.tokens_BQ.tolist()
         queries = len(slots[0])
@@ -195,6 +205,7 @@ class TranslatedModel:
         self,
         cache: TranslatedCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,
@@ -218,7 +229,7 @@ class TranslatedModel:
         rows, ends = cache.rows, self.translation.draft.special
         for row, text in zip(rows, texts, strict=True):
             row.rewrite(text)
-        most = [math.ceil(count * row.retold.ratio) for row in rows]
+        most = [max(1, math.ceil(count * row.retold.ratio)) for row in rows]
         said: list[list[int]] = [[] for _ in rows]
         for _ in range(max(most)):
             known = [row.retold.ids + more for row, more in zip(rows, said, strict=True)]

@@ -19,6 +19,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Fault(Body):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class FaultBody(Body):
+    """An answer that is none."""
+
+    error: Fault
+
+
 class Text(Body):
     """A part of a message. Images and audio have no place here."""
 

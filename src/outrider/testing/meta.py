@@ -40,6 +40,7 @@ class MetaModel:
     dtype, trees = torch.float32, True
     reads: Reads = "text"
     taps: tuple[int, ...] = ()
+    follows = True
 
     def width(self, slots: int) -> int:
         """Any width is as good as any other."""
@@ -79,6 +80,7 @@ class MetaModel:
         self,
         cache: MetaCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

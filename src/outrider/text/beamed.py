@@ -3,18 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
 from outrider.engine.search import Beams
 from outrider.engine.search.decode import search
+from outrider.engine.search.step import Close
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.stats import RequestStats, Stats
 from outrider.text.asked import Asked
-from outrider.text.results import Completion, Generation
+from outrider.text.results import Completion, Generation, NearTie
 from outrider.text.stop import Stop
 from outrider.text.tokens import Detokenizer
 from outrider.types import Inputs
+
+#: Gaps between log-probabilities that the order of sums may close, by the model's dtype.
+ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 def beamed(
@@ -34,26 +40,42 @@ def beamed(
     requests = [Request(*each) for each in every]
     found = search(engine.target, engine.drafter, requests, beams)
     completions = []
-    for request, row in zip(requests, found.hypotheses, strict=True):
+    each_row = zip(requests, found.hypotheses, found.counts.close, strict=True)
+    for request, row, close in each_row:
+        tie = None
+        if close is not None and close.margin < ROUNDING[engine.target.dtype]:
+            tie = _tie(close, request.prompt, tokenizer)
         stops = request.limits.stop_ids
         for one in row:
             ids = one.token_ids
             ended = bool(ids) and ids[-1] in stops
             stats = RequestStats(len(request.prompt), len(ids), found.counts.calls)
             stats.seconds = found.seconds
-            text = ""
-            if tokenizer is not None:
-                words = Detokenizer(tokenizer, (), request.prompt)
-                text = words.push(ids[:-1] if ended else ids) + words.finish()
+            text = _text(tokenizer, request.prompt, ids[:-1] if ended else ids)
             reason = "stop" if ended else "length"
             if not ended and len(request.prompt) + len(ids) >= engine.target.context:
                 reason = "context"
-            completions.append(Completion(text, ids, reason, stats, score=one.score))
+            done = Completion(text, ids, reason, stats, score=one.score, near_tie=tie)
+            completions.append(done)
     totals = Stats(engine_steps=found.counts.calls)
     for completion in completions:
         totals.add(completion.stats)
     totals.steps, totals.seconds = found.counts.calls, found.seconds
     return Generation(completions, totals)
+
+
+def _tie(close: Close, prompt: Sequence[int], tokenizer: Any) -> NearTie:
+    kept, dropped = (one.tokens()[len(prompt) :] for one in (close.kept, close.dropped))
+    said = [_text(tokenizer, prompt, ids) for ids in (kept, dropped)]
+    return NearTie(close.margin, said[0], said[1], kept, dropped)
+
+
+def _text(tokenizer: Any, prompt: Sequence[int], ids: list[int]) -> str:
+    """What is written behind a prompt; nothing without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    words = Detokenizer(tokenizer, (), prompt)
+    return words.push(ids) + words.finish()
 
 
 def check(stops: Sequence[Stop], useless: dict[str, object]) -> None:

@@ -7,12 +7,28 @@ from outrider.stats import RequestStats, Stats
 
 
 @dataclass(frozen=True)
+class NearTie:
+    """Two beams that were level but for rounding, of which a search kept one and dropped the other.
+
+    Another order of sums (another drafter or batch, in half precision) may keep the other, and end
+    with other texts. Token ids are without the prompt.
+    """
+
+    margin: float  #: the gap between their log-probabilities
+    kept: str
+    dropped: str
+    kept_ids: list[int]
+    dropped_ids: list[int]
+
+
+@dataclass(frozen=True)
 class Completion:
     """One finished request. `token_ids` include the stop token, `text` does not.
 
     `logprobs` are of the law each token was emitted from: penalties, temperature and filters are
     in. Greedy requests report the law at temperature 1. `score` is a beam's: its log-probability by
-    its length.
+    its length. `near_tie` says of a search where it could have gone another way by rounding alone;
+    None: nowhere.
     """
 
     text: str
@@ -21,6 +37,7 @@ class Completion:
     stats: RequestStats
     logprobs: list[float] | None = None
     score: float | None = None
+    near_tie: NearTie | None = None
 
 
 @dataclass(frozen=True)

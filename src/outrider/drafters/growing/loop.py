@@ -160,8 +160,9 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
         most = context.bound - 1
         at = numbers(most, context.length_B.device).expand(rows, -1)
         wide = width(model, most, 0, cache.capacity)
-        model.learn(cache, at, wide, context.hidden, context.length_B - 1)
-    ingest(model, cache, context.tokens_BL, context.bound - 1)
+        model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
+    if not model.taps or model.follows:
+        ingest(model, cache, context.tokens_BL, context.bound - 1)
     return cache
 
 
@@ -189,9 +190,10 @@ def keep_path(
     first_B, path = context.length_B - 1, verdict.path_BD
     if model.taps:
         nodes = draft.tree.nodes
-        at = first_B[:, None] + numbers(nodes, first_B.device)
+        slots = first_B[:, None] + numbers(nodes, first_B.device)
+        at = first_B[:, None] + draft.tree.depth_BN
         wide = width(model, context.bound, nodes, cache.capacity)
-        model.learn(cache, at, wide, hidden, context.length_B + verdict.count_B)
+        model.learn(cache, slots, at, wide, hidden, context.length_B + verdict.count_B)
     elif draft.places_BN is not None:
         slot = draft.places_BN.gather(1, path.clamp(min=0))
         path = torch.where(path >= 0, slot, -1)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from outrider.drafters.tempered import Tempered
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import Request, check, source_ids
 from outrider.engine.search.beams import Beams
-from outrider.engine.search.oracle import NARROW, Oracle
+from outrider.engine.search.oracle import NARROW, Oracle, Shaper
 from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Drafted, Nothing, Offered, Proposer
 from outrider.engine.search.run import Counts, Hypothesis, Observe, Search
@@ -22,7 +23,7 @@ from outrider.engine.search.step import Rules
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import fresh_seed
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, Inputs, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -55,59 +56,71 @@ def search(
     """
     admit(drafter)
     started = time.perf_counter()
-    reads = target.reads != "text"
-    for number, request in enumerate(requests):
-        check(request, number, target, reads)
-    device = torch.device(target.device)
-    prompts = [request.prompt for request in requests]
-    stops = [request.limits.stop_ids for request in requests]
-    settings = shaping.admit(
-        [request.sampling for request in requests], prompts, stops, target.vocab_size, device
-    )
-    inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
-    shapers = [
-        shaper(
-            how,
-            request.prompt,
-            request.limits.stop_ids,
-            target.vocab_size,
-            device,
-            request.end(target.context)[0],
-            source_ids(request.inputs),
-        )
-        for request, how in zip(requests, settings, strict=True)
-    ]
-    rules = []
-    for request, how in zip(requests, settings, strict=True):
-        limit, _ = request.end(target.context)
-        drawn = None
-        if how.temperature > 0:
-            seed = fresh_seed() if how.seed is None else how.seed
-            drawn = torch.Generator(device).manual_seed(seed % 2**63)
-        ids = frozenset(request.limits.stop_ids)
-        rules.append(Rules(beams, len(request.prompt), limit, ids, drawn=drawn))
-    ahead = max(shape.max_nodes for shape in drafter.shapes) * beams.num_beams
-    capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
-    capacity = target.width(capacity + ahead + 2 * NARROW)
-    oracle = Oracle(target, prompts, capacity, inputs, shapers)
-    copied = references(
-        [request.reference for request in requests], inputs, target.vocab_size, device
-    )
+    ahead = max(shape.max_nodes for shape in drafter.shapes)
+    ready = prepared(target, requests, beams, ahead * (draft_beams or beams.num_beams))
+    oracle, device = ready.oracle, torch.device(target.device)
     proposer: Proposer = Nothing()
     if isinstance(drafter, DraftModel):
-        own = inputs_for(drafter.model, inputs)
-        small = Oracle(drafter.model, prompts, capacity, own, shapers, oracle.roots())
-        proposer = Drafted(small, rules, drafter.shapes[0].max_depth, draft_beams)
+        own = inputs_for(drafter.model, ready.inputs)
+        roots = oracle.roots()
+        prompts = [request.prompt for request in requests]
+        small = Oracle(drafter.model, prompts, oracle.capacity, own, ready.shapers, roots)
+        proposer = Drafted(small, ready.rules, drafter.shapes[0].max_depth, draft_beams)
     elif not isinstance(drafter, Root):
+        given = [request.reference for request in requests]
+        copied = references(given, ready.inputs, target.vocab_size, device)
         proposer = Offered(drafter, device, copied)
     places = [request.watched for request in requests]
     watched: list[Tensor | None] = [None] * len(requests)
     if any(place is not None for place in places):
         behind = oracle.behind(places)
         watched = [None if at is None else row for at, row in zip(places, behind, strict=True)]
-    found = Search(oracle, rules, proposer, settle, pace, observe)
+    found = Search(oracle, ready.rules, proposer, settle, pace, observe)
     hypotheses = [row[: beams.num_return_sequences] for row in found.run()]
     return Searched(hypotheses, found.counts, time.perf_counter() - started, watched)
+
+
+class Prepared(NamedTuple):
+    """What a search needs of its requests."""
+
+    oracle: Oracle
+    rules: list[Rules]
+    shapers: list[Shaper | None]
+    inputs: Inputs | None  #: all rows' as one, read by the encoder
+
+
+def prepared(
+    target: LanguageModel, requests: Sequence[Request], beams: Beams, ahead: int
+) -> Prepared:
+    """Requests checked and read; there is room for `ahead` texts scored ahead of the beams.
+
+    Raises PromptError, CapacityError or ConfigurationError before any work is done.
+    """
+    reads = target.reads != "text"
+    for number, request in enumerate(requests):
+        check(request, number, target, reads)
+    device = torch.device(target.device)
+    prompts = [request.prompt for request in requests]
+    stops = [request.limits.stop_ids for request in requests]
+    asked = [request.sampling for request in requests]
+    settings = shaping.admit(asked, prompts, stops, target.vocab_size, device)
+    inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
+    shapers, rules = [], []
+    for request, how in zip(requests, settings, strict=True):
+        limit, _ = request.end(target.context)
+        ids = request.limits.stop_ids
+        source = source_ids(request.inputs)
+        vocab = target.vocab_size
+        shapers.append(shaper(how, request.prompt, ids, vocab, device, limit, source))
+        drawn = None
+        if how.temperature > 0:
+            seed = fresh_seed() if how.seed is None else how.seed
+            drawn = torch.Generator(device).manual_seed(seed % 2**63)
+        rules.append(Rules(beams, len(request.prompt), limit, frozenset(ids), drawn=drawn))
+    capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
+    # what was scored ahead of a beam that goes on stays for as many steps
+    capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
+    return Prepared(Oracle(target, prompts, capacity, inputs, shapers), rules, shapers, inputs)
 
 
 def admit(drafter: Drafter) -> None:
@@ -116,6 +129,11 @@ def admit(drafter: Drafter) -> None:
         raise ConfigurationError(
             f"a beam search runs a draft model ahead by a search of its own; got {drafter.name!r}; "
             "use the drafter 'draft_model', one without a model, or 'root'"
+        )
+    if drafter.taps:
+        raise ConfigurationError(
+            f"a beam search hands on no states of its beams; got {drafter.name!r} with a head, "
+            "which reads them; use another draft, or decode without beams"
         )
     if isinstance(drafter, Tempered):
         raise ConfigurationError(

@@ -93,6 +93,7 @@ class Oracle:
         self._shapers = shapers or [None] * len(prompts)
         self.rows = [_Row(root, capacity) for root in roots or map(chain, prompts)]
         self.calls = self.nodes = 0
+        self.slots = 0  #: of a row, that were in use at once
         self._device = torch.device(model.device)
         self.cache: Cache = model.open(len(prompts), capacity, inputs)
         self._read(prompts)
@@ -120,6 +121,10 @@ class Oracle:
     def knows(self, row: int, text: Prefix) -> bool:
         """Whether this text has been scored."""
         return text in self.rows[row].logits
+
+    def room(self, row: int) -> int:
+        """How many more texts of a row could be scored now."""
+        return len(self.rows[row].free) - NARROW
 
     def shaped(self, row: int) -> bool:
         """Whether a row's log-probabilities are changed: they may exceed 0 then."""
@@ -175,6 +180,7 @@ class Oracle:
                 placed = row.place(text)
                 tokens[number, node], at[number, node] = text.token, text.length - 1
                 slots[number, node], seen[number, node] = placed.slot, placed.seen
+            self.slots = max(self.slots, self.capacity - len(row.free))
             spare = row.spare()  # one slot for them all: nobody looks at what they write
             slots[number, len(texts) :] = spare
             seen[number, len(texts) :, spare] = True

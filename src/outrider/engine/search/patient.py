@@ -14,7 +14,7 @@ from outrider.engine.search.step import DEAD, Finished, Rules, State, ranked
 def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     """The next state, from log-probabilities float32 [W, V] of the running beams."""
     width, wanted = rules.beams.num_beams, most(rules)
-    best_C, texts, trails, _, margin = ranked(state, logs_WV, rules)
+    best_C, texts, trails, _, close = ranked(state, logs_WV, rules)
     scores = best_C.tolist()
     running: list[int] = []
     ended: list[Finished] = []
@@ -46,7 +46,7 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
         tuple(finished),
         True,
         over,
-        min(state.margin, margin),
+        close,
     )
 
 

@@ -3,11 +3,12 @@ never what the search sees."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.drafters import ReferenceLookup
 from outrider.engine.search.oracle import Oracle
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.step import DEAD, Rules, State, step
@@ -16,7 +17,7 @@ from outrider.laws import sampling
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
 from outrider.rows import picked
-from outrider.types import Context, Drafter
+from outrider.types import Context, Drafter, Verdict
 
 
 class Proposer(Protocol):
@@ -41,10 +42,19 @@ class Nothing:
         return {}
 
 
+class _Offer(NamedTuple):
+    """What a drafter offered below some beams, and its memory of them."""
+
+    memory: Any
+    nodes: list[dict[Prefix, int]]  #: of each beam: the texts offered below it, by their node
+
+
 class Offered:
     """What a drafter without a model offers below each running beam: copies, n-grams.
 
-    Every beam is a row of its own to the drafter, which keeps nothing from one call to the next.
+    Every beam is a row of its own to the drafter. Where a reference has been copied to is kept
+    along the search: a beam goes on from where the beam had come to that it goes on from. Other
+    drafters keep nothing from one call to the next.
 
     references_BS  tokens to copy from [rows, S], -1 padded, if there are any
     """
@@ -54,6 +64,8 @@ class Offered:
     ) -> None:
         self.drafter, self.device, self._references_BS = drafter, device, references_BS
         self.depth = drafter.shapes[0].max_depth
+        self._copies = drafter if isinstance(drafter, ReferenceLookup) else None
+        self._offers: dict[int, tuple[_Offer, dict[Prefix, int]]] = {}  #: by row: who is where
 
     @inference
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
@@ -64,9 +76,13 @@ class Offered:
         shape = next(fit, self.drafter.shapes[-1])
         context = self._context(beams, shape.max_nodes)
         memory = self.drafter.open(context, context.tokens_BL.shape[1])
+        if self._copies is not None:
+            for at, (row, text) in enumerate(beams):
+                memory = self._recall(self._copies, memory, at, row, text)
         draft = self.drafter.propose(memory, context, shape)
         parents = draft.tree.parent_BN.tolist()
         drawn, tokens = draft.draws_BNK.flatten(1).tolist(), draft.tokens_BN.tolist()
+        offer = _Offer(memory, [])
         for at, (row, text) in enumerate(beams):
             above = parents[at if len(parents) > 1 else 0]
             there = set(drawn[at if len(drawn) > 1 else 0]) - {-1}
@@ -75,7 +91,32 @@ class Offered:
                 if above[node] in texts and texts[above[node]].length - text.length < depth:
                     texts[node] = texts[above[node]].child(tokens[at][node])
             proposed[row] += list(texts.values())[1:]
+            offer.nodes.append({below: node for node, below in texts.items() if node})
+        for row in states:
+            self._offers[row] = offer, {t: at for at, (own, t) in enumerate(beams) if own == row}
         return proposed
+
+    def _recall(
+        self, drafter: ReferenceLookup, memory: Any, at: int, row: int, text: Prefix
+    ) -> Any:
+        """The memory with that of the last beam above this one that was offered something."""
+        offer, places = self._offers.get(row, (_Offer(None, []), {}))
+        tail: list[Prefix] = []
+        for node in text.upwards():
+            if node in places:
+                break
+            tail.append(node)
+        else:
+            return memory
+        nodes = offer.nodes[places[node]]
+        kept = [nodes[text] for text in reversed(tail[1:]) if text in nodes]
+        own = offer.memory.take([places[node]])
+        # what was copied and the token behind it; then one by one what the drafter never saw
+        for path in [kept, *[[]] * (len(tail) - len(kept) - 1)] if tail else ():
+            path_BD = torch.tensor([path or [-1]], device=self.device)
+            count = torch.tensor([len(path)], device=self.device)
+            drafter.follow(own, Verdict(path_BD, count, count))
+        return memory.put([at], own)
 
     def _context(self, beams: list[tuple[int, Prefix]], nodes: int) -> Context:
         texts = [text.tokens() for _, text in beams]

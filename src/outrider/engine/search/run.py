@@ -17,7 +17,7 @@ from outrider.engine.search.pace import Pace
 from outrider.engine.search.patient import patient_step
 from outrider.engine.search.prefix import Prefix
 from outrider.engine.search.proposers import Nothing, Proposer
-from outrider.engine.search.step import DEAD, Finished, Rules, State, Trail, start, step
+from outrider.engine.search.step import DEAD, Close, Finished, Rules, State, Trail, start, step
 from outrider.models.prefill import inference
 
 #: Told of every step before it is taken: the row, its state, and log-probabilities [W, V].
@@ -38,15 +38,22 @@ class Counts:
     """What a search took.
 
     calls   of the model         nodes  texts it scored
+    slots   of a row's cache, the most that were in use at once
     steps   of all rows' searches; a row alone and without speculation makes a call for each
-    margin  the least gap between the last beam kept and the first one dropped: where it is smaller
-            than the model's rounding, another order of sums may keep another beam
+    close   of each row the last beam kept and the first one dropped, where they were closest: where
+            the gap is smaller than the model's rounding, another order of sums may keep the other
     """
 
     calls: int = 0
     nodes: int = 0
+    slots: int = 0
     steps: int = 0
-    margin: list[float] = field(default_factory=list)
+    close: list[Close | None] = field(default_factory=list)
+
+    @property
+    def margin(self) -> list[float]:
+        """Of each row how close they came."""
+        return [float("inf") if one is None else one.margin for one in self.close]
 
 
 class Search:
@@ -86,10 +93,12 @@ class Search:
             depth, started, steps = self.pace.depth(), time.perf_counter(), self.counts.steps
             self._score(waiting, depth)
             rows, waiting = len(waiting), self._advance()
-            answered = (self.counts.steps - steps) // rows
-            self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
+            if steps:  # the first call scores the prompt alone
+                answered = (self.counts.steps - steps) // rows
+                self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
-        self.counts.margin = [state.margin for state in self.states]
+        self.counts.slots = self.oracle.slots
+        self.counts.close = [state.close for state in self.states]
         return [
             [_told(one, rule) for one in state.finished]
             for rule, state in zip(self.rules, self.states, strict=True)
@@ -124,7 +133,8 @@ class Search:
             ahead = self.proposer.propose({row: self.states[row] for row in waiting}, depth)
         wanted: list[list[Prefix]] = [[] for _ in self.states]
         for row, texts in waiting.items():
-            wanted[row] = texts + ahead.get(row, [])
+            room = max(self.oracle.room(row) - len(texts), 0)
+            wanted[row] = texts + ahead.get(row, [])[:room]
         self.oracle.ask(wanted)
 
 

@@ -2,6 +2,7 @@
 transformers applies them there, where sampling applies them to logits."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from outrider.engine.search.oracle import Shaper
 from outrider.engine.search.prefix import Prefix
 from outrider.laws import sampling, shaping
 from outrider.laws.sampling import Sampling
-from outrider.rows import SamplingRows
+from outrider.rows import SamplingRows, Shaping
 from outrider.tree import chain
 from outrider.types import Context
 
@@ -38,22 +39,27 @@ def shaper(
         return None
     plain, root = sampling.rows([settings], device), chain(0, device)
 
+    @lru_cache(maxsize=4)
+    def rows(count: int) -> tuple[SamplingRows, Shaping | None]:
+        """The settings of so many beams."""
+        every = [0] * count
+        return plain.take(every), None if built is None else built.take(every)
+
     def shape(texts: Sequence[Prefix], logs_WV: Tensor) -> Tensor:
-        rows = [0] * len(texts)
+        own, many = rows(len(texts))
         logs_W1V = logs_WV[:, None]
-        if built is not None:
+        if many is not None:
             tokens_BL = torch.tensor([text.tokens() for text in texts], device=logs_WV.device)
             length = tokens_BL.shape[1]
             context = Context(
                 tokens_BL,
                 torch.full((len(texts),), length, device=logs_WV.device),
                 length,
-                plain.take(rows),
+                own,
             )
-            many = built.take(rows)
             logs_W1V = shaping.shape(logs_W1V, many, context, tokens_BL[:, -1:], root)
         if drawn:
-            logs_W1V = _warped(logs_W1V, plain.take(rows), len(stops) + 1)
+            logs_W1V = _warped(logs_W1V, own, len(stops) + 1)
         return logs_W1V[:, 0]
 
     return shape

@@ -62,6 +62,14 @@ class Finished(NamedTuple):
     trail: Trail
 
 
+class Close(NamedTuple):
+    """The last beam that was kept in a step and the first one that was not."""
+
+    margin: float  #: by how much the one was better
+    kept: Prefix
+    dropped: Prefix
+
+
 class State(NamedTuple):
     """A search between two steps."""
 
@@ -71,7 +79,7 @@ class State(NamedTuple):
     finished: tuple[Finished, ...] = ()  #: at most num_beams, the best first
     improvable: bool = True  #: whether a running beam may become better than a finished one
     over: bool = False
-    margin: float = float("inf")  #: least gap so far between the last beam kept and the next one
+    close: Close | None = None  #: where they were closest so far; None: none was dropped
 
 
 def start(prompt: Prefix, rules: Rules, device: torch.device | str = "cpu") -> State:
@@ -89,7 +97,7 @@ class Candidates(NamedTuple):
     texts: list[Prefix]
     trails: list[Trail]
     over: list[bool]  #: which of them have ended
-    margin: float  #: how far the last one that may be kept is ahead of the next
+    close: Close | None  #: the state's, or this step's if that is closer
 
 
 def ranked(state: State, logs_WV: Tensor, rules: Rules) -> Candidates:
@@ -107,11 +115,15 @@ def ranked(state: State, logs_WV: Tensor, rules: Rules) -> Candidates:
         texts.append(state.running[beam].child(token))
         trails.append(Trail(state.trails[beam], beam, score))
     over = [_ends(text, rules) for text in texts]
-    each = zip(scores, over, strict=True)
-    alive = sorted((score for score, end in each if not end and score > DEAD / 2), reverse=True)
-    width = rules.beams.num_beams
-    margin = alive[width - 1] - alive[width] if len(alive) > width else float("inf")
-    return Candidates(best_C, texts, trails, over, margin)
+    alive = [at for at, end in enumerate(over) if not end and scores[at] > DEAD / 2]
+    alive.sort(key=lambda at: -scores[at])
+    width, close = rules.beams.num_beams, state.close
+    if len(alive) > width:
+        kept, dropped = alive[width - 1], alive[width]
+        margin = scores[kept] - scores[dropped]
+        if close is None or margin < close.margin:
+            close = Close(margin, texts[kept], texts[dropped])
+    return Candidates(best_C, texts, trails, over, close)
 
 
 def largest(values_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -165,7 +177,7 @@ def step(state: State, logs_WV: Tensor, rules: Rules) -> State:
         finished,
         improvable,
         done,
-        min(state.margin, found.margin),
+        found.close,
     )
 
 

@@ -85,7 +85,7 @@ def run(
             "nodes": found.counts.nodes,
             "steps": found.counts.steps,
             "margin": found.counts.margin[0],
-            "answered": pace.steps,
+            "answered": pace.answered,
             "beams": [one.token_ids for one in found.hypotheses[0]],
         }
 
@@ -142,8 +142,7 @@ def _predicted(store: record.Store, arm: Arm, every: dict[str, Arm]) -> float | 
     deepest = max(kin, key=lambda other: other.ahead)
     pace = Pace(deepest.ahead)
     for row in _runs(store, deepest.key).values():
-        for steps in row["answered"]:
-            pace.learn(deepest.ahead, steps, 0.0)
+        pace.answered += [(depth, steps) for depth, steps in row["answered"]]
     return 1 / pace.expected(arm.ahead)
 
 

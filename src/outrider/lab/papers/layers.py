@@ -29,7 +29,6 @@ from outrider.lab.papers import record
 from outrider.models import shallow
 from outrider.models.nodes import causal
 from outrider.models.part import part
-from outrider.models.prefill import ROUND
 from outrider.text.tokens import encode
 from outrider.theory import length
 from outrider.types import LanguageModel, Nodes
@@ -59,6 +58,9 @@ class Written(NamedTuple):
     cosines: Tensor  #: of each layer's input and output, but for the last one's
 
 
+_SPARE = 128  #: slots behind a text, for nodes that narrow calls are padded with
+
+
 @torch.inference_mode()
 def written(
     target: LanguageModel,
@@ -70,7 +72,7 @@ def written(
     """The target's own laws along an answer; its cache stays for drafts to read."""
     text = torch.tensor([[*prompt, *answer]], device=target.device)
     size, many = text.shape[1] - 1, len(answer)
-    capacity = -(-(size + many + ROUND) // ROUND) * ROUND
+    capacity = target.width(size + many + _SPARE)
     cache, at = target.open(1, capacity), torch.arange(size, device=target.device)[None]
     nodes = causal(text[:, :-1], at, capacity)
     logits, states = target.forward(cache, nodes, last=many, taps=tuple(range(layers)))
@@ -96,8 +98,7 @@ def agreement(model: LanguageModel, texts: Sequence[Written], temperature: float
     same, shared, places = 0.0, 0.0, 0
     for text in texts:
         many = text.at_1m.shape[1]
-        wide = int(text.at_1m[0, -1]) + 1 + many
-        wide = -(-wide // ROUND) * ROUND
+        wide = model.width(int(text.at_1m[0, -1]) + 1 + many)
         slots = text.at_1m[:, -1:] + 1 + torch.arange(many, device=text.at_1m.device)
         number = torch.arange(wide, device=slots.device)
         seen = (number < text.at_1m[..., None]) | (number == slots[..., None])

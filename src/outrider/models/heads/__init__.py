@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TypeAlias
 
-from outrider.models.heads import blockwise, source
+from outrider.models.heads import blockwise, dflash_source, source
 from outrider.models.heads.blockwise import Blockwise, BlockwiseModel, BlockwiseSource
+from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashModel
+from outrider.models.heads.dflash_source import DFlashSource
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
 from outrider.models.heads.following import HeadCache, HeadModel, StateHead
 from outrider.models.heads.formats import save
@@ -13,8 +15,8 @@ from outrider.models.heads.source import HeadSource
 from outrider.models.sources import Source
 
 #: Where any head comes from, and what it is as a draft model.
-AnySource: TypeAlias = HeadSource | BlockwiseSource | MtpSource
-AnyHead: TypeAlias = HeadModel | BlockwiseModel
+AnySource: TypeAlias = HeadSource | BlockwiseSource | DFlashSource | MtpSource
+AnyHead: TypeAlias = HeadModel | BlockwiseModel | DFlashModel
 
 
 def source_of(given: object, target: Source) -> AnySource | None:
@@ -28,6 +30,8 @@ def source_of(given: object, target: Source) -> AnySource | None:
         return None
     if blockwise.is_folder(given):
         return BlockwiseSource(target, given)
+    if dflash_source.is_folder(given):
+        return DFlashSource(target, given)
     return HeadSource(target, given) if source.is_folder(given) else None
 
 
@@ -37,6 +41,9 @@ __all__ = [
     "AnySource",
     "Blockwise",
     "BlockwiseModel",
+    "DFlash",
+    "DFlashConfig",
+    "DFlashModel",
     "Eagle3",
     "Eagle3Config",
     "HeadCache",

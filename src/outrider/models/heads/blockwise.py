@@ -117,7 +117,7 @@ class BlockwiseModel:
     Deeper than there are heads no token is possible, so no draft goes there.
     """
 
-    trees, context = True, 1 << 30
+    trees, follows, context = True, False, 1 << 30
     reads: Reads = "text"
     taps = (-1,)
 
@@ -162,6 +162,7 @@ class BlockwiseModel:
         self,
         cache: BlockCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

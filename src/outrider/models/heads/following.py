@@ -117,7 +117,7 @@ class HeadModel:
     (2, 15, 27)
     """
 
-    trees = True
+    trees = follows = True
     reads: Reads = "text"
 
     def __init__(self, head: StateHead, vocab_size: int, context: int = 1 << 30) -> None:
@@ -170,6 +170,7 @@ class HeadModel:
         self,
         cache: HeadCache,
         slots_BQ: Tensor,
+        positions_BQ: Tensor,
         wide: int,
         hidden: tuple[Tensor, ...],
         known_B: Tensor,

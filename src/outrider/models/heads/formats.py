@@ -20,14 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 #: Fields beside the flags that say how a head was made, not what it computes.
-_INERT = frozenset(
+INERT = frozenset(
     {
         "architectures",
         "auto_map",
@@ -56,7 +56,7 @@ _EAGLE = {
     "has_lm_head": True,
 }
 #: Older names of fields of a decoder's configuration, and those that change nothing here.
-_LAYER_TOO = frozenset(
+LAYER_TOO = frozenset(
     {"rope_theta", "rope_scaling", "pretraining_tp", "max_window_layers", "sliding_window"}
 )
 
@@ -93,16 +93,16 @@ def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
     fit the target.
     """
     fields = said(folder)
-    weights = {_renamed(name): tensor for name, tensor in _weights(folder).items()}
-    weights = {name: tensor for name, tensor in weights.items() if not _dropped(name)}
+    weights = {renamed(name): tensor for name, tensor in weights_of(folder).items()}
+    weights = {name: tensor for name, tensor in weights.items() if not dropped(name)}
     asked = _speculators if layout(fields) == SPECULATORS else _original
     config, sure = asked(folder, fields, int(target.num_hidden_layers))
     if "fc.weight" not in weights:
-        raise _unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
+        raise unfit(folder, "no tensor fc.weight", "give a folder with an EAGLE-3 head")
     wide = int(target.hidden_size)
     states = weights["fc.weight"].shape[1]
     if states != len(config.taps) * wide or config.target_width not in (None, wide):
-        raise _unfit(
+        raise unfit(
             folder,
             f"{states} inputs of fc for {len(config.taps)} states of width "
             f"{config.target_width or wide}, and a target of width {wide}",
@@ -139,11 +139,12 @@ def save(head: Eagle3, folder: str | Path, verifier: str) -> None:
 def _speculators(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eagle3Config, bool]:
     kind = fields["speculators_model_type"]
     if kind != "eagle3":
-        raise _unfit(folder, f"speculators_model_type={kind!r}", "give an EAGLE-3 head, 'eagle3'")
-    _refuse(folder, fields, _INERT | _OWN | {"transformer_layer_config"})
+        do = "give an EAGLE-3 or DFlash head, 'eagle3' or 'dflash'"
+        raise unfit(folder, f"speculators_model_type={kind!r}", do)
+    refuse(folder, fields, INERT | _OWN | {"transformer_layer_config"})
     if "norm_before_residual" not in fields:
         do = "write norm_before_residual, true or false, into its config.json"
-        raise _unfit(folder, "no norm_before_residual, which has no default that all share", do)
+        raise unfit(folder, "no norm_before_residual, which has no default that all share", do)
     ids = fields.get(_LAYERS)
     return _config(folder, fields, fields.get("transformer_layer_config"), ids, layers), True
 
@@ -154,7 +155,7 @@ def _original(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eag
         if name in (_LAYERS, *FLAGS) or value is None:
             continue
         if name not in _EAGLE or value != _EAGLE[name]:
-            raise _unfit(folder, f"eagle_config.{name}={value!r}", "give another head")
+            raise unfit(folder, f"eagle_config.{name}={value!r}", "give another head")
     both = {**fields, **{name: eagle[name] for name in (_LAYERS, *FLAGS) if name in eagle}}
     layer = {name: value for name, value in fields.items() if name not in _OWN | {"eagle_config"}}
     return _config(folder, both, layer, both.get(_LAYERS), layers), False
@@ -163,24 +164,58 @@ def _original(folder: Path, fields: Mapping[str, Any], layers: int) -> tuple[Eag
 def _config(
     folder: Path, fields: Mapping[str, Any], layer: Any, ids: Any, layers: int
 ) -> Eagle3Config:
-    if not isinstance(layer, dict) or layer.get("model_type") not in KINDS:
-        given = layer.get("model_type") if isinstance(layer, dict) else layer
-        do = f"its decoder layers may be of {' or '.join(KINDS)}"
-        raise _unfit(folder, f"decoder layers of {given!r}", do)
-    known = AutoConfig.for_model(layer["model_type"])
-    _refuse(folder, layer, set(known.to_dict()) | _LAYER_TOO | _INERT)
-    if layer.get("use_sliding_window"):
-        raise _unfit(folder, "use_sliding_window=True", "give a head with full attention")
-    rest = {name: value for name, value in layer.items() if name != "model_type"}
-    config = AutoConfig.for_model(layer["model_type"], **rest)
+    config = layers_as(folder, layer)
     taps = tuple(ids) if ids else (2, layers // 2, layers - 3)
-    if not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
-        do = "use it with the target that it was made for"
-        raise _unfit(folder, f"states of layers {taps}, for a target of {layers} layers", do)
+    fits(folder, taps, layers)
     flags = {flag: bool(fields.get(flag)) for flag in FLAGS}
     width = fields.get("target_hidden_size")
     size = fields.get("draft_vocab_size") or config.vocab_size
     return Eagle3Config(config, taps, int(size), width, **flags)
+
+
+def layers_as(folder: Path, layer: Any) -> PretrainedConfig:
+    """The configuration of a head's decoder layers; ConfigurationError for what is not computed."""
+    if not isinstance(layer, dict) or layer.get("model_type") not in KINDS:
+        given = layer.get("model_type") if isinstance(layer, dict) else layer
+        do = f"its decoder layers may be of {' or '.join(KINDS)}"
+        raise unfit(folder, f"decoder layers of {given!r}", do)
+    known = AutoConfig.for_model(layer["model_type"])
+    refuse(folder, layer, set(known.to_dict()) | LAYER_TOO | INERT)
+    slides = "sliding_attention" in (layer.get("layer_types") or ())
+    if layer.get("use_sliding_window") or slides:
+        raise unfit(folder, "use_sliding_window=True", "give a head with full attention")
+    rest = {name: value for name, value in layer.items() if name != "model_type"}
+    return AutoConfig.for_model(layer["model_type"], **rest)
+
+
+def fits(folder: Path, taps: tuple[int, ...], layers: int) -> None:
+    """Refuse states that a target of so many layers does not have."""
+    if not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
+        do = "use it with the target that it was made for"
+        raise unfit(folder, f"states of layers {taps}, for a target of {layers} layers", do)
+
+
+def known_ids(folder: Path, weights: Mapping[str, Tensor], size: int, vocab: int) -> Tensor | None:
+    """The tokens of the target's that a head can propose, by its `d2t`; None: all.
+
+    Raises ConfigurationError where nothing says which, VocabularyMismatch for tokens beyond.
+    """
+    shift = weights.get("d2t")
+    if shift is None:
+        if size != vocab:
+            given = f"{size} of {vocab} tokens and no d2t, which says which ones"
+            raise unfit(folder, given, "give a whole checkpoint")
+        return None
+    ids = shift.long() + torch.arange(len(shift))
+    marked = weights.get("t2d")
+    fits = len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < vocab
+    if not fits or (marked is not None and not torch.equal(marked.nonzero()[:, 0], ids.sort()[0])):
+        raise VocabularyMismatch(
+            f"d2t and t2d of the head {str(folder)!r} must name the same {size} tokens of {vocab}; "
+            f"got {len(ids)} from {int(ids.min())} to {int(ids.max())}; give a whole checkpoint, "
+            "with the target that it was made for"
+        )
+    return ids
 
 
 def _with_width(config: Eagle3Config, wide: int) -> Eagle3Config:
@@ -188,15 +223,15 @@ def _with_width(config: Eagle3Config, wide: int) -> Eagle3Config:
     return Eagle3Config(**{**vars(config), "target_width": wide if own else None})
 
 
-def _refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
     """Refuse fields that ask for something and are not known."""
     for name, value in fields.items():
         if name not in known and not name.startswith("_") and value not in (None, False, [], {}):
             do = "give a head that does not ask for it"
-            raise _unfit(folder, f"{name}={value!r}, which is not computed here", do)
+            raise unfit(folder, f"{name}={value!r}, which is not computed here", do)
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def weights_of(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     try:
         found: dict[str, Tensor] = {}
@@ -213,15 +248,15 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def _renamed(name: str) -> str:
+def renamed(name: str) -> str:
     name = name.removeprefix("model.")
     return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
 
 
-def _dropped(name: str) -> bool:
+def dropped(name: str) -> bool:
     """What is computed anew, or belongs to the target."""
     return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
 
 
-def _unfit(folder: Path, given: str, do: str) -> ConfigurationError:
+def unfit(folder: Path, given: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"the head {str(folder)!r} cannot be used; got {given}; {do}")

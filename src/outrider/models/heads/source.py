@@ -38,38 +38,14 @@ class HeadSource(Lent):
         self._read = formats.read(self.given, decoder)
         self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None
         self.config: PretrainedConfig = self._read.config.layer
-        self.ids_K = self._ids()
+        size, vocab = self._read.config.draft_vocab_size, int(self.config.vocab_size)
+        self.ids_K = formats.known_ids(self.given, self._read.weights, size, vocab)
         known, own = vocabulary_of(target.config), int(self.config.vocab_size)
         if own != known:
             raise VocabularyMismatch(
                 f"the head {self} was made for a vocabulary of {own} tokens; got {target} with "
                 f"{known}; use it with the target that it was made for"
             )
-
-    def _ids(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-        weights, size = self._read.weights, self._read.config.draft_vocab_size
-        vocab = int(self.config.vocab_size)
-        shift = weights.get("d2t")
-        if shift is None:
-            if size != vocab:
-                raise ConfigurationError(
-                    f"the head {self} knows {size} of {vocab} tokens; got no d2t, which says which "
-                    "ones; give a whole checkpoint"
-                )
-            return None
-        ids = shift.long() + torch.arange(len(shift))
-        marked = weights.get("t2d")
-        fits = len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < vocab
-        if not fits or (
-            marked is not None and not torch.equal(marked.nonzero()[:, 0], ids.sort().values)
-        ):
-            raise VocabularyMismatch(
-                f"d2t and t2d of the head {self} must name the same {size} tokens of "
-                f"{vocab}; got {len(ids)} from {int(ids.min())} to {int(ids.max())}; give a whole "
-                "checkpoint, with the target that it was made for"
-            )
-        return ids
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False

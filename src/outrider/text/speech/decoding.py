@@ -14,6 +14,7 @@ from outrider.engine.engine import Engine, Run
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request, check
 from outrider.engine.search.decode import admit
+from outrider.engine.search.pace import Pace
 from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
 from outrider.stats import RequestStats
@@ -71,6 +72,7 @@ class Rows:
         self.engine, self.beams = engine, settings.beams
         if self.beams is not None:
             admit(engine.drafter)
+        self._pace = Pace(engine.drafter.shapes[0].max_depth)  # of all windows
         self._searching: list[tuple[Job, Request]] = []
         self.run = Run(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
@@ -127,7 +129,7 @@ class Rows:
         if not turn:
             return []
         assert self.beams is not None
-        found = searched(self.engine, [request for _, request in turn], self.beams)
+        found = searched(self.engine, [request for _, request in turn], self.beams, self._pace)
         over = []
         for (job, _), one in zip(turn, found, strict=True):
             job.decoded.add(one.stats)

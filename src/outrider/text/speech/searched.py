@@ -14,6 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.search import Beams
 from outrider.engine.search.decode import search
+from outrider.engine.search.pace import Pace
 from outrider.engine.search.step import State
 from outrider.stats import RequestStats
 
@@ -43,10 +44,13 @@ class _Allowed:
         return [line[beam] for line, beam in zip(table, beams, strict=True)]
 
 
-def searched(engine: Engine, requests: Sequence[Request], beams: Beams) -> list[Found]:
-    """The best beam of each request. Calls are shared: each is told all of them as its steps."""
+def searched(engine: Engine, requests: Sequence[Request], beams: Beams, pace: Pace) -> list[Found]:
+    """The best beam of each request. Calls are shared: each is told all of them as its steps.
+
+    `pace` knows how far ahead it pays to score; it learns from one search for the next.
+    """
     allowed = _Allowed(len(requests))
-    found = search(engine.target, engine.drafter, requests, beams, observe=allowed)
+    found = search(engine.target, engine.drafter, requests, beams, pace=pace, observe=allowed)
     done = []
     for row, (best, *_) in enumerate(found.hypotheses):
         stats = RequestStats(len(requests[row].prompt), len(best.token_ids), found.counts.calls)

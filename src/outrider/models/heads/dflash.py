@@ -1,0 +1,253 @@
+"""DFlash heads: one call guesses a whole block from masks, beside the target's states.
+
+The layers' keys and values of committed tokens are projections of the target's states at their
+positions, fused into one (`context`). A block stands behind them: the pending token and masks,
+which see the context and each other in both directions. Behind the layers the i-th mask says which
+token stands in its place:
+
+    context_p = norm(fc(states_p)),   x = layers([embedding(pending), mask, mask, ...])
+    law of the i-th token behind the pending one = softmax(output_layer(norm(x_i)))
+
+The masks see no drafted token, so the law of a draft is a product over its positions: a tree below
+the pending token has one law per level. Embedding and output layer are the target's, unless the
+head brings them.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from outrider.errors import ConfigurationError
+from outrider.models.cache import SlotCache
+from outrider.models.causal import additive, fitted
+from outrider.models.heads import states
+from outrider.models.heads.eagle3 import KINDS
+from outrider.models.heads.following import HeadCache
+from outrider.models.rounding import Rounding
+from outrider.tree import numbers
+from outrider.types import Inputs, Nodes, Output, Reads
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """What a DFlash head computes.
+
+    layer             transformers' configuration of its layers, a Qwen3's or a Llama's
+    taps              the target's states that it reads, as `LanguageModel.forward` counts them
+    block             the pending token and the masks behind it
+    mask              token whose embedding stands for a mask
+    draft_vocab_size  how many tokens it can propose
+    """
+
+    layer: PretrainedConfig
+    taps: tuple[int, ...]
+    block: int
+    mask: int
+    draft_vocab_size: int
+
+
+class DFlash(nn.Module):
+    """A DFlash head; `embedding_VE` and `output_KE` are lent where it has none of its own.
+
+    >>> head.remember(head.fuse(hidden), positions, cache)              # doctest: +SKIP
+    >>> head.logits(head(blocks, positions, mask, cache))               # doctest: +SKIP
+    """
+
+    d2t: Tensor
+
+    def __init__(
+        self,
+        config: DFlashConfig,
+        *,
+        embedding_VE: Tensor | None = None,
+        output_KE: Tensor | None = None,
+        ids_K: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        inner, kind = copy.deepcopy(config.layer), KINDS[config.layer.model_type]
+        inner._attn_implementation = "sdpa"
+        wide, eps = inner.hidden_size, inner.rms_norm_eps
+        self.config, self.width = config, int(wide)
+        self._lent = None if embedding_VE is None else embedding_VE.detach()
+        self._read = None if output_KE is None else output_KE.detach()
+        if self._lent is None:
+            self.embed_tokens = nn.Embedding(inner.vocab_size, wide)
+        self.fc = nn.Linear(len(config.taps) * wide, wide, bias=False)
+        self.hidden_norm = kind.norm(wide, eps=eps)
+        self.layers = nn.ModuleList(
+            kind.layer(inner, number) for number in range(inner.num_hidden_layers)
+        )
+        self.norm = kind.norm(wide, eps=eps)
+        if self._read is None:
+            self.lm_head = nn.Linear(wide, config.draft_vocab_size, bias=False)
+        if ids_K is not None:
+            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
+            known = torch.zeros(inner.vocab_size, dtype=torch.bool)
+            self.register_buffer("t2d", known.index_fill(0, ids_K, True))
+        # not a part: what moves parts to half precision would round its frequencies
+        self._rotary = (kind.rotary(inner),)
+        self._size = int(inner.head_dim or wide // inner.num_attention_heads)
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens of the target's vocabulary that it can propose; None: all."""
+        if "d2t" not in self._buffers:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The context [B, Q, E] of the target's states [B, Q, E] at the taps."""
+        fused: Tensor = self.hidden_norm(self.fc(torch.cat(list(hidden), -1)))
+        return fused
+
+    def remember(self, context_BQE: Tensor, positions_BQ: Tensor, cache: Cache) -> None:
+        """Write the layers' keys and values of committed tokens."""
+        cos, sin = self._rotary[0](context_BQE, positions_BQ)
+        for number, layer in enumerate(self.layers):
+            attention = layer.get_submodule("self_attn")
+            parts = dict(attention.named_children())
+            k, v = (
+                parts[name](context_BQE).unflatten(-1, (-1, self._size))
+                for name in ("k_proj", "v_proj")
+            )
+            k = parts["k_norm"](k) if "k_norm" in parts else k
+            k, _ = apply_rotary_pos_emb(k.transpose(1, 2), k.transpose(1, 2), cos, sin)
+            cache.update(k, v.transpose(1, 2), number)
+
+    def forward(
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, mask_B1QW: Tensor | None, cache: Cache
+    ) -> Tensor:
+        """What the output layer reads of a block behind the context, [B, Q, E]."""
+        weight = self.embed_tokens.weight if self._lent is None else self._lent
+        x = F.embedding(tokens_BQ, weight)
+        turned = self._rotary[0](x, positions_BQ)
+        for layer in self.layers:
+            x = layer(
+                x, attention_mask=mask_B1QW, position_embeddings=turned, past_key_values=cache
+            )
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def logits(self, read_BQE: Tensor) -> Tensor:
+        """[B, Q, K]: over the tokens that it can propose."""
+        return F.linear(read_BQE, self.lm_head.weight if self._read is None else self._read)
+
+
+class DFlashModel:
+    """A `LanguageModel` over a DFlash head: a node's law follows from its depth alone.
+
+    Behind its block no token is possible, so no draft goes there.
+    """
+
+    trees, follows, context = True, False, 1 << 30
+    reads: Reads = "text"
+
+    def __init__(self, head: DFlash, vocab_size: int) -> None:
+        self.head, self.vocab_size, self.taps = head, vocab_size, head.config.taps
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+        return self.head.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return self.head.fc.weight.dtype
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refused: it reads states."""
+        self.encode(inputs)
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Refused: it reads states."""
+        raise ConfigurationError(
+            "heads read their target's states alone; got inputs; leave them out"
+        )
+
+    def probe(self, rows: int) -> None:
+        """It needs no inputs."""
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> HeadCache:
+        """An empty cache, with room for a block behind the last token."""
+        if inputs is not None:
+            self.examine(inputs)
+        capacity += self._room
+        return HeadCache(
+            SlotCache(len(self.head.layers), rows, capacity),
+            states.store(rows, capacity),
+            states.store(rows, capacity),
+            torch.zeros(rows, dtype=torch.int64, device=self.device),
+        )
+
+    @property
+    def _room(self) -> int:
+        return self.width(self.head.config.block)
+
+    def learn(
+        self,
+        cache: HeadCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Remember the context of the tokens in these slots; `known_B` of them are committed."""
+        if hidden:
+            cache.entries.begin(slots_BQ, wide, 0)
+            context = self.head.fuse([state.to(self.dtype) for state in hidden])
+            self.head.remember(context, positions_BQ, cache.entries)
+        cache.known_B.copy_(known_B)
+
+    def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the context of accepted paths next to their roots."""
+        cache.entries.keep(first_B, path_BD)
+
+    def forward(
+        self,
+        cache: HeadCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Output:
+        """Logits [B, Q, V] of nodes; the root's call, for the last one alone, runs the block."""
+        if taps:
+            raise ConfigurationError(
+                f"a head has no layers to read states of; got taps={taps}; read the target's"
+            )
+        known_B1, block = cache.known_B[:, None], self.head.config.block
+        at_BQ = nodes.positions_BQ
+        if last is not None:
+            at_BQ = at_BQ[:, -last:]
+            self._guess(cache, nodes.tokens_BQ[:, -1:], nodes.visible_BQW.shape[-1] + self._room)
+        place_BQ = at_BQ + 1  # a mask says which token stands in its place
+        there = place_BQ < known_B1 + block
+        at_BQ = torch.minimum(place_BQ, known_B1 + block - 1)
+        read = states.read(cache.own, at_BQ, self.head.width, self.dtype)
+        logits = fitted(self.head.logits(read), self.head.ids_K, self.vocab_size)
+        return Output(logits.masked_fill(~there[..., None], -torch.inf))
+
+    def _guess(self, cache: HeadCache, pending_B1: Tensor, wide: int) -> None:
+        """Run the block behind each row's context, and keep what its output layer would read."""
+        config, known_B1 = self.head.config, cache.known_B[:, None]
+        masks = torch.full_like(pending_B1, config.mask).expand(-1, config.block - 1)
+        slots_BQ = known_B1 + numbers(config.block, pending_B1.device)
+        seen = numbers(wide, pending_B1.device) < known_B1 + config.block
+        mask = additive(seen[:, None].expand(-1, config.block, -1), self.dtype)
+        cache.entries.begin(slots_BQ, wide, 0)
+        tokens = torch.cat([pending_B1, masks], 1)
+        made = self.head(tokens, slots_BQ, mask, cache.entries)
+        states.write(cache.own, slots_BQ, wide, made)

@@ -1,0 +1,119 @@
+"""Every width, penalty and way to end, with and without processors, of four families: transformers'
+own beams, whatever is scored ahead.
+
+    pytest -m slow -s tests/beams/test_grid.py        prints how many cases were compared
+
+A case is one search of one row: four rows of unlike length, or three sources, side by side in a
+batch. Each is run with nothing ahead, with texts that nobody asks for, and with copies, each with
+and without leaving beams that cannot win unscored.
+"""
+
+from itertools import cycle, product
+
+import pytest
+import test_encoder_decoders as pairs
+import test_identity as decoders
+import torch
+from transformers import LogitsProcessorList
+
+from outrider import Limits, Request, Sampling
+from outrider.drafters import ReferenceLookup
+from outrider.engine.search.beams import Beams
+from outrider.engine.search.decode import prepared
+from outrider.engine.search.pace import Pace
+from outrider.engine.search.proposers import Offered
+from outrider.engine.search.run import Search
+from outrider.models import CausalModel, LlamaRunner, adapt
+from tiny import llama
+
+WIDTHS, PENALTIES, ENDS = (2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never")
+PROMPTS = (*decoders.PROMPTS, [8, 8, 21])
+
+
+def odd(input_ids, scores):
+    """A processor: tokens as odd as the last one are likelier."""
+    scores = scores.clone()
+    scores[:, 1::2] += (input_ids[:, -1:] % 2) * 0.7
+    return scores
+
+
+#: Settings of ours, and what transformers calls them.
+SHAPES = (
+    ({}, {}),
+    ({"repetition_penalty": 1.6}, {"repetition_penalty": 1.6}),
+    ({"no_repeat_ngram_size": 2, "min_new_tokens": 4},) * 2,
+    ({"processors": (odd,)}, {"logits_processor": LogitsProcessorList([odd])}),
+)
+
+
+def found(target, requests, beams, ahead, settle):
+    """Finished beams of every row."""
+    ready = prepared(target, requests, beams, 8 * beams.num_beams)
+    proposer = None
+    if ahead == "malicious":
+        proposer = decoders.Malicious()
+    elif ahead == "copies":
+        proposer = Offered(ReferenceLookup(3, width=2), "cpu", torch.tensor([[5, 6, 7, 8, 9]] * 4))
+    pace = Pace(proposer.depth if proposer else 0, adapts=False)
+    return Search(ready.oracle, ready.rules, proposer, settle, pace).run()
+
+
+def of_llama():
+    """A target, its rows' requests by settings, and transformers' texts of a row."""
+    network = llama()
+
+    def requests(mine):
+        limits = Limits(decoders.BUDGET, decoders.STOPS)
+        return [Request(prompt, Sampling(0, **mine), limits) for prompt in PROMPTS]
+
+    def expected(row, beams, more):
+        return decoders.theirs(network, PROMPTS[row], beams, **more)
+
+    return CausalModel(LlamaRunner(network, False)), requests, expected
+
+
+def of_pair(family):
+    inputs = pairs.sources(family)
+
+    def requests(mine):
+        limits = Limits(pairs.BUDGET, (pairs.STOP,))
+        each = (inputs.take([row]) for row in range(len(pairs.LENGTHS)))
+        return [Request([2], Sampling(0, **mine), limits, one) for one in each]
+
+    def expected(row, beams, more):
+        return pairs.theirs(family, inputs, row, beams, **more)
+
+    return adapt(pairs.network(family)), requests, expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", *pairs.MAKERS])
+@torch.inference_mode()
+def test_identical_to_transformers(family):
+    target, requests, expected = of_llama() if family == "llama" else of_pair(family)
+    cases = searches = 0
+    settings = zip(product(WIDTHS, PENALTIES, ENDS), cycle(SHAPES), strict=False)
+    # one beam is greedy there, and its processors see logits
+    for (width, penalty, end), (mine, more) in [((1, 1.0, True), SHAPES[0]), *settings]:
+        beams = Beams(width, penalty, end, width)
+        rows = requests(mine)
+        theirs = [expected(row, beams, more) for row in range(len(rows))]
+        cases += len(rows)
+        for ahead, settle in product((None, "malicious", "copies"), (False, True)):
+            every = found(target, rows, beams, ahead, settle)
+            for row, (texts, scores) in enumerate(theirs):
+                searches += 1
+                where = (width, penalty, end, mine, row, ahead, settle)
+                assert [one.token_ids for one in every[row]] == texts, where
+                if scores is not None:  # transformers has none for one beam
+                    own = torch.tensor([one.score for one in every[row]])
+                    torch.testing.assert_close(own, scores, rtol=1e-4, atol=1e-5)
+    print(f"\n{family}: {cases} cases, {searches} searches, all equal")
+
+
+@pytest.mark.slow
+def test_another_penalty_is_noticed():
+    target, requests, expected = of_llama()
+    beams = Beams(4, 2.0, False, 4)
+    texts = expected(0, Beams(4, -1.0, False, 4), {})[0]
+    assert [one.token_ids for one in found(target, requests({}), beams, None, True)[0]] != texts

@@ -1,0 +1,189 @@
+"""DFlash heads: the law of each place in a block against its formulas, folders, texts, refusals."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import embedding, silu
+from transformers import LlamaConfig, Qwen3Config
+
+import outrider
+from outrider import DraftModel, Limits, Sampling
+from outrider.engine import step
+from outrider.engine.batch import begin
+from outrider.engine.request import Request
+from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.models.heads import DFlash, DFlashConfig, DFlashModel
+from outrider.models.heads.dflash_source import spread
+from outrider.types import PLAIN
+from outrider.verifiers import VERIFIERS
+from tiny import PROMPTS, VOCAB, decode, llama, pair
+from tiny_heads import IDS, SIZES, norm, target
+
+LOAD = {"dtype": "float32", "threads": 1, "packed": False}
+MASK, BLOCK = 31, 4
+
+
+def dflash(kind=Qwen3Config, taps=(1, 2), ids=None, lent=None):
+    """A random head of two layers; what `lent` has is a target's."""
+    torch.manual_seed(0)
+    layer = kind(**(SIZES | {"num_hidden_layers": 2}))
+    size = VOCAB if ids is None else len(ids)
+    own = {}
+    if lent is not None:
+        weight = lent.lm_head.weight if ids is None else lent.lm_head.weight[ids]
+        own = {"embedding_VE": lent.model.embed_tokens.weight, "output_KE": weight}
+    head = DFlash(DFlashConfig(layer, taps, BLOCK, MASK, size), ids_K=ids, **own).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return head.requires_grad_(False)
+
+
+def reference(head, hidden, pending):
+    """Logits [block - 1, K] behind a text whose states, but the pending token's, are `hidden`."""
+    weights, count = head.state_dict(), len(hidden[0])
+    context = norm(torch.cat(hidden, -1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    x = embedding(torch.tensor([pending] + [MASK] * (BLOCK - 1)), weights["embed_tokens.weight"])
+    at = torch.arange(count + BLOCK)
+    angle = at[:, None] / 10000 ** (torch.arange(0, 8, 2) / 8)
+    cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
+
+    def turned(x):
+        low, high = x.chunk(2, -1)
+        few = slice(-x.shape[1], None)
+        return x * cos[few] + torch.cat([-high, low], -1) * sin[few]
+
+    for number in range(2):
+        own = {
+            name.split(".")[-2]: weight
+            for name, weight in weights.items()
+            if name.startswith(f"layers.{number}.")
+        }
+        given = norm(x, own["input_layernorm"])
+        both = torch.cat([context, given])
+        q, k, v = (
+            (source @ own[f"{name}_proj"].T).view(len(source), -1, 8).transpose(0, 1)
+            for name, source in (("q", given), ("k", both), ("v", both))
+        )
+        if "q_norm" in own:
+            q, k = norm(q, own["q_norm"]), norm(k, own["k_norm"])
+        q, k = turned(q), turned(k).repeat_interleave(2, 0)
+        scores = (q @ k.transpose(1, 2) / 8**0.5).softmax(-1)
+        y = (scores @ v.repeat_interleave(2, 0)).transpose(0, 1).reshape(BLOCK, -1)
+        x = x + y @ own["o_proj"].T
+        y = norm(x, own["post_attention_layernorm"])
+        x = x + (silu(y @ own["gate_proj"].T) * (y @ own["up_proj"].T)) @ own["down_proj"].T
+    return norm(x, weights["norm.weight"])[1:] @ weights["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (2, 2, 1, 1)], ids=["chain", "tree"])
+@torch.inference_mode()
+def test_the_law_of_each_place_in_a_block(kind, counts):
+    """Ragged rows, one of a token, plain steps between; behind the block nothing is drawn."""
+    driven = pair(runner="transformers")[0]
+    head = dflash(kind, (0, 1), IDS)
+    drafter = DraftModel(DFlashModel(head, VOCAB), counts)
+    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[3])
+    requests = [
+        Request(prompt, Sampling(1.0, seed=row + 7), Limits(24))
+        for row, prompt in enumerate(prompts)
+    ]
+    batch, kept = begin(driven, drafter, requests, 128), 0
+    for shape in (None, PLAIN, None, None, PLAIN, PLAIN, None):
+        draft = step.propose(drafter, batch, shape)
+        for row, length in enumerate(batch.context.length_B.tolist()) if shape is None else ():
+            text = batch.context.tokens_BL[row, :length]
+            told = driven.runner.model(input_ids=text[None], output_hidden_states=True)
+            hidden = [told.hidden_states[tap][0, : length - 1] for tap in (0, 1)]
+            expected = reference(head, hidden, int(text[-1]))
+            nodes = draft.laws.logits_BRV.shape[1]
+            for node, depth in enumerate(draft.tree.depth_BN[0, :nodes].tolist()):
+                law = draft.laws.logits_BRV[row, node]
+                if depth == BLOCK - 1:
+                    assert (law == -torch.inf).all()
+                else:
+                    assert torch.allclose(law[IDS], expected[depth], atol=1e-4)
+                    assert (law > -torch.inf).sum() == len(IDS)
+        scores = step.score(driven, batch, draft, drafter.taps)
+        verdict = step.verify(VERIFIERS["traversal"], batch, draft, scores)
+        kept += int(verdict.count_B.sum())
+        batch, _ = step.commit(driven, drafter, batch, draft, scores, verdict)
+    assert kept
+
+
+def authors(folder, head, **changed):
+    fields = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": BLOCK,
+        "num_target_layers": 6,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1]},
+        **SIZES,
+        "num_hidden_layers": 2,
+    }
+    return written(folder, fields | changed, head)
+
+
+def speculators(folder, head, **changed):
+    fields = {
+        "speculators_model_type": "dflash",
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [1, 2],
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "projector_type": "dflash",
+        "shift_label": False,
+        "emb_dim": 256,
+        "transformer_layer_config": {"model_type": "qwen3", **SIZES, "num_hidden_layers": 2},
+    }
+    return written(folder, fields | changed, head)
+
+
+def written(folder, fields, head):
+    (folder / "config.json").write_text(json.dumps(fields))
+    weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(("layout", "ids"), [(authors, None), (speculators, IDS)])
+def test_a_folder_drafts_for_its_target(tmp_path, layout, ids):
+    model = target()
+    head = dflash(ids=ids, lent=model)
+    speculator = outrider.load(model, layout(tmp_path, head), branching=(2, 1, 1), **LOAD)
+    driven = speculator.engine.drafter.model
+    assert driven.taps == (1, 2)
+    for name, weight in head.state_dict().items():
+        assert torch.equal(driven.head.state_dict()[name], weight), name
+    assert "lm_head.weight" not in driven.head.state_dict()
+    sampling = [Sampling(0)] * 5
+    own = decode(speculator.plain().engine, PROMPTS, sampling, Limits(14))[0]
+    assert decode(speculator.engine, PROMPTS, sampling, Limits(14))[0] == own
+
+
+def test_layers_that_go_without_saying(tmp_path):
+    folder = authors(tmp_path, dflash(), dflash_config={"mask_token_id": MASK})
+    assert spread(6, 2) == (1, 3)
+    assert outrider.load(target(), folder, **LOAD).engine.drafter.taps == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields", "error", "said"),
+    [
+        (speculators, {"projector_type": "domino"}, ConfigurationError, "projector_type='domino'"),
+        (speculators, {"shift_label": True}, ConfigurationError, "shift_label=True, which is not"),
+        (speculators, {"block_size": None}, ConfigurationError, "block_size=None"),
+        (authors, {"dflash_config": {"causal_head": True}}, ConfigurationError, "causal_head=True"),
+        (authors, {"selector_rank": 8}, ConfigurationError, "selector_rank=8, which is not"),
+        (authors, {"layer_types": ["sliding_attention"] * 2}, ConfigurationError, "sliding"),
+        (authors, {"hidden_size": 64}, ConfigurationError, "width 64, for a target of width 32"),
+        (authors, {"vocab_size": 40}, VocabularyMismatch, "a vocabulary of 40 tokens"),
+        (authors, {"num_hidden_layers": 3}, ConfigurationError, "not those that its config.json"),
+    ],
+)
+def test_what_is_not_computed_or_does_not_fit(tmp_path, layout, fields, error, said):
+    with pytest.raises(error, match=said):
+        outrider.load(llama(num_hidden_layers=6), layout(tmp_path, dflash(), **fields), **LOAD)
