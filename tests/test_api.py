@@ -82,7 +82,7 @@ def unmeasured(monkeypatch):
 RUN = ["README.md"]
 RUN += [
     f"docs/{page}.md"
-    for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams heads".split()
+    for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams heads more-drafters".split()
 ]
 
 
