@@ -84,6 +84,7 @@ RUN += [
     f"docs/{page}.md"
     for page in "guide adding-a-drafter adding-a-rule rows-and-seats beams heads".split()
 ]
+RUN += ["docs/more-drafters.md"]
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -173,6 +174,8 @@ EXCEPTIONS = {
     "laws/sampling.py:rows": "turns settings into tensors before a run",
     "laws/sampling.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/lookup.py:copied": "only if the tensors lie on a CPU",
+    "drafters/cascade.py:guess": "copies from automata, which are kept on a CPU alone",
+    "drafters/cascade.py:least": "asked only if the tensors lie on a CPU",
     "models/check.py:": "checks a model before any run",
     "models/shallow_source.py:": "reads a draft folder before any run",
     "models/seq2seq/kinds.py:": "looks at a source when it comes and when its encoder reads it",

@@ -41,6 +41,7 @@ __all__ = [
     "DRAFTERS",
     "LOOKUPS",
     "MODELLESS",
+    "ON_HOST",
     "PROMPTS",
     "RUNNERS",
     "TRANSLATED",
@@ -94,11 +95,15 @@ TRANSLATED = ("string match", "translated", "tree of common tokens")
 #: Those that copy.
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
+#: Those that look at tokens where the models are on the host, and at none on a device.
+ON_HOST = ("suffix", "recall", "recall chain", "cascade", *LOOKUPS)
+
 #: Those whose proposals are no model's.
 MODELLESS = (
     "root",
     "suffix",
     "recall",
+    "recall chain",
     "n-gram table",
     "n-gram tree",
     "random",

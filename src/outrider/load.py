@@ -131,8 +131,8 @@ def load(
     acceptance      chance that a node's k-th child is kept, such as (0.6, 0.15, 0.05): the best
                     fixed shape of `total_tokens` nodes (Sequoia)
     ngram           shortest and longest n-gram that a lookup looks for; None: (1, 4)
-    table           counts for "ngram_table": a file (`ngram_file.write`) or a `Table`; None: the
-                    shipped pair's
+    table           counts for "ngram_table" and "ngram_tree": a file (`ngram_file.write`) or a
+                    `Table`; None: the shipped pair's
     coupled         draw with shared noise: the same seed gives the same text for any drafter
     drafter_options options that one drafter has for itself, by name
     draft_layers    decoder layers of the target itself as the draft model, such as (0, 5)

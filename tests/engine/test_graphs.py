@@ -15,7 +15,7 @@ from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.rounding import UNIT
 from outrider.types import LENGTH, RUNNING
-from tiny import DRAFTERS, LOOKUPS, PROMPTS, TRANSLATED, begun, decode, pair
+from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, begun, decode, pair
 
 SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
 ENDS = [Limits(10), Limits(24), Limits(17)]
@@ -41,7 +41,7 @@ def counted(stats):
     return {key: stats.as_dict().get(key, stats.overlaps) for key in keys}
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in (*LOOKUPS, *TRANSLATED)])
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in (*ON_HOST, *TRANSLATED)])
 def test_texts_and_counts_are_the_same_while_rows_leave(name):
     eager, graphed = engines(name)
     want, run = decode(eager, PROMPTS[:3], SEEDED, ENDS)
@@ -149,9 +149,9 @@ def test_rows_that_want_less_in_some_steps(name):
     assert graphed.capture.records >= 2  # with and without a limit of the rows
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("name", ON_HOST)
 def test_a_drafter_that_reads_the_host_cannot_be_captured(name):
-    """Lookups do on a CPU, where there is nothing to wait for."""
+    """They do on a CPU, where there is nothing to wait for."""
     _, graphed = engines(name)
     with pytest.raises(HostRead):
         decode(graphed, PROMPTS[:2], SEEDED[:2])

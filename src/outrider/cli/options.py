@@ -89,7 +89,9 @@ Ngram = Annotated[
 ]
 Table = Annotated[
     str | None,
-    typer.Option(help="File of counts for ngram_table. Default: the shipped pair's, with it."),
+    typer.Option(
+        help="File of counts for ngram_table and ngram_tree. Default: the shipped pair's, with it."
+    ),
 ]
 Rule = Annotated[
     str | None,

@@ -119,5 +119,8 @@ def _made(
 
 
 RECIPE = recipes.Recipe(
-    _made, ("target",), ("num_speculative_tokens", "branching", "coupled", "skip", "exit")
+    _made,
+    ("target",),
+    ("num_speculative_tokens", "branching", "coupled", "skip", "exit"),
+    law=True,
 )

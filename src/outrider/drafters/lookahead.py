@@ -159,7 +159,7 @@ def _plan(columns: int, ngram: int, tried: int, device: torch.device) -> _Plan:
     """Chains of n-grams below the root, a chain of the columns' first tokens, and their own below.
 
     >>> _plan(2, 3, 1, torch.device("cpu")).parents
-    (-1, 0, 0, 1, 2, 2, 5)
+    (-1, 0, 0, 1, 2, 2, 4)
     """
     deep = ngram - 1
     above = [-1]  # of each node in the order of the tokens, nodes counted from 1

@@ -158,12 +158,13 @@ class Recipe:
     needs  "model" (one draft model), "models" (a tuple of one or more), "translated" (one whose
            tokenizer is another than the target's), "table" (n-gram counts), "vocab_size" (the
            target's), "target" (the model itself)
-    takes  names of options: those of `DraftOptions`, and any other names of its own. What draws
-           from a model's or a table's law takes that law's `temperature`, `top_k`, `top_p` and
-           `min_p` besides (`drafters.tempered`)
+    takes  names of options: those of `DraftOptions`, and any other names of its own. What needs a
+           draft model or a table takes the `temperature`, `top_k`, `top_p` and `min_p` of their
+           law besides (`drafters.tempered`)
     depth  tokens it drafts in a row if nobody asks
     deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
+    law    whether it has such a law without a draft model or a table
 
     >>> from outrider.drafters.root import Root
     >>> Recipe(Root).make(Parts(), DraftOptions()).name
@@ -176,6 +177,7 @@ class Recipe:
     depth: int = 4
     deepest: int | None = None
     copies: bool = False
+    law: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(Need)
@@ -188,7 +190,7 @@ class Recipe:
     @property
     def warps(self) -> tuple[str, ...]:
         """Options of the law that it draws from: of a model's or a table's. Its own go first."""
-        law = not {"model", "models", "table", "target"}.isdisjoint(self.needs)
+        law = self.law or self.drafts_with_models or "table" in self.needs
         return tuple(name for name in Warp._fields if law and name not in self.takes)
 
     @property

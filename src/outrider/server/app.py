@@ -22,7 +22,7 @@ from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
 from outrider.server import faults
 from outrider.server.answers import Chats, Completions, Writer
-from outrider.server.bodies import ChatBody, CompletionBody
+from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
 from outrider.server.guard import OPEN, App, Guard
 from outrider.server.lanes import Lanes
@@ -111,7 +111,13 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
         loop.close()
         await asyncio.to_thread(loop.join, 10)
 
-    app = FastAPI(title="outrider", version=outrider.__version__, lifespan=running)
+    faulty = {kind: {"model": FaultBody} for kind in ("4XX", "5XX")}
+    app = FastAPI(
+        title="outrider",
+        version=outrider.__version__,
+        lifespan=running,
+        responses=faulty,  # type: ignore[arg-type]
+    )
     _errors(app)
     if service.origins:
         app.add_middleware(

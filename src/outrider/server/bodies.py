@@ -19,6 +19,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Fault(Body):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class FaultBody(Body):
+    """An answer that is none."""
+
+    error: Fault
+
+
 class Text(Body):
     """A part of a message. Images and audio have no place here."""
 
@@ -119,6 +134,7 @@ class Common(Routing):
     speculative_config: SpeculativeConfig | None = None
     prediction: Prediction | None = None
     timeout: float | None = Field(None, gt=0)
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _one_grammar(self) -> "Common":
