@@ -185,9 +185,8 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
             tokens = sum(done.tokens for done in arm.done)
             nodes = sum(done.nodes for done in arm.done)
             rest = f"{tokens / rows:13.2f}{nodes / calls:7.1f}{same:8} of {len(jobs)}"
-        print(
-            f"{name:18}{cells}{ratios[len(ratios) // 2]:10.2f}{ratios[0]:10.2f}{rest}", flush=True
-        )
+        (worst, at), median = ratios[0], ratios[len(ratios) // 2][0]
+        print(f"{name:18}{cells}{median:10.2f}{worst:7.2f} #{at:<2}{rest}", flush=True)
 
 
 def _speed(done: Sequence[Done], picked: Sequence[int]) -> float:

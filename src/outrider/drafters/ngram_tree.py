@@ -40,7 +40,7 @@ class NgramTree:
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
-            object.__setattr__(self, name, arguments.plain(getattr(self, name)))
+            object.__setattr__(self, name, arguments.plain(vars(self)[name]))
         pool.fits(self.total_tokens, self.depth, self.top_k, self.table.vocab_size)
         followers(self.table, self.vocab_size)
 

@@ -162,10 +162,6 @@ class DFlashModel:
         """Dtype of its weights."""
         return self.head.fc.weight.dtype
 
-    def width(self, slots: int) -> int:
-        """The least visible width of so many slots: what a draft is rounded to is of no account."""
-        return Rounding().width(slots)
-
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads states."""
         self.encode(inputs)

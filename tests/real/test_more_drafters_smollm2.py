@@ -1,0 +1,58 @@
+"""SmolLM2-135M-Instruct in float32: its own layers as a draft, lookahead, and cascades of it.
+
+The folder `smollm2` of OUTRIDER_MODELS. Budgets are short: a minute on one core.
+"""
+
+import pytest
+
+import outrider
+from outrider import DraftModel, Limits, Sampling, verifiers
+from outrider.drafters import Cascade, LayerSkip, Lookahead, Random
+from outrider.models.part import part
+from outrider.testing import decode
+
+pytestmark = pytest.mark.real
+
+PROMPTS = ["def add(a, b):\n    return", "red apples, green apples, red apples,"]
+LEFT = [number for number in range(30) if number not in (3, 4, 5)]  # outrider bench layers
+
+
+@pytest.fixture(scope="module")
+def plain(models_directory):
+    path = models_directory / "smollm2"
+    if not path.is_dir():
+        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
+    return outrider.load(path, drafter="root", dtype="float32", threads=1, packed=False)
+
+
+def texts(plain, drafter, sampling, tokens=20):
+    prompts = [plain.tokenizer(text)["input_ids"] for text in PROMPTS]
+    rule = None if sampling.temperature == 0 else verifiers.get("match")
+    engine = outrider.Engine(plain.engine.target, drafter, rule)
+    return decode(engine, prompts, sampling, Limits(tokens))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, seed=5)], ids=["greedy", "drawn"])
+def test_texts_are_plain_decodings(plain, sampling):
+    target = plain.engine.target
+    expected, _ = texts(plain, outrider.Root(), sampling)
+    layers = LayerSkip(part(target, LEFT), (1, 1))
+    for drafter in (layers, Lookahead(), Random(target.vocab_size, 2)):
+        assert texts(plain, drafter, sampling)[0] == expected
+
+
+def test_a_draft_without_three_layers_agrees_as_its_search_says(plain):
+    """alpha 0.92 at T = 0 on prompts of code."""
+    drafter = LayerSkip(part(plain.engine.target, LEFT), (1,))
+    _, run = texts(plain, drafter, Sampling(0), 40)
+    assert run.stats.accepted / run.stats.drafted > 0.75
+
+
+def test_a_cascade_drafts_the_chain_of_its_model(plain):
+    """A draft that is the target itself: all of it is kept, in fewer calls than tokens."""
+    model = plain.engine.target
+    alone, one = texts(plain, DraftModel(model, (1,) * 4), Sampling(0))
+    together, other = texts(plain, Cascade(model, num_speculative_tokens=4), Sampling(0))
+    assert together == alone
+    assert other.stats.accepted == one.stats.accepted
+    assert other.stats.propose_ms < one.stats.propose_ms
