@@ -175,6 +175,10 @@ class DFlashModel:
     def probe(self, rows: int) -> None:
         """It needs no inputs."""
 
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: what a draft is rounded to is of no account."""
+        return Rounding().width(slots)
+
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> HeadCache:
         """An empty cache, with room for a block behind the last token."""
         if inputs is not None:
