@@ -7,7 +7,6 @@ from served import serving
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
 from schemathesis.specs.openapi.checks import positive_data_acceptance  # noqa: E402
 
-
 #: A schema does not say which token ids there are, or how long a prompt may be.
 NOT_IN_A_SCHEMA = [positive_data_acceptance]
 
