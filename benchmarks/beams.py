@@ -14,6 +14,9 @@ one long recording does.
                        text (SmolLM2)
     lean ...           the lean decoder in float32 and bfloat16; greedy is plain decoding with it
 
+Then what `Pace` expects of each depth, from the calls of the deepest, against what was measured
+(Whisper: the lean decoder in bfloat16).
+
 "same" counts best texts that equal transformers'; "slots" are the most that a search had in use at
 once, beside those of one greedy text.
 """
@@ -48,6 +51,7 @@ from outrider.models.sources import Source
 from outrider.types import Drafter, Inputs, LanguageModel
 
 FIRST, END = (50258, 50259, 50359, 50363), 50257  # English, transcribe, no timestamps
+DEPTHS = (1, 2, 3, 4, 6)
 CPU = torch.device("cpu")
 PROMPTS = (
     "The three primary colours are",
@@ -76,6 +80,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=10)
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--ahead", type=int, default=4)
+    parser.add_argument("--expected", action="store_true", help="calls alone, nothing timed")
     parser.add_argument("--only", choices=CASES, action="append")
     asked = parser.parse_args()
     if asked.models is None:
@@ -116,6 +121,30 @@ def measure(arms: dict[str, Arm], count: int, states: int = 0) -> None:
                 f", {slots + states} slots ({(slots + states) / (one + states):.2f} of one row's)"
             )
         print(line, flush=True)
+
+
+def expected(
+    target: LanguageModel, drafters: Sequence[Drafter], requests: Sequence[Request], beams: Beams
+) -> None:
+    """Calls a step as `Pace` expects them from the last drafter's calls, and as they are."""
+    found: dict[int, tuple[float, Pace]] = {}
+    for drafter in drafters:
+        depth, calls, steps = drafter.shapes[0].max_depth, 0, 0
+        whole = Pace(depth, adapts=False)
+        for request in requests:
+            pace = Pace(depth, adapts=False)
+            counts = search(target, drafter, [request], beams, False, pace).counts
+            calls, steps = calls + counts.calls, steps + counts.steps
+            whole.answered += pace.answered
+        found[depth] = calls / steps, whole
+    deepest = found[max(found)][1]
+    for depth, (measured, _) in found.items():
+        told = 1 / deepest.expected(depth)
+        print(
+            f"  {depth} ahead: {measured:.3f} calls a step, {told:.3f} expected "
+            f"({100 * (told / measured - 1):+.0f} %)",
+            flush=True,
+        )
 
 
 def beamed(
@@ -214,7 +243,9 @@ def whisper(asked: Any) -> None:
         arms[f"lean {dtype}"] = beamed(lean, Root(), each, beams)
         arms[f"lean {dtype}, ahead"] = beamed(lean, ahead, copied(each), beams)
     print(f"Whisper base, {asked.beams} beams, {len(own)} windows")
-    measure(arms, len(own), int(network.config.max_source_positions))
+    if not asked.expected:
+        measure(arms, len(own), int(network.config.max_source_positions))
+    expected(lean, [ReferenceLookup(depth) for depth in DEPTHS], copied(each), beams)
 
 
 def molecules(asked: Any) -> None:
@@ -249,7 +280,9 @@ def molecules(asked: Any) -> None:
         "tree, ahead": beamed(target, ReferenceLookup(asked.ahead), requests, beams),
     }
     print(f"ANNalog, {asked.beams} beams, {len(ids)} molecules")
-    measure(arms, len(ids))
+    if not asked.expected:
+        measure(arms, len(ids))
+    expected(target, [ReferenceLookup(depth) for depth in DEPTHS], requests, beams)
 
 
 def chat(asked: Any) -> None:

@@ -40,6 +40,7 @@ WORK = (
     ("plain, 8 rows", 8, 120, 0),
     ("plain, 8 rows, long", 8, 300, 0),
     ("chain of 4, 1 row", 1, 120, 4),
+    ("chain of 4, 1 row, long", 1, 300, 4),
     ("chain of 4, 8 rows", 8, 120, 4),
 )
 STEPS = 24

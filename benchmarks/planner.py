@@ -89,7 +89,8 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
             for row, guesses in enumerate(drafted.tolist()):
                 start = len(texts[row]) + ahead
                 true = whole[row][start : start + DEEPEST]
-                right[row].append(kept(guesses, true))
+                if len(true) == DEEPEST:  # a text may have come to the end of the context
+                    right[row].append(kept(guesses, true))
     return right
 
 

@@ -37,9 +37,9 @@ ARMS: dict[str, tuple[Callable[[], Drafter], bool]] = {
     "plain": (Root, False),
     "prompt_lookup 8": (lambda: PromptLookup(8), False),
     "prompt_lookup": (lambda: PromptLookup(16), True),
-    "suffix": (Suffix, True),
-    "recall": (Recall, True),
-    "recall, earlier": (lambda: Recall(earlier=20_000), True),
+    "suffix": (lambda: Suffix(16), True),
+    "recall": (lambda: Recall(32), True),
+    "recall, earlier": (lambda: Recall(32, earlier=20_000), True),
 }
 THEIRS = "transformers"
 THEIR_SETTINGS = (3, 5, 10)
@@ -171,7 +171,7 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
             picked = [at for at, job in enumerate(jobs) if kind in (None, job.kind)]
             cells += f"{_speed(arm.done, picked) / _speed(plain, picked):10.2f}"
         ratios = sorted(
-            _speed(arm.done, [at]) / _speed(plain, [at])
+            (_speed(arm.done, [at]) / _speed(plain, [at]), at)
             for at in range(len(jobs))
             if plain[at].tokens >= 16 * len(jobs[at].prompts)
         )
@@ -185,9 +185,8 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
             tokens = sum(done.tokens for done in arm.done)
             nodes = sum(done.nodes for done in arm.done)
             rest = f"{tokens / rows:13.2f}{nodes / calls:7.1f}{same:8} of {len(jobs)}"
-        print(
-            f"{name:18}{cells}{ratios[len(ratios) // 2]:10.2f}{ratios[0]:10.2f}{rest}", flush=True
-        )
+        (worst, at), median = ratios[0], ratios[len(ratios) // 2][0]
+        print(f"{name:18}{cells}{median:10.2f}{worst:7.2f} #{at:<2}{rest}", flush=True)
 
 
 def _speed(done: Sequence[Done], picked: Sequence[int]) -> float:

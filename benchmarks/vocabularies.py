@@ -3,11 +3,12 @@
     python benchmarks/vocabularies.py --target TARGET --draft DRAFT   # folders or hub names
     python benchmarks/vocabularies.py --reordered                     # the shipped pair
 
-In float32 on one thread, over held-out code prompts, the same seeds for every drafter:
+On one thread, over held-out code prompts, the same seeds for every drafter. Texts are compared in
+float32; for speed take --dtype bfloat16, whose weights are packed.
 
     vocabulary  share of the target's tokens that the draft has, too
     text        the same of the tokens that the target alone writes
-    kept        tokens per target call
+    kept        tokens per target call, of chains of --gamma tokens, or as the planner has it
     speed       processor time of plain decoding over that of the drafter
 
 "same text" counts texts that equal plain decoding's, where they must: at temperature 0, and where
@@ -30,8 +31,6 @@ from outrider.drafters import StringMatch, Translated
 from outrider.lab.prompts import read_prompts
 from outrider.load import shipped
 from outrider.models.translated import TranslatedModel
-
-QUICK = {"dtype": "float32", "threads": 1, "packed": False}
 
 
 def reordered(folder, to):
@@ -64,19 +63,19 @@ def drafters(model, count):
     if not isinstance(model, TranslatedModel):
         return {"draft_model, no translation": (DraftModel(model, chain), None)}
     return {
-        "translated (default)": (Translated(model, count), None),
+        "translated": (Translated(model, count), None),
         "string_match": (StringMatch(model, count), None),
         "draft_model": (DraftModel(model, chain), None),
         "draft_model, coupled": (DraftModel(model, chain, coupled=True), None),
     }
 
 
-def measure(pair, drafter, rule, prompts, temperature, tokens):
+def measure(speculator, prompts, temperature, tokens):
     """Token ids, tokens per target call, processor seconds."""
     how = [Sampling(temperature, seed=number) for number in range(len(prompts))]
     started, texts, calls = time.thread_time(), [], 0
     for prompt, one in zip(prompts, how, strict=True):
-        made = pair.using(drafter, rule).generate(prompt, one, Stop(tokens, (), ())).completions[0]
+        made = speculator.generate(prompt, one, Stop(tokens, (), ())).completions[0]
         texts.append(made.token_ids)
         calls += made.stats.steps
     return texts, sum(map(len, texts)) / calls, time.thread_time() - started
@@ -90,14 +89,20 @@ def report(pair, asked):
     print(f"target {pair.notes.target}, draft {pair.notes.draft}")
     print(f"  vocabulary: {pair.notes.vocabulary or 'the same'}")
     for temperature in asked.temperature or [0.0, 1.0]:
-        plain, _, base = measure(pair, Root(), "match", prompts, temperature, asked.tokens)
+        alone = pair.using(Root(), "match")
+        plain, _, base = measure(alone, prompts, temperature, asked.tokens)
+        print(f"  temperature {temperature:g}")
         if translated:
             common = {ours for ours, _ in model.translation.shared}
             ids = [number for text in plain for number in text]
             share = sum(number in common for number in ids) / len(ids)
-            print(f"  temperature {temperature:g}; text: {share:.1%} of its tokens are common")
-        for name, (drafter, rule) in drafters(model, asked.gamma).items():
-            texts, kept, took = measure(pair, drafter, rule, prompts, temperature, asked.tokens)
+            print(f"    text: {share:.1%} of its tokens are common")
+        arms = {
+            name: pair.using(drafter, rule)
+            for name, (drafter, rule) in drafters(model, asked.gamma).items()
+        }
+        for name, speculator in {"as loaded, with planner": pair, **arms}.items():
+            texts, kept, took = measure(speculator, prompts, temperature, asked.tokens)
             same = sum(one == other for one, other in zip(texts, plain, strict=True))
             print(
                 f"    {name:28} kept {kept:.3f}  speed {base / took:.2f}  "
@@ -117,14 +122,20 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, action="append")
     parser.add_argument("--gamma", type=int, default=4, help="drafted tokens")
     parser.add_argument("-n", "--tokens", type=int, default=64)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     asked = parser.parse_args()
+    how = {
+        "dtype": asked.dtype,
+        "threads": 1,
+        "packed": asked.dtype == "bfloat16",
+    }
     if asked.draft is not None:
-        report(outrider.load(asked.target, asked.draft, **QUICK), asked)
+        report(outrider.load(asked.target, asked.draft, **how), asked)
     if asked.reordered or asked.draft is None:
-        report(outrider.load(**QUICK), asked)
+        report(outrider.load(**how), asked)
         with tempfile.TemporaryDirectory() as folder:
             draft = reordered(shipped("draft"), folder)
-            report(outrider.load(shipped("target"), draft, **QUICK), asked)
+            report(outrider.load(shipped("target"), draft, **how), asked)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ MODELLESS = (
     "root",
     "suffix",
     "recall",
+    "recall chain",
     "n-gram table",
     "n-gram tree",
     "random",

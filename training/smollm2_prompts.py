@@ -1,11 +1,11 @@
-"""Prompts and texts that the head of SmolLM2 is trained on, made from what lies on the machine.
+"""Prompts and texts that a head of SmolLM2 is trained on, made from what lies on the machine.
 
-    python -m training.smollm2_prompts --out work/smollm2
+    python -m training.smollm2_prompts --out work/smollm2 [--count 1500]
 
-writes `prompts.jsonl` (questions, stories, small jobs on passages of documentation), whose answers
-the model itself writes, `held_out.jsonl` (other subjects, never trained on), and `texts.jsonl`
-(passages of Python's own documentation). Wording is this project's own; passages are Python's
-(PSF licence).
+writes `prompts.jsonl` (questions, stories, small jobs on passages of documentation and on code),
+whose answers the model itself writes, and `texts.jsonl` (passages of Python's own documentation).
+Every twentieth prompt is held out; those are on subjects of their own. Wording is this project's;
+passages are Python's (PSF licence). Subjects of `benchmarks/six_kinds.py` are left out.
 """
 
 from __future__ import annotations
@@ -108,6 +108,10 @@ Write a Python function that {}.|Write a Python program that {}, and explain it 
  do I write code that {}?|Write a short class in Python that {}.
 """.replace("\n", "").split("|")
 
+#: What the benchmark's free-text prompts are about.
+JUDGED = ("vaccines", "bicycles", "prime number", "learning a language", "lighthouse", "baker")
+HELD = 20  #: every so manieth prompt is held out
+
 
 def passages(least: int = 300, most: int = 1200) -> Iterator[str]:
     """Runs of paragraphs of Python's documentation, none of them twice."""
@@ -123,8 +127,8 @@ def passages(least: int = 300, most: int = 1200) -> Iterator[str]:
             yield run
 
 
-def cases(rng: random.Random, held: bool) -> list[dict[str, str]]:
-    """Prompts with their kind, shuffled; held out ones share no subject with the others."""
+def cases(rng: random.Random, held: bool) -> list[dict[str, object]]:
+    """Prompts with their kind, shuffled; those held out share no subject with the others."""
 
     def half(items: list[str]) -> list[str]:
         return [item.strip() for n, item in enumerate(items) if (n % 10 == 7) == held]
@@ -141,25 +145,35 @@ def cases(rng: random.Random, held: bool) -> list[dict[str, str]]:
     rows += [("passage", f"{job.strip()}\n\n{text}") for text, job in texts[: int(400 * share)]]
     rows += [("code", form.strip().format(task)) for task, form in coded[: int(200 * share)]]
     rng.shuffle(rows)
-    return [{"kind": kind, "prompt": prompt} for kind, prompt in rows]
+    return [
+        {"kind": kind, "prompt": prompt, "held_out": held}
+        for kind, prompt in rows
+        if not any(word in prompt for word in JUDGED)
+    ]
+
+
+def mixed(seed: int, count: int) -> list[dict[str, object]]:
+    """So many prompts, every twentieth of them held out."""
+    learnt, held = (iter(cases(random.Random(seed), side)) for side in (False, True))
+    rows = (next(held if n % HELD == HELD // 2 else learnt, None) for n in range(count))
+    return [row for row in rows if row is not None]
 
 
 def main() -> None:
-    """Write the three files."""
+    """Write both files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=1500, help="prompts, at most some 4,400")
     parser.add_argument("--seed", type=int, default=1)
-    out = parser.parse_args()
-    out.out.mkdir(parents=True, exist_ok=True)
-    texts = [{"text": text} for n, text in enumerate(passages()) if n % 10 != 7]
-    files = {
-        "prompts": cases(random.Random(out.seed), held=False),
-        "held_out": cases(random.Random(out.seed), held=True),
-        "texts": texts,
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    files: dict[str, list[dict[str, object]]] = {
+        "prompts": mixed(asked.seed, asked.count),
+        "texts": [{"text": text} for n, text in enumerate(passages()) if n % 10 != 7],
     }
     for name, rows in files.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (out.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        (asked.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
         print(f"{name}: {len(rows)} rows")
 
 

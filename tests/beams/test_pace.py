@@ -42,16 +42,16 @@ def test_it_comes_back_when_it_pays_again():
 
 
 def test_expected_steps_of_smaller_depths():
+    """Runs of 1, 4, 2 and 3 steps take 1, 2, 1 and 2 calls that look one step ahead."""
     pace = Pace(3)
     for steps in (1, 4, 2, 3):
         pace.learn(3, steps, 1.0)
-    assert [pace.expected(depth) for depth in range(4)] == [1, 1.75, 2.25, 2.5]
+    assert [pace.expected(depth) for depth in range(4)] == [1, 10 / 6, 2, 2.5]
 
 
-def test_calls_of_different_depths_tell_together():
-    """A call of depth 1 that answers both of its steps says nothing about the third."""
-    pace = Pace(2)
-    for depth, steps in ((1, 2), (1, 2), (1, 1), (2, 3), (2, 2)):
-        pace.learn(depth, steps, 1.0)
-    assert pace.expected(1) == pytest.approx(1 + 4 / 5)
-    assert pace.expected(2) == pytest.approx(1 + 4 / 5 + 4 / 5 * 1 / 2)
+def test_what_was_never_tried_is_as_likely_as_what_was():
+    pace = Pace(4)
+    for steps in (2, 2, 1, 2):
+        pace.learn(1, steps, 1.0)
+    assert pace.expected(1) == pytest.approx(7 / 4)
+    assert pace.expected(3) == pytest.approx(7 / 4 + 0.75**2 + 0.75**3)

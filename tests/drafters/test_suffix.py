@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from outrider import Engine, Limits, PromptLookup, Root, Run, Sampling, verifiers
-from outrider.drafters import Suffix, earlier
+from outrider.drafters import Suffix, earlier, placed
 from outrider.drafters.automaton import Automaton, longest_match
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws import sampling
-from outrider.types import Context, Verdict
+from outrider.types import Context, Draws, Kind, Laws, Scores, Verdict
 from tiny import PROMPTS, decode, pair
 
 
@@ -166,6 +166,33 @@ def test_only_matching_rules_judge_copies_of_earlier_texts():
     with pytest.raises(ConfigurationError, match="cannot judge"):
         Engine(pair()[0], Suffix(4, earlier=8), "rejection")
     Engine(pair()[0], Suffix(4), "rejection")
+
+
+def first_tokens(rule, seeds, copied):
+    """What a rule emits first for each seed, with what it emitted before on offer."""
+    law = torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
+    tokens = []
+    for seed in range(seeds):
+        draws = Draws(torch.tensor([seed]), torch.tensor([4]))
+        token = 0
+        for draft in ([1], [1, None])[: 1 + copied]:
+            draft = placed.chains([[token if t is None else t for t in draft]], Kind.FIXED)
+            rows = law.log().expand(1, draft.tree.nodes, 4)
+            verdict = verifiers.judge(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
+            kept = int(verdict.count_B) > 0
+            token = int(draft.tokens_BN[0, 1]) if kept else int(verdict.next_B)
+        tokens.append(token)
+    counts = torch.bincount(torch.tensor(tokens), minlength=4).double()
+    return tokens, float((counts / seeds - law).abs().sum() / 2)
+
+
+def test_why_a_rule_of_chance_must_not_judge_them():
+    """A copy of the text with the same seed has seen the noise that judges it."""
+    rejection, match = verifiers.get("rejection"), verifiers.get("match")
+    _, right = first_tokens(rejection, 900, copied=False)
+    _, wrong = first_tokens(rejection, 900, copied=True)
+    assert right < 0.04 < 0.06 < wrong
+    assert first_tokens(match, 200, copied=True) == first_tokens(match, 200, copied=False)
 
 
 def test_earlier_texts_are_bounded_and_kept_apart():

@@ -20,8 +20,10 @@ from outrider.types import Context, Kind, Output
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
 
 ROWS = PROMPTS[:3]
-#: Drafters whose children come from a model's law; that of layers depends on the target's cache.
-WITH_LAW = [name for name in DRAFTERS if name not in (*MODELLESS, *TRANSLATED, "layer skip")]
+#: Drafters whose children come from a model's law; that of layers depends on the target's cache,
+#: that of a head on its states.
+LIVING = ("layer skip", "head")
+WITH_LAW = [name for name in DRAFTERS if name not in (*MODELLESS, *TRANSLATED, *LIVING)]
 
 
 @dataclass(frozen=True)

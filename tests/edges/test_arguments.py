@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import outrider
 from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, arguments, verifiers
 from outrider.certify import Power, certify, foreign
-from outrider.drafters import Beam, DynamicTree, Paths, StaticTree
+from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.integrations.arranged import arranged
 from outrider.integrations.generate import speculative
@@ -146,12 +146,14 @@ def test_load(settings, parts):
         load(**({"target": target, "draft": draft} | PLAIN | settings))
 
 
-def test_prompt_lookup_has_one_default():
+def test_without_a_draft_model_there_is_one_default():
     fixed = {"planner": "fixed"}
-    assert load(llama(), **PLAIN, **fixed).engine.drafter == PromptLookup()
-    assert arranged(llama(), fixed).engine.drafter == PromptLookup()
+    assert load(llama(), **PLAIN, **fixed).engine.drafter == Recall()
+    assert arranged(llama(), fixed).engine.drafter == Recall()
     planned = load(llama(), **PLAIN).engine.drafter
-    assert planned == arranged(llama(), {}).engine.drafter == PromptLookup(16)
+    assert planned == arranged(llama(), {}).engine.drafter == Recall(32, 32)
+    lookup = load(llama(), ngram=(1, 4), **PLAIN).engine.drafter
+    assert lookup == arranged(llama(), {"ngram": (1, 4)}).engine.drafter == PromptLookup(16)
 
 
 @pytest.mark.parametrize("given", [3, (1, 2, 3), (4, 1), (0, 3), "14", (1, 2.0)])

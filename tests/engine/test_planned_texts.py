@@ -6,6 +6,8 @@ import pytest
 
 import outrider
 from outrider import Sampling, Stop
+from outrider.costs import Costs
+from outrider.engine.planner import measure
 from outrider.load import shipped
 
 STOP = Stop(48)
@@ -54,3 +56,13 @@ def test_forty_eight_planned_texts_are_plain_ones(dtype, drafter, temperature, t
     same, sizes = equal(48, dtype, drafter, temperature, together)
     print(f"{dtype}, {drafter}, T = {temperature:g}, {together} at once: {same} of 48, {sizes}")
     assert same == 48
+
+
+def test_costs_of_a_file_are_those_that_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "measured", None)
+    Costs.of({1: 5.0, 13: 500.0}).write(tmp_path / "costs.json")
+    about = {"dtype": "float32", "threads": 1, "packed": True}
+    speculator = outrider.load(costs=tmp_path / "costs.json", **about)
+    stats = speculator.generate(prompts(1)[0], Sampling(0), Stop(24)).stats
+    assert stats.plain_steps > 20
+    assert "of a plain step" in stats.why_plain

@@ -188,7 +188,7 @@ def test_arguments_that_transformers_keeps_to_itself_are_refused_with_their_name
         target.generate(prompts(), custom_generate=speculative, streamer=streamer, max_new_tokens=4)
     assert streamer.ended, "nobody may wait for tokens that never come"
     with pytest.raises(ConfigurationError, match=r"pass tokenizer=\.\.\., too"):
-        generate(target, prompts(), assistant_model=draft, assistant_tokenizer=object())
+        generate(target, prompts(), assistant_model=draft, assistant_tokenizer=object(), **GREEDY)
 
 
 def test_the_end_of_the_context_is_said(draft):

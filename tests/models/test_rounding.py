@@ -54,7 +54,7 @@ def nothing_is_known(monkeypatch, tmp_path):
 def found(switch):
     rounding._found.clear()
     shutil.rmtree(calibrate.cache_dir(), ignore_errors=True)
-    return rounding.of_attention(planted(switch), 2, 16, BF16)
+    return rounding.of_attention(planted(switch), 1, 8, BF16)
 
 
 def test_planted_paths_of_attention_are_found():
@@ -105,12 +105,13 @@ def test_planted_paths_of_products_are_found_and_padded(monkeypatch):
 
     def switching(weight, bias, packed):
         run = made(weight, bias, packed)
-        back = made(weight.flip(1).float(), None, False)
+        half = weight.shape[1] // 2
+        parts = made(weight[:, :half], None, False), made(weight[:, half:], None, False)
 
         def product(x):
             rows = x.shape[:-1].numel()
             if rows < 3 or rows > 40:
-                return back(x.flip(-1).float()).to(x.dtype)
+                return parts[0](x[..., :half]) + parts[1](x[..., half:])
             return run(x)
 
         return product
@@ -167,8 +168,8 @@ def alike(make):
             lengths += size
         return torch.cat(parts)
 
-    whole = scores(False, 512, [50])
-    calls = [(False, 512, [1] * 50), (False, 33, [5, 9, 36]), (True, 512, [1, 4] * 10)]
+    whole = scores(False, 512, [40])
+    calls = [(False, 512, [1] * 25), (False, 33, [5, 9, 26]), (True, 512, [1, 4] * 4)]
     return all(torch.equal(x, whole[: len(x)]) for x in (scores(*call) for call in calls))
 
 
@@ -186,9 +187,16 @@ def test_without_what_was_found_calls_differ(make, monkeypatch):
     assert not alike(make)
 
 
-def patch(monkeypatch):
+def test_long_blocks_are_cut_where_they_round_otherwise(monkeypatch):
+    patch(monkeypatch, lambda rows, slots, batch: rows > 40)
+    assert alike(lean)
+    monkeypatch.setattr(rounding, "of_attention", lambda *_: Rounding())
+    assert not alike(lean)
+
+
+def patch(monkeypatch, switch=few_or_wide):
     """Plant another path below the lean runner and below transformers' own attention."""
-    attend = planted(few_or_wide)
+    attend = planted(switch)
 
     def below(q, keys, values, attn_mask=None, **options):
         with torch.no_grad():

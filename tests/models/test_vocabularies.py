@@ -88,7 +88,7 @@ def test_a_draft_with_the_targets_law_under_other_ids_is_always_kept(folders, tm
     tokenizer(WORDS[::-1]).save_pretrained(tmp_path)
     pair = load(folders["target"], tmp_path, **QUICK)
     done = pair.generate(PROMPTS, [Sampling(t) for t in (0, 0, 1, 1, 1)], Stop(21, (), ()))
-    assert done.stats.new_tokens / done.stats.steps > 4
+    assert done.stats.accepted > 0.9 * done.stats.drafted > 0  # the last block ends at the limit
 
 
 def test_a_draft_tokenizer_is_given_by_hand(folders, tmp_path):

@@ -3,12 +3,15 @@
 The folder `smollm2` of OUTRIDER_MODELS. Budgets are short: a minute on one core.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
-from outrider import DraftModel, Limits, PromptLookup, Request, Run, Sampling, Stop
+from outrider import DraftModel, Limits, PromptLookup, Request, Root, Run, Sampling, Stop
+from outrider.drafters import Parts, make
 from outrider.text.answer import Answer
 from outrider.text.stream import Stream
 
@@ -122,3 +125,30 @@ def test_a_coupled_seeded_text_is_the_same_for_two_drafters(speculator, chat):
         result = speculator.using(drafter, "match").generate([chat], how, stop)
         assert result.completions[0].token_ids == expected.completions[0].token_ids
     assert result.stats.accepted > 4  # the target as its own drafter, with its own noise
+
+
+@pytest.mark.parametrize("name", ["suffix", "recall"])
+def test_copies_and_likely_tokens_leave_the_text_as_it_is(speculator, name):
+    tokenizer = speculator.tokenizer
+    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    stops = [Stop(budget) for budget in BUDGETS]
+    seeded = [replace(how, seed=how.seed or 9) for how in SETTINGS]
+    drafter = make(name, Parts(target=speculator.engine.target))
+    for rows in (range(1), range(6)):  # alone and beside others
+        asked = [[each[row] for row in rows] for each in (prompts, seeded, stops)]
+        plain = speculator.using(Root(), "match").generate(*asked)
+        found = speculator.using(drafter, "match").generate(*asked)
+        for ours, theirs in zip(found.completions, plain.completions, strict=True):
+            assert ours.token_ids == theirs.token_ids
+    assert found.stats.accepted > 12  # lists of apples and numbers go on as they did
+
+
+def test_nobody_has_to_name_a_drafter(path):
+    loaded = outrider.load(path, dtype="float32", threads=1, packed=False)
+    assert loaded.engine.drafter.name == "recall"
+    prompt = f"{LINE}, {LINE},"
+    result = loaded.generate(prompt, GREEDY, Stop(BUDGET))
+    assert result.completions[0].token_ids == (
+        loaded.plain().generate(prompt, GREEDY, Stop(BUDGET)).completions[0].token_ids
+    )
+    assert result.stats.engine_steps < BUDGET

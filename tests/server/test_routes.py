@@ -46,11 +46,10 @@ def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, c
         again = another.client()
         assert [streamed(again, seed=s)[0] for s in seeds] == [text for (text,) in alone]
         assert write(again, seed=3).system_fingerprint == write(client).system_fingerprint
-    whole = alone[0][0]
-    half = shipped.tokenizer(PROMPT)["input_ids"]
-    half += plain.generate(PROMPT, Sampling(0.8, seed=3), Stop(9)).completions[0].token_ids
-    rest = said(write(client, half, seed=3, max_tokens=15))
-    assert whole.endswith(rest[0])
+    told = {"return_token_ids": True}
+    some = write(client, seed=3, max_tokens=9, extra_body=told).choices[0]
+    sent = some.model_extra["prompt_token_ids"] + some.model_extra["token_ids"]
+    assert some.text + said(write(client, sent, seed=3, max_tokens=15))[0] == alone[0][0]
 
 
 def test_several_completions_of_several_prompts(client):
@@ -188,12 +187,14 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
         "max_tokens": 16,
         "stream": True,
         "stream_options": {"chunk_tokens": 1, "include_trace": True},
+        "return_token_ids": True,
     }
     sizes, texts = [], []
     for event in events(server, body):
         sizes.append(len(event))
         if event != "[DONE]":
             texts.append(json.loads(event)["choices"][0]["text"])
+            assert len(json.loads(event)["choices"][0]["token_ids"]) == 1
     assert event == "[DONE]"
     assert len(texts) == 16
     assert all(size % 64 == 0 for size in sizes[:-1])

@@ -140,3 +140,21 @@ def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch,
     assert code == 2
     assert isinstance(ConfigurationError("x"), ValueError)
     assert "unknown timestamps" in err
+
+
+def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):
+    words = [talks[0], "-m", folder, *BRIEF, "-f", "json", "-l", "en"]
+    searched = [*words, "--beam-size", 3, "--patience", 1, "--length-penalty", 0.5]
+    code, out, err = run(capsys, monkeypatch, *searched)
+    assert code == 0, err
+    found = json.loads(out)
+    asked = {"beam_size": 3, "patience": 1.0, "length_penalty": 0.5}
+    ear = whispers.loaded()
+    ear.hearing.model.generation_config.max_length = 12
+    mine = ear.transcribe(talks[0], temperature=0, language="en", **asked)
+    assert [one["tokens"] for one in found["segments"]] == [list(s.tokens) for s in mine.segments]
+    greedy = json.loads(run(capsys, monkeypatch, *words)[1])
+    assert greedy["segments"] != found["segments"]
+    code, _, err = run(capsys, monkeypatch, *words, "--patience", 1)
+    assert code == 2
+    assert "beam_size" in err

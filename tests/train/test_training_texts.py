@@ -4,8 +4,11 @@ import json
 
 import pytest
 
-import outrider
+from outrider import Engine, Root
 from outrider.errors import ConfigurationError
+from outrider.models import adapt
+from outrider.testing import llama
+from outrider.text.speculator import Speculator
 from outrider.train.answers import answered
 from outrider.train.features import Text
 from outrider.train.job import Task
@@ -17,6 +20,12 @@ class Letters:
 
     def __call__(self, text):
         return {"input_ids": [ord(letter) % 64 for letter in text]}
+
+    def decode(self, token_ids, **settings):
+        return "".join(chr(64 + token) for token in token_ids)
+
+    def get_vocab(self):
+        return {chr(64 + token): token for token in range(64)}
 
 
 def test_texts_prompts_and_answers_are_read(tmp_path):
@@ -91,7 +100,9 @@ def test_a_task_without_texts_or_of_another_kind_is_refused(tmp_path):
         Task("target", tmp_path, (tmp_path,), kind="tree")
 
 
-def test_answers_are_written_as_they_come_and_gone_on_with(speculator, tmp_path):
+def test_answers_are_written_as_they_come_and_gone_on_with(tmp_path):
+    model = llama(vocab_size=64)
+    speculator = Speculator(Engine(adapt(model, packed=False), Root()), Letters())
     prompts = [Piece(f"def f{n}(x):", "", n == 2) for n in range(3)]
     path = tmp_path / "answers.jsonl"
     whole = answered(speculator, prompts, path, tokens=12, rows=2)
@@ -100,8 +111,3 @@ def test_answers_are_written_as_they_come_and_gone_on_with(speculator, tmp_path)
     path.write_text(lines[0] + lines[1][:10])  # interrupted while it was writing
     assert answered(speculator, prompts, path, tokens=12, rows=1) == whole
     assert path.read_text() == "".join(lines)
-
-
-@pytest.fixture(scope="module")
-def speculator():
-    return outrider.load(drafter="root", dtype="float32", threads=1, packed=False)

@@ -1,16 +1,19 @@
 """`outrider train-draft`: a head or a small draft for a target that is there."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider.cli import options
-from outrider.cli.console import EXIT_INTERRUPTED, LOADING, out, working
+from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
 from outrider.lab.progress import bar
 from outrider.train import published
-from outrider.train.job import Task, run
+from outrider.train.job import Show, Task, run
 from outrider.train.loop import Plan
+
+LINE_SECONDS = 30  #: between lines of a log
 
 
 def command(
@@ -83,10 +86,23 @@ def command(
     with working(LOADING):
         speculator, model = published.opened(target, device, dtype, threads)
     with bar("train-draft") as show:
-        result = run(speculator, model, task, show)
-    if not result.finished:
+        result = run(speculator, model, task, show if err.is_terminal else _lines())
+    if result is None:
         out.print(f"interrupted; the same command goes on from {task.out}", markup=False)
         raise typer.Exit(EXIT_INTERRUPTED)
     with working("measuring what steps cost"):
         text = published.publish(result, task)
     out.print(text, markup=False)
+
+
+def _lines() -> Show:
+    """A line on stderr now and then, for logs."""
+    last: list[float] = []
+
+    def show(text: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not last or now - last[0] > LINE_SECONDS or done == total:
+            last[:] = [now]
+            err.print(f"{text} ({done} of {total})", markup=False)
+
+    return show

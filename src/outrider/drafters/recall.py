@@ -32,7 +32,8 @@ from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
-SIZES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  #: numbers of nodes to choose from
+MOST = 32  #: nodes that a planner may choose
+SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
 FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
@@ -222,7 +223,7 @@ class Recall:
     [5, 4, 3, 2, 1]
     """
 
-    total_tokens: int = SIZES[0]
+    total_tokens: int = 8
     depth: int | None = None
     chain: bool = False
     earlier: int = 0
@@ -331,5 +332,6 @@ RECIPE = recipes.Recipe(
     _made,
     ("target",),
     ("total_tokens", "num_speculative_tokens", "chain", "earlier"),
-    depth=SIZES[0],
+    depth=Recall.total_tokens,
+    deepest=MOST,
 )

@@ -73,7 +73,7 @@ class Suffix:
     [3, 2, 1]
     """
 
-    num_speculative_tokens: int = 16
+    num_speculative_tokens: int = 8
     earlier: int = 0
     name: ClassVar[str] = "suffix"
     taps: ClassVar[tuple[int, ...]] = ()
@@ -178,5 +178,8 @@ def _made(
 
 
 RECIPE = recipes.Recipe(
-    _made, takes=("num_speculative_tokens", "earlier"), depth=Suffix.num_speculative_tokens
+    _made,
+    takes=("num_speculative_tokens", "earlier"),
+    depth=Suffix.num_speculative_tokens,
+    deepest=16,
 )

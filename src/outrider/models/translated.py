@@ -96,7 +96,7 @@ class TranslatedModel:
         target, draft = translation.target, translation.draft
         self.model, self.translation, self.vocab_size = model, translation, vocab_size
         shared = [(t, d) for t, d in translation.shared if t < vocab_size and d < model.vocab_size]
-        if not shared:
+        if not translation.common or not shared:
             raise VocabularyMismatch(
                 f"target and draft model share no token: {target.name} has {len(target.ids)}, "
                 f"{draft.name} {len(draft.ids)}; use another draft model, or a drafter without one"
@@ -229,7 +229,7 @@ class TranslatedModel:
         rows, ends = cache.rows, self.translation.draft.special
         for row, text in zip(rows, texts, strict=True):
             row.rewrite(text)
-        most = [math.ceil(count * row.retold.ratio) for row in rows]
+        most = [max(1, math.ceil(count * row.retold.ratio)) for row in rows]
         said: list[list[int]] = [[] for _ in rows]
         for _ in range(max(most)):
             known = [row.retold.ids + more for row, more in zip(rows, said, strict=True)]

@@ -233,11 +233,16 @@ class Writer:
     def _piece(
         self, choice: Choice, said: dict[str, Any], since: int, reason: str | None
     ) -> dict[str, Any]:
+        ids = {}
+        if choice.tells_ids:
+            tokens = choice.answer.tokens[since:]
+            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.prompt)}
         return {
             "index": choice.index,
             **said,
             "logprobs": self.logs(choice, since),
             "finish_reason": None if reason is None else _REASONS[reason],
+            **ids,
         }
 
     def logs(self, choice: Choice, since: int) -> dict[str, Any] | None:

@@ -134,6 +134,7 @@ class Common(Routing):
     speculative_config: SpeculativeConfig | None = None
     prediction: Prediction | None = None
     timeout: float | None = Field(None, gt=0)
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _one_grammar(self) -> "Common":

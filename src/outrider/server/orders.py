@@ -33,6 +33,7 @@ class Choice:
     lane: str
     request: Request
     answer: Answer
+    tells_ids: bool = False  #: whether chunks have token ids
     predicted: list[int] | None = None  #: tokens of the text that it was expected to resemble
     stats: RequestStats = field(default_factory=RequestStats)
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -106,7 +107,8 @@ class Orders:
                     num_speculative_tokens=depth,
                 )
                 answer = Answer(self.speculator.tokenizer, stop, ids, request.limits.stop_ids)
-                choices.append(Choice(len(choices), method, request, answer, predicted))
+                tells = body.return_token_ids
+                choices.append(Choice(len(choices), method, request, answer, tells, predicted))
                 choices[-1].stats.prompt_tokens = len(ids)
         return choices
 

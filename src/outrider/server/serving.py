@@ -211,6 +211,8 @@ def _by_token(
     for at, piece in enumerate(pieces):
         last = at == len(pieces) - 1
         extra: dict[str, object] = {"logprobs": _nth(logs, at)}
+        if choice.tells_ids:
+            extra["token_ids"] = said.token_ids[at : at + 1]
         if last:
             extra |= more
         chunks.append(writer.chunk(choice, piece, since, reason if last else None, **extra))

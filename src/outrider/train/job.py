@@ -82,13 +82,13 @@ class Result(NamedTuple):
     after: Alpha
     progress: Progress
     learnt: dict[str, int]  #: tokens by source
-    finished: bool  #: False: interrupted
 
 
-def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) -> Result:
+def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) -> Result | None:
     """Train a draft for the target that this speculator runs; `model` is its transformers model.
 
-    Raises ConfigurationError for texts that cannot be used and targets without states to read.
+    None: interrupted while it trained, and saved. Raises ConfigurationError for texts that cannot
+    be used and targets without states to read.
     """
     target = speculator.engine.target
     if target.reads != "text":
@@ -118,12 +118,13 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
         first = sums[0]
         entropy, agreed = (float(each) / max(first.places, 1) for each in first[:3:2])
         text = f"step {progress.step}: loss {entropy:.2f}, agreement {agreed:.2f}"
-        show(text, int(progress.seconds), int(task.plan.minutes * 60))
+        show(text, int(1000 * task.plan.spent(progress)), 1000)
 
-    finished = trainer.train(said)
+    if not trainer.train(said):
+        return None
     after = alpha(target, student, judged, lambda n, of: show("alpha after", n, of))
     student.write(task.out, task.target)
-    return Result(student, before, after, trainer.progress, counts, finished)
+    return Result(student, before, after, trainer.progress, counts)
 
 
 def _texts(

@@ -32,6 +32,8 @@ class Plan:
     norm_rate    that of norms (Adam)
     warm, flat   shares of the training after which the rate has risen, and begins to fall
     overlap      weight of 1 - sum min(p, q) beside the cross entropy
+    noise        deviation of what is added to the target's states, in deviations of theirs: a few
+                 texts are else learnt by heart
     seed         of the order of texts
     """
 
@@ -44,6 +46,7 @@ class Plan:
     warm: float = 0.02
     flat: float = 0.5
     overlap: float = 1.0
+    noise: float = 0.1
     seed: int = 0
     save_seconds: float = 120.0
 
@@ -167,6 +170,8 @@ class Trainer:
         for optimiser, rate in zip(self._optimisers, self._rates, strict=True):
             optimiser.param_groups[0]["lr"] = rate * self.plan.scale(spent)
             optimiser.zero_grad()
+        if self.student.taps and self.plan.noise:
+            batch = batch._replace(states=tuple(map(self._noisy, batch.states)))
         rounds = min(self.plan.rounds_at(spent), self.student.rounds)
         with torch.autocast(self._device.type, torch.bfloat16):
             sums = losses(self.student, batch, rounds)
@@ -175,6 +180,9 @@ class Trainer:
         for optimiser in self._optimisers:
             optimiser.step()
         return [part.detached() for part in sums]
+
+    def _noisy(self, states_BTE: Tensor) -> Tensor:
+        return states_BTE + self.plan.noise * states_BTE.std() * torch.randn_like(states_BTE)
 
     def _batches(self) -> Iterator[Batch]:
         """Endless; every text once before any twice. Texts of a batch are about equally long."""

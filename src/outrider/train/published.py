@@ -35,8 +35,11 @@ def opened(
             f"texts need a tokenizer; got {target!r}, which has none beside its weights; put one "
             "there"
         )
-    count = "auto" if threads is None else threads
-    return load(model, drafter="root", tokenizer=tokenizer, threads=count), model
+    all_threads = torch.get_num_threads()
+    speculator = load(model, drafter="root", tokenizer=tokenizer, threads=threads or "auto")
+    if place.type == "cpu":  # one step of one text is fastest on few; batches take all there are
+        torch.set_num_threads(threads or all_threads)
+    return speculator, model
 
 
 def publish(result: Result, task: Task) -> str:

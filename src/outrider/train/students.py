@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from outrider.errors import ConfigurationError
 from outrider.models import shallow
 from outrider.models.config import decoder_of, read
 from outrider.models.heads import formats
@@ -56,6 +57,7 @@ class Head:
         self, model: PreTrainedModel, ids_K: Tensor, taps: tuple[int, ...], inner: int | None = None
     ) -> None:
         table, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        _check(model, table, output)
         self.taps, self.rounds = taps, 4
         self.ids_K = ids_K.to(table.device)
         self.module = Eagle3(
@@ -75,6 +77,19 @@ class Head:
 
     def write(self, folder: Path, of: str) -> None:
         formats.save(copy.deepcopy(self.module).to("cpu", torch.bfloat16), folder, of)
+
+
+def _check(model: PreTrainedModel, table: Tensor, output: Tensor) -> None:
+    """Refuse a target that cannot lend its embedding and output layer: ConfigurationError."""
+    width = int(decoder_of(model.config).hidden_size)
+    bias = model.get_output_embeddings().bias
+    if table.shape[1] != width or output.shape[1] != width or bias is not None:
+        raise ConfigurationError(
+            f"a head borrows the target's embedding and output layer; got {type(model).__name__} "
+            f"with an embedding of {list(table.shape)}, an output layer of {list(output.shape)}"
+            f"{'' if bias is None else ' with a bias'} and states of width {width}; train "
+            "kind='layers'"
+        )
 
 
 @torch.no_grad()

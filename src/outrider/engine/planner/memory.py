@@ -7,11 +7,11 @@ from outrider.odds import BUCKETS, FORGET, Odds, bucket, gains
 from outrider.types import PLAIN, Shape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
-BASE = 10.0  #: looks that a row's level is worth beside those of a bucket
+BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
 #: How much nearer to certain a token is by the tokens kept in a row before it, by bucket.
-RISE = tuple(0.6 * min(at, 8) / 8 for at in range(BUCKETS))
+RISE = tuple(0.3 * min(at, 8) / 8 for at in range(BUCKETS))
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
-_FADE = 0.97  #: what a token counts for in a row's speed beside the next one
+_FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
 class Wait:

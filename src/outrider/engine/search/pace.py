@@ -1,9 +1,9 @@
 """How far ahead a beam search should score: as far as it pays, by what its own calls have shown.
 
-A call that scores d steps ahead answers between one and d + 1 steps. It tells of each step ahead
-whether it was answered, given that those before it were: so calls of any depth tell together what
-every depth is worth (the estimate of Kaplan and Meier 1958), and the clock tells what it costs. The
-beams do not depend on it.
+A call that scores d steps ahead answers between one and d + 1 steps, and then a step comes that was
+not foreseen. With less ahead the same steps would have taken several calls: so a few deep calls
+tell what every smaller depth is worth, and the clock tells what it costs. The beams do not depend
+on it.
 """
 
 from dataclasses import dataclass, field
@@ -59,14 +59,19 @@ class Pace:
         return best if prices[best] < GAIN * prices[0] else 0
 
     def expected(self, depth: int) -> float:
-        """Steps that a call answers with this depth, by the calls remembered."""
-        steps, alive, share = 1.0, 1.0, 1.0
-        for ahead in range(1, depth + 1):
-            seen = [done > ahead for most, done in self.answered if most >= ahead and done >= ahead]
-            share = sum(seen) / len(seen) if seen else share
-            alive *= share
-            steps += alive
-        return steps
+        """Steps that a call answers with this depth, by the calls remembered.
+
+        Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls. What is
+        deeper than any of them is taken to be as likely, step by step, as what was seen.
+        """
+        deepest = min(max((most for most, _ in self.answered), default=0), depth)
+        runs = [steps for most, steps in self.answered if most >= deepest]
+        if not runs:
+            return 1.0 + depth
+        expected = sum(runs) / sum(-(-steps // (deepest + 1)) for steps in runs)
+        alive = sum(steps > deepest for steps in runs) / len(runs)
+        share = alive ** (1 / max(deepest, 1))
+        return float(expected + sum(alive * share**more for more in range(1, depth - deepest + 1)))
 
     def learn(self, depth: int, steps: int, seconds: float) -> None:
         """A call that scored `depth` steps ahead answered so many, and took this long."""

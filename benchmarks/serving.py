@@ -1,0 +1,226 @@
+"""What serving costs and withstands, on loopback with real clients.
+
+    python benchmarks/serving.py edge     # 8 streams through HTTP against the batch alone
+    python benchmarks/serving.py soak     # 64 clients on 8 rows for a minute: nobody is lost
+    python benchmarks/serving.py kill     # the server is killed in mid-load, another takes over
+    python benchmarks/serving.py seeds    # one seed beside 0, 4 and 12 other streams: one text
+
+Every command takes --target (default: the shipped pair) and prints one JSON document.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+
+PROMPTS = [
+    "def fibonacci(n):\n",
+    "import os\nimport re\n\n\ndef main():\n",
+    "class Queue:\n    def __init__(self):\n",
+    "def read_lines(path):\n    with open(path) as file:\n",
+]
+
+
+class Server:
+    """`outrider serve` as a process of its own."""
+
+    def __init__(self, args, rows, port=None):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = port or free.getsockname()[1]
+        self.command = [
+            *(sys.executable, "-m", "outrider", "serve", "--port", str(self.port)),
+            *("--rows", str(rows), "--capacity", "512", "--threads", "1", "--dtype", args.dtype),
+        ]
+        if args.target:
+            self.command += ["--target", args.target]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL)
+        self.client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=300
+        )
+        while True:
+            try:
+                self.name = self.client.models.list().data[0].id
+                break
+            except openai.APIConnectionError:
+                assert self.process.poll() is None, f"the server has ended: {self.command}"
+                time.sleep(0.1)
+        self.ready = time.perf_counter() - self.started
+
+    def write(self, prompt, **options):
+        """A completion."""
+        options = {"model": self.name, "max_tokens": 48, "temperature": 0.8} | options
+        return self.client.completions.create(prompt=prompt, **options)
+
+    def stop(self, how=signal.SIGINT):
+        """End it; SIGKILL leaves it no time for anything."""
+        self.process.send_signal(how)
+        self.process.wait(30)
+
+
+def edge(args):
+    """Tokens a second of 8 streams through HTTP, and of the same requests in a batch alone."""
+    import outrider
+
+    server = Server(args, 8)
+    prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
+
+    def stream(at):
+        """One stream; how many tokens came."""
+        chunks = server.write(
+            prompts[at], seed=at, stream=True, max_tokens=96, stream_options={"include_usage": True}
+        )
+        return next(chunk.usage for chunk in chunks if chunk.usage).completion_tokens
+
+    speculator = outrider.load(args.target, dtype=args.dtype, threads=1)
+    engine = outrider.Engine(
+        speculator.engine.target,
+        coupled(speculator.engine.drafter),
+        "match",
+        speculator.engine.planner,
+        speculator.engine.costs,
+    )
+    stops = outrider.Limits(96, speculator.eos_ids)
+    rates = {"http": [], "batch": []}
+    with ThreadPoolExecutor(8) as pool:
+        for turn in range(args.repeats + 1):
+            started = time.perf_counter()
+            tokens = sum(pool.map(stream, range(8)))
+            through = tokens / (time.perf_counter() - started)
+            ids = [speculator.tokenizer(prompt)["input_ids"] for prompt in prompts]
+            seeds = [outrider.Sampling(0.8, seed=at) for at in range(8)]
+            started = time.perf_counter()
+            count = sum(len(block.token_ids) for block in engine.run(ids, seeds, stops))
+            alone = count / (time.perf_counter() - started)
+            if turn:  # the first one warms up
+                rates["http"].append(through)
+                rates["batch"].append(alone)
+    server.stop()
+    ratios = [h / b for h, b in zip(rates["http"], rates["batch"], strict=True)]
+    return {"tokens_per_second": rates, "ratio": statistics.median(ratios)}
+
+
+def coupled(drafter):
+    """As the server drafts for seeded requests."""
+    from outrider.server.lanes import coupled as own
+
+    return own(drafter)
+
+
+def soak(args):
+    """Every answer is a 200 or a 429 that says when to come back; nobody waits for nothing."""
+    server = Server(args, 8)
+    ends = time.perf_counter() + args.seconds
+    told = {"answered": 0, "full": 0, "tokens": 0, "other": 0}
+    queued = []
+
+    def client(number):
+        """Ask until the time is up."""
+        draws = random.Random(number)
+        while time.perf_counter() < ends:
+            try:
+                answer = server.write(draws.choice(PROMPTS), max_tokens=draws.choice([8, 24, 64]))
+            except openai.RateLimitError as error:
+                told["full"] += 1
+                time.sleep(float(error.response.headers["retry-after"]))
+            except openai.OpenAIError:
+                told["other"] += 1
+            else:
+                told["answered"] += 1
+                told["tokens"] += answer.usage.completion_tokens
+                queued.append(answer.model_extra["metrics"]["queue_time_ms"])
+
+    with ThreadPoolExecutor(args.clients) as pool:
+        list(pool.map(client, range(args.clients)))
+    server.stop()
+    queued.sort()
+    return told | {
+        "queue_ms_p50": queued[len(queued) // 2],
+        "queue_ms_p99": queued[-len(queued) // 100],
+    }
+
+
+def kill(args):
+    """Streams whose server is killed go on from another one, with the text they would have had."""
+    server = Server(args, 8)
+    whole = [server.write(PROMPTS[at % 4], seed=at).choices[0].text for at in range(8)]
+    told = {"return_token_ids": True}
+    prompts, texts, ids = [None] * 8, [""] * 8, [[] for _ in range(8)]
+
+    def stream(at):
+        """Take what comes until the server is gone."""
+        try:
+            for chunk in server.write(PROMPTS[at % 4], seed=at, stream=True, extra_body=told):
+                for choice in chunk.choices:
+                    prompts[at] = prompts[at] or choice.model_extra["prompt_token_ids"]
+                    ids[at] += choice.model_extra["token_ids"]
+                    texts[at] += choice.text
+        except openai.OpenAIError:
+            return
+
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(stream, at) for at in range(8)]
+        while sum(map(len, ids)) < 8 * 12:
+            time.sleep(0.01)
+        server.stop(signal.SIGKILL)
+        for one in streams:
+            one.result()
+    before = list(map(len, ids))
+    killed = time.perf_counter()
+    server = Server(args, 8, server.port)
+    back = time.perf_counter() - killed
+    for at in range(8):
+        left = 48 - before[at]
+        if left:
+            rest = server.write(prompts[at] + ids[at], seed=at, max_tokens=left)
+            texts[at] += rest.choices[0].text
+    server.stop()
+    same = sum(mine == theirs for mine, theirs in zip(texts, whole, strict=True))
+    return {"back_after_seconds": back, "tokens_before": before, "same_texts": same, "streams": 8}
+
+
+def seeds(args):
+    """How often one seeded request has its text beside others, in one server and the next."""
+    found = {}
+    texts = set()
+    for start in range(2):
+        server = Server(args, 16)
+        for others in (0, 4, 12):
+            with ThreadPoolExecutor(16) as pool:
+                beside = [
+                    pool.submit(server.write, PROMPTS[at % 4], max_tokens=200)
+                    for at in range(others)
+                ]
+                for _ in range(args.repeats):
+                    texts.add(server.write(PROMPTS[0], seed=7).choices[0].text)
+                    found[f"server {start}, beside {others}"] = len(texts)
+                [one.result() for one in beside]
+        server.stop()
+    return {"different_texts": len(texts), "after": found}
+
+
+def main():
+    """One of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["edge", "soak", "kill", "seeds"])
+    parser.add_argument("--target")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    print(json.dumps({"what": args.what} | globals()[args.what](args), indent=1))
+
+
+if __name__ == "__main__":
+    main()

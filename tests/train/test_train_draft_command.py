@@ -1,0 +1,95 @@
+"""The command from files to a folder that drafts, on a tiny target; and what it refuses."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import outrider
+from outrider import Engine, Root
+from outrider.cli import app
+from outrider.errors import ConfigurationError
+from outrider.load import shipped
+from outrider.models import adapt
+from outrider.models.heads import formats
+from outrider.testing import llama
+from outrider.text.speculator import Speculator
+from outrider.train.features import read
+from outrider.train.job import Task, run
+from outrider.train.loop import Plan
+from outrider.train.published import opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny random target with the shipped tokenizer."""
+    folder = tmp_path_factory.mktemp("target")
+    for path in shipped("target").glob("tokenizer*"):
+        shutil.copy(path, folder)
+    vocab = json.loads((shipped("target") / "config.json").read_text())["vocab_size"]
+    llama(vocab_size=vocab, num_hidden_layers=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    text = "def function(argument):\n    return [argument + number for number in range(10)]\n" * 4
+    path.write_text("\n".join(json.dumps({"text": f"# {n}\n{text}"}) for n in range(24)))
+    return path
+
+
+def test_a_task_becomes_a_folder_and_other_texts_do_not_mix_with_it(folder, data, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    engine = Engine(adapt(model, packed=False), Root())
+    speculator = Speculator(engine, AutoTokenizer.from_pretrained(folder))
+    task = Task("tiny", tmp_path, (data,), vocab_size=300, judged=1, plan=Plan(steps=2))
+    told = []
+    result = run(speculator, model, task, lambda text, done, total: told.append(text))
+    assert {"target's states", "alpha before", "alpha after"} < set(told)
+    assert result.progress.step == 2
+    assert result.learnt == {
+        "texts": sum(len(t.tokens_N) for t in read(tmp_path / "work/features"))
+    }
+    head = formats.read(tmp_path, model.config)
+    assert head.config.taps == (0, 1, 2)
+    assert head.weights["fc.weight"].dtype == torch.bfloat16
+    other = tmp_path / "other.jsonl"
+    other.write_text(data.read_text().replace("function", "other"))
+    with pytest.raises(ConfigurationError, match="was begun on other texts"):
+        run(speculator, model, replace(task, data=(other,)), lambda text, done, total: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["head", "layers"])
+def test_files_become_a_folder_that_drafts(kind, folder, data, tmp_path):
+    out = tmp_path / "draft"
+    asked = ["train-draft", str(folder), "--data", str(data), "--out", str(out), "--kind", kind]
+    more = ["--steps", "3", "--vocabulary", "300", "--threads", "1", "--batch", "1024"]
+    done = CliRunner().invoke(app, [*asked, *more], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert (out / "README.md").read_text().strip() in done.output
+    assert "| 0.7 |" in done.output
+    settings = {"dtype": "float32", "threads": 1, "packed": False}
+    drafted = outrider.load(folder, out, num_speculative_tokens=3, **settings)
+    stop = outrider.Stop(24)
+    result = drafted.generate("def f(x):", outrider.Sampling(0), stop)
+    assert result.texts == drafted.plain().generate("def f(x):", outrider.Sampling(0), stop).texts
+    assert result.stats.drafted > 0
+
+
+def test_a_target_that_reads_another_input_is_refused(tmp_path, data):
+    speculator = outrider.load("corrector", dtype="float32", threads=1, packed=False)
+    task = Task("corrector", tmp_path, (data,))
+    with pytest.raises(ConfigurationError, match="decoder-only"):
+        run(speculator, llama(), task, lambda text, done, total: None)
+
+
+def test_a_target_without_a_tokenizer_is_refused(tmp_path):
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="texts need a tokenizer"):
+        opened(str(tmp_path), None, "float32", 1)
