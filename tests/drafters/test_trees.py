@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from letters import translated
 from outrider import ConfigurationError, Sampling, ops
 from outrider.drafters import (
     DRAFTERS,
@@ -387,7 +388,8 @@ def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
     recipe = DRAFTERS[name]
     known = inspect.signature(recipe.build).parameters
     assert set(recipe.takes) | set(recipe.needs) <= set(known)
-    models = (pair(0.4, VOCAB)[1],) if recipe.wants("draft") else ()
+    small = translated(pair()[1]) if "translated" in recipe.needs else pair(0.4, VOCAB)[1]
+    models = (small,) if recipe.wants("draft") else ()
     table = ngram_table.count([0, 1, 2, 3] * 4, VOCAB) if recipe.wants("table") else None
     parts = Parts(models, table, VOCAB, pair(0.4, VOCAB)[0])
     own = OWN.get(name)

@@ -7,8 +7,8 @@ a pool; those n-grams of the pool that begin with the pending token are the draf
 itself. No model, no training, no earlier text: everything is placed, and `match` judges it.
 
 It buys tokens with arithmetic: with the defaults 17 nodes a step. That pays where a call over 17
-nodes costs what one over a single node costs, on a GPU at batch 1. On a CPU it is slower than plain
-decoding; `recall` and `prompt_lookup` find more with less everywhere that was measured here.
+nodes costs what one over a single node costs, on a GPU at batch 1. On a CPU it gains
+next to nothing at best: `suffix` and `prompt_lookup` find more with less (docs/more-drafters.md).
 """
 
 from collections.abc import Sequence
