@@ -107,7 +107,9 @@ def test_identical_to_transformers(family):
                 assert [one.token_ids for one in every[row]] == texts, where
                 if scores is not None:  # transformers has none for one beam
                     own = torch.tensor([one.score for one in every[row]])
-                    torch.testing.assert_close(own, scores, rtol=1e-4, atol=1e-5)
+                    # what `odd` adds brings sums near 0, whose rounding is that of their parts
+                    near = 3e-4 if "processors" in mine else 1e-5
+                    torch.testing.assert_close(own, scores, rtol=1e-4, atol=near)
     print(f"\n{family}: {cases} cases, {searches} searches, all equal")
 
 
