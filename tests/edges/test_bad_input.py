@@ -43,10 +43,10 @@ def words(*names):
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(table)))
 
 
-def test_vocabulary_mismatch(tmp_path):
+def test_a_draft_that_shares_no_token_with_its_target(tmp_path):
     llama().save_pretrained(tmp_path / "draft")
-    words(*"abcd").save_pretrained(tmp_path / "draft")
-    with refused(outrider.VocabularyMismatch, "different vocabularies", "first", "prompt_lookup"):
+    words("\u4dc0", "\u4dc1").save_pretrained(tmp_path / "draft")
+    with refused(outrider.VocabularyMismatch, "share no token", "use another draft model"):
         load(shipped("target"), tmp_path / "draft", **PLAIN)
 
 

@@ -264,7 +264,7 @@ def test_refused_without_a_tokenizer_or_of_another_kind():
     for heard in (torch.zeros(40, 8), [np.zeros((9, 8))], Inputs(None, None, torch.ones(1, 1))):
         with pytest.raises(ConfigurationError, match="reads text alone"):
             text.generate(heard)
-    with pytest.raises(ConfigurationError, match=r"'prompt_lookup' copies from no reference.*take"):
+    with pytest.raises(ConfigurationError, match=r"'recall' copies from no reference.*take"):
         text.generate([[5, 6]], reference="w5")
     by_hand = outrider.Speculator(outrider.Engine(bare.engine.target, Root()))
     with pytest.raises(ConfigurationError, match="begin with is not known"):
