@@ -39,6 +39,7 @@ ARMS: dict[str, tuple[Callable[[], Drafter], bool]] = {
     "prompt_lookup": (lambda: PromptLookup(16), True),
     "suffix": (lambda: Suffix(16), True),
     "recall": (lambda: Recall(32), True),
+    "recall, chain": (lambda: Recall(32, chain=True), True),
     "recall, earlier": (lambda: Recall(32, earlier=20_000), True),
 }
 THEIRS = "transformers"

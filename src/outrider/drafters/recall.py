@@ -320,12 +320,16 @@ def _made(
     chain: bool | None = None,
     earlier: int = Recall.earlier,
 ) -> Recall:
-    """Who asks for a depth alone gets so many nodes."""
+    """Who asks for a depth alone gets so many nodes.
+
+    In half precision a node of a tree may round otherwise than the same text does in a row: where
+    nobody asks for a tree there is none, and greedy texts stay plain decoding's.
+    """
     _on_host(target.device)
     total = total_tokens or num_speculative_tokens or Recall.total_tokens
-    return Recall(
-        total, num_speculative_tokens, not target.trees if chain is None else chain, earlier
-    )
+    if chain is None:
+        chain = not target.trees or target.dtype.itemsize < 4
+    return Recall(total, num_speculative_tokens, chain, earlier)
 
 
 RECIPE = recipes.Recipe(

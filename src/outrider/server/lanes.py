@@ -11,7 +11,16 @@ and any drafter of the registry that needs no parts, by its name
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from outrider.drafters import DRAFTERS, DraftModel, DynamicTree, Parts, ReferenceLookup, Root, make
+from outrider.drafters import (
+    DRAFTERS,
+    DraftModel,
+    DynamicTree,
+    Parts,
+    Recall,
+    ReferenceLookup,
+    Root,
+    make,
+)
 from outrider.engine.engine import Engine
 from outrider.errors import UnknownName
 from outrider.types import Drafter
@@ -32,7 +41,7 @@ class Lanes(Mapping[str, Engine]):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._made = {DEFAULT: engine}
-        free = [name for name, recipe in DRAFTERS.items() if not recipe.needs]
+        free = [name for name, recipe in DRAFTERS.items() if set(recipe.needs) <= {"target"}]
         self.methods = (DEFAULT, COUPLED, PREDICTION, NONE, *(n for n in free if n != Root.name))
 
     def named(self, method: str) -> str:
@@ -64,7 +73,9 @@ class Lanes(Mapping[str, Engine]):
             return Engine(own.target, ReferenceLookup(PREDICTED), "match")
         if lane == NONE:
             return Engine(own.target, Root(), "match")
-        return Engine(own.target, make(self.named(lane), Parts()), "match", costs=own.costs)
+        return Engine(
+            own.target, make(self.named(lane), Parts(target=own.target)), "match", costs=own.costs
+        )
 
 
 def coupled(drafter: Drafter) -> Drafter:
@@ -77,3 +88,20 @@ def coupled(drafter: Drafter) -> Drafter:
     ):
         return replace(drafter, coupled=True)
     return drafter
+
+
+def reproducible(engine: Engine) -> Drafter:
+    """What seeded requests are drafted with: their texts are one at any load.
+
+    In half precision a node of a tree may round otherwise than the same text in a row, and which
+    trees there are depends on the load: a chain of the same drafter, or plain decoding.
+    """
+    drafter = coupled(engine.drafter)
+    if engine.target.dtype.itemsize >= 4 or all(shape.is_chain for shape in drafter.shapes):
+        return drafter
+    if isinstance(drafter, Recall):
+        return replace(drafter, chain=True)
+    if isinstance(drafter, DraftModel | DynamicTree):
+        depth = drafter.shapes[0].max_depth
+        return DraftModel(drafter.model, (1,) * depth, coupled=True)
+    return Root()
