@@ -154,7 +154,7 @@ def kill(args):
     server = Server(args, 8)
     whole = [server.write(PROMPTS[at % 4], seed=at).choices[0].text for at in range(8)]
     told = {"return_token_ids": True}
-    prompts, texts, ids = [None] * 8, [""] * 8, [[] for _ in range(8)]
+    prompts, texts, ids, over = [None] * 8, [""] * 8, [[] for _ in range(8)], [None] * 8
 
     def stream(at):
         """Take what comes until the server is gone."""
@@ -164,6 +164,7 @@ def kill(args):
                     prompts[at] = prompts[at] or choice.model_extra["prompt_token_ids"]
                     ids[at] += choice.model_extra["token_ids"]
                     texts[at] += choice.text
+                    over[at] = choice.finish_reason
         except openai.OpenAIError:
             return
 
@@ -179,13 +180,18 @@ def kill(args):
     server = Server(args, 8, server.port)
     back = time.perf_counter() - killed
     for at in range(8):
-        left = 48 - before[at]
-        if left:
+        if over[at] is None:
+            left = 48 - before[at]
             rest = server.write(prompts[at] + ids[at], seed=at, max_tokens=left)
             texts[at] += rest.choices[0].text
     server.stop()
-    same = sum(mine == theirs for mine, theirs in zip(texts, whole, strict=True))
-    return {"back_after_seconds": back, "tokens_before": before, "same_texts": same, "streams": 8}
+    pairs = list(zip(texts, whole, strict=True))
+    return {
+        "back_after_seconds": back,
+        "tokens_before": before,
+        "same_texts": sum(mine == theirs for mine, theirs in pairs),
+        "others": [pair for pair in pairs if pair[0] != pair[1]],
+    }
 
 
 def seeds(args):
