@@ -93,7 +93,7 @@ def chains(asked: Any) -> bool:
         six_kinds.token_ids(plain.tokenizer, one) for one in six_kinds.prompts(asked.count // 6)
     ]
     good = True
-    for temperature in (0.0, 0.7):
+    for temperature in asked.temperatures:
         coupled = {"coupled": True} if temperature else {}
         settings = [Sampling(temperature, seed=seed) for seed in range(len(prompts))]
         stop = Stop(asked.tokens, token_ids=())
@@ -176,6 +176,7 @@ def main() -> int:
     two = commands.add_parser("chains")
     two.add_argument("model")
     two.add_argument("--tokens", type=int, default=96)
+    two.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     two.add_argument("--count", type=int, default=48)
     three = commands.add_parser("speed")
     three.add_argument("old")

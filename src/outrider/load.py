@@ -25,6 +25,7 @@ from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
 from outrider.models.heads import AnyHead
 from outrider.models.retold import Translation, between
+from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
@@ -410,6 +411,9 @@ def _run(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
+    for draft in models[1:]:  # a draft need not round alike in every call: no dummy nodes
+        if isinstance(draft, CausalModel):
+            draft.rounding = draft.rounding._replace(rows=Rows())
     worst = [
         check.trees(model, source.role) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, models, strict=True)
