@@ -36,8 +36,9 @@ HEADS = 4  #: heads are gone through one by one; there are kernels for four or m
 _FEW = 64  #: counts of rows that are told apart one by one
 _MANY = (64, 96, 192, 256, 512)
 _STEPS = (1, 2, 4, 8, 16, 32)
-_SEEN = (50, 120, 180, 250, 490, 1000)  #: how far rows see when widths are compared
-_VERSION = 1
+_SEEN = (50, 120, 180, 250, 490, 1000)  #: how far rows see when widths are compared; and
+_SHORT = 14  #: by so much less than each width: the last piece of a wide cache counts if it is seen
+_VERSION = 2
 
 
 class Rows(NamedTuple):
@@ -175,7 +176,7 @@ def _odd_widths(
         widths.append(wide)
     odd: set[int] = set()
     reference = 0
-    for seen in _SEEN:
+    for seen in sorted({*_SEEN, *(wide - _SHORT for wide in widths)}):
         for count in {rows.padded(1), rows.padded(_TRUTH)}:
             q, keys, values, mask = _example(seen, _FARTHEST, count, heads, size, dtype)
             answers: dict[int, Tensor] = {}
