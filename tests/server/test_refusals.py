@@ -150,11 +150,11 @@ def test_a_full_queue_says_when_to_come_back(shipped):
 
 
 def test_a_deadline_counts_from_arrival(server):
-    body = BODY | {"max_tokens": 400, "timeout": 0.3}
+    body = BODY | {"max_tokens": 400, "timeout": 0.3, "ignore_eos": True}
     error = refused(server, 504, body, "deadline")
     assert error["type"] == "server_error"
     assert idle(server, 5)
-    events = list(_broken_off(server, body | {"stream": True, "timeout": 1.0}))
+    events = list(_broken_off(server, body | {"stream": True, "timeout": 0.8}))
     assert "[DONE]" not in events
     assert json.loads(events[-1])["error"]["code"] == "deadline"
 
@@ -174,7 +174,7 @@ def _broken_off(server, body):
 def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     with serving(shipped) as server:
-        stream = _broken_off(server, BODY | {"max_tokens": 400, "stream": True})
+        stream = _broken_off(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
         next(stream)
 
         def broken(lanes, name):

@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 #: What a client without a key may ask for where one is needed.
 OPEN = ("/health",)
+_PATIENCE = 8  #: how many times too long a body may be before its sender is cut off
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            self._check_headers(scope)
+            try:
+                self._check_headers(scope)
+            except _Over:
+                with suppress(_Over):  # who still sends hears no answer
+                    await self._body(scope, receive)
+                raise
             whole = await self._body(scope, receive)
         except _Over as error:
             await _refuse(send, error)
@@ -95,14 +102,16 @@ class Guard:
                     if message["type"] == "http.disconnect":
                         raise _Over(400, "the body broke off")
                     part = message.get("body", b"")
-                    parts.append(part)
                     size += len(part)
-                    if size > most:
-                        raise _Over(413, f"the body has more than {most} bytes")
-                    if not message.get("more_body", False):
+                    if size <= most:
+                        parts.append(part)
+                    # what is too long is read on for a while: who still sends hears no answer
+                    if not message.get("more_body", False) or size > _PATIENCE * most:
                         break
         except TimeoutError:
             raise _Over(408, f"no body within {self.limits.body_seconds:g} s") from None
+        if size > most:
+            raise _Over(413, f"the body has more than {most} bytes")
         whole = b"".join(parts)
         if nesting(whole) > self.limits.depth:
             raise _Over(400, f"JSON is nested more than {self.limits.depth} levels deep")
