@@ -23,7 +23,7 @@ from outrider.models import CausalModel, calibrate, check, reads_more, refusals
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.config import vocabulary_of
-from outrider.models.heads import AnyHead
+from outrider.models.heads import HeadModel
 from outrider.models.retold import Translation, between
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle
@@ -311,7 +311,7 @@ class _Words(NamedTuple):
     size: int
     drafts: tuple[Translation | None, ...] = ()  #: None: the target's own vocabulary
 
-    def over(self, models: Sequence[CausalModel | AnyHead]) -> tuple[LanguageModel, ...]:
+    def over(self, models: Sequence[CausalModel | HeadModel]) -> tuple[LanguageModel, ...]:
         """Draft models over the target's tokens."""
         each = zip(models, self.drafts, strict=True)
         return tuple(
@@ -362,7 +362,7 @@ def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
 class _Running(NamedTuple):
     """Models ready to run, and how they were set up."""
 
-    models: tuple[CausalModel | AnyHead, ...]  #: the target ahead of its draft models
+    models: tuple[CausalModel | HeadModel, ...]  #: the target ahead of its draft models
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
@@ -393,11 +393,11 @@ def _run(
     each = [words.size if other is None else other.draft.size for other in words.drafts]
     sizes = dict(zip(drafts, each, strict=True))
 
-    def driven(source: Draft, setting: Setting) -> CausalModel | AnyHead:
+    def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | AnyHead | None]:
+    def build(setting: Setting) -> tuple[CausalModel, CausalModel | HeadModel | None]:
         own = target.driven(setting, place, words.size)
         return own, driven(drafts[0], setting) if drafts else None
 
@@ -421,14 +421,14 @@ def _run(
     return _Running(models, setting, calibration, worst[0])
 
 
-def _packed(model: CausalModel | AnyHead) -> bool:
+def _packed(model: CausalModel | HeadModel) -> bool:
     return isinstance(model, CausalModel) and model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
     sources: Sources,
-    models: Sequence[CausalModel | AnyHead],
+    models: Sequence[CausalModel | HeadModel],
     options: DraftOptions,
 ) -> None:
     """Refuse trees of draft models that score chains only."""

@@ -10,14 +10,15 @@ from outrider import DraftModel, Engine, Sampling, verifiers
 from outrider.certify import Power, certify
 from outrider.models import CausalModel, LlamaRunner
 from outrider.models.heads import (
+    AtOnce,
     Blockwise,
-    BlockwiseModel,
     DFlash,
     DFlashConfig,
-    DFlashModel,
     Eagle3,
     Eagle3Config,
+    Following,
     HeadModel,
+    Masked,
 )
 from outrider.testing.law import p_value, text_law
 from tiny import Mislabelled, llama, pair
@@ -46,14 +47,14 @@ def head():
     made = Eagle3(Eagle3Config(config, (0, 1, -1), 4), ids_K=ids)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return HeadModel(made.eval().requires_grad_(False), SIZE)
+    return HeadModel(Following(made.eval().requires_grad_(False)), SIZE)
 
 
 def blockwise():
     torch.manual_seed(2)
     ids = torch.tensor([1, 2, 4, 5])
     made = Blockwise(2, 32, 16, model().lm_head.weight[ids], ids)
-    return BlockwiseModel(made.requires_grad_(False), SIZE)
+    return HeadModel(AtOnce(made.requires_grad_(False)), SIZE)
 
 
 def dflash():
@@ -68,7 +69,7 @@ def dflash():
     )
     ids = torch.tensor([0, 2, 3, 4, 5])
     made = DFlash(DFlashConfig(config, (0, 1), 4, 1, 5), ids_K=ids).eval().requires_grad_(False)
-    return DFlashModel(made, SIZE)
+    return HeadModel(Masked(made), SIZE)
 
 
 CASES = [

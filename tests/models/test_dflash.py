@@ -14,7 +14,7 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models.heads import DFlash, DFlashConfig, DFlashModel
+from outrider.models.heads import DFlash, DFlashConfig, HeadModel, Masked
 from outrider.models.heads.dflash_source import spread
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
@@ -85,7 +85,7 @@ def test_the_law_of_each_place_in_a_block(kind, counts):
     """Ragged rows, one of a token, plain steps between; behind the block nothing is drawn."""
     driven = pair(runner="transformers")[0]
     head = dflash(kind, (0, 1), IDS)
-    drafter = DraftModel(DFlashModel(head, VOCAB), counts)
+    drafter = DraftModel(HeadModel(Masked(head), VOCAB), counts)
     prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[3])
     requests = [
         Request(prompt, Sampling(1.0, seed=row + 7), Limits(24))
@@ -157,8 +157,8 @@ def test_a_folder_drafts_for_its_target(tmp_path, layout, ids):
     driven = speculator.engine.drafter.model
     assert driven.taps == (1, 2)
     for name, weight in head.state_dict().items():
-        assert torch.equal(driven.head.state_dict()[name], weight), name
-    assert "lm_head.weight" not in driven.head.state_dict()
+        assert torch.equal(driven.runner.head.state_dict()[name], weight), name
+    assert "lm_head.weight" not in driven.runner.head.state_dict()
     sampling = [Sampling(0)] * 5
     own = decode(speculator.plain().engine, PROMPTS, sampling, Limits(14))[0]
     assert decode(speculator.engine, PROMPTS, sampling, Limits(14))[0] == own

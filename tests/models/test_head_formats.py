@@ -29,16 +29,16 @@ def test_a_speculators_checkpoint_is_read_whole(tmp_path, flags):
     head = eagle3(TAPS, Qwen3Config, layers=1, **FLAGS[flags])
     model = loaded(speculators(tmp_path, head)).engine.drafter.model
     assert model.taps == TAPS
-    assert vars(model.head.config) | {"layer": None} == vars(head.config) | {"layer": None}
+    assert vars(model.runner.head.config) | {"layer": None} == vars(head.config) | {"layer": None}
     for name, weight in head.state_dict().items():
-        assert torch.equal(model.head.state_dict()[name], weight), name
+        assert torch.equal(model.runner.head.state_dict()[name], weight), name
 
 
 @torch.inference_mode()
 def test_an_original_checkpoint_borrows_what_it_lacks(tmp_path):
     head, model = eagle3(TAPS), target()
     folder = original(tmp_path, head, lent=("embed_tokens.weight", "t2d"))
-    read = loaded(folder, model).engine.drafter.model.head
+    read = loaded(folder, model).engine.drafter.model.runner.head
     tokens, states = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, 32)
     own = head.state_dict() | {"embed_tokens.weight": model.model.embed_tokens.weight}
     head.load_state_dict(own)
@@ -52,7 +52,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
     weights = {n: w for n, w in head.state_dict().items() if n != "lm_head.weight"}
     folder = speculators(tmp_path, head)
     save_file(weights, folder / "model.safetensors")
-    read = loaded(folder, model).engine.drafter.model.head
+    read = loaded(folder, model).engine.drafter.model.runner.head
     tokens, states = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, 32)
     made = head(tokens, states).read_BQE
     assert torch.allclose(read.logits(read(tokens, states)), model.lm_head(made), atol=1e-5)
@@ -61,7 +61,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
 def test_what_is_saved_is_read_again(tmp_path):
     head = eagle3(TAPS, fc_norm=True, norm_output=True)
     heads.save(head, tmp_path, "tiny")
-    read = loaded(tmp_path).engine.drafter.model.head
+    read = loaded(tmp_path).engine.drafter.model.runner.head
     assert vars(read.config) | {"layer": None} == vars(head.config) | {"layer": None}
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in head.state_dict().items())
 

@@ -55,7 +55,7 @@ def test_laws_along_a_tree_are_those_of_its_paths(counts, flags):
         draft = step.propose(drafter, batch)
         for row, length in enumerate(batch.context.length_B.tolist()):
             text = batch.context.tokens_BL[row, :length].tolist()
-            reference = Reference(model.head, hidden_of(text))
+            reference = Reference(model.runner.head, hidden_of(text))
             for node, path in enumerate(paths(draft.tree, row, draft.tokens_BN[row].tolist())):
                 if node >= draft.laws.logits_BRV.shape[1]:
                     continue  # a leaf has no law
@@ -90,7 +90,7 @@ def test_plain_steps_and_short_prompts_are_caught_up_with():
             for row, length in enumerate(context.length_B.tolist()):
                 text = context.tokens_BL[row, :length].tolist()
                 if length > 1:
-                    expected = Reference(model.head, hidden_of(text)).logits(text)
+                    expected = Reference(model.runner.head, hidden_of(text)).logits(text)
                     law = draft.laws.logits_BRV[row, 0]
                     assert torch.allclose(law[IDS], expected, atol=1e-4)
         batch, _ = step.commit(target, drafter, batch, draft, scores, verdict)

@@ -17,7 +17,7 @@ from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import Speculative
 from outrider.models import CausalModel, TransformersRunner
-from outrider.models.heads import Blockwise, BlockwiseModel, HeadModel, blockwise
+from outrider.models.heads import AtOnce, Blockwise, Following, HeadModel, blockwise
 from outrider.models.heads.mtp import Mtp
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
@@ -43,7 +43,7 @@ def test_the_law_of_a_level_is_that_of_its_head(ids):
     target = pair(runner="transformers")[0]
     model = target.runner.model
     small = heads(model, 2, ids)
-    drafter = DraftModel(BlockwiseModel(small, VOCAB), (2, 1, 1))
+    drafter = DraftModel(HeadModel(AtOnce(small), VOCAB), (2, 1, 1))
     requests = [
         Request(prompt, Sampling(1.0, seed=row), Limits(16))
         for row, prompt in enumerate(PROMPTS[:3])
@@ -73,7 +73,7 @@ def test_folders_of_blockwise_heads(tmp_path):
     model = llama()
     blockwise.save(heads(model, ids=IDS), tmp_path, VOCAB)
     speculator = outrider.load(model, tmp_path, branching=(2, 2), **LOAD)
-    read = speculator.engine.drafter.model.heads
+    read = speculator.engine.drafter.model.runner.heads
     assert torch.equal(read.ids_K, IDS)
     assert torch.equal(read.heads[2].up.weight, heads(model, ids=IDS).heads[2].up.weight)
     sampling = [Sampling(0)] * 5
@@ -166,7 +166,7 @@ def test_a_layer_drafts_as_transformers_has_it(family):
         parameter.normal_(std=0.3)
     target, drafter = (
         CausalModel(TransformersRunner(model)),
-        DraftModel(HeadModel(Mtp(layer), VOCAB), (1, 1, 1)),
+        DraftModel(HeadModel(Following(Mtp(layer)), VOCAB), (1, 1, 1)),
     )
     requests = [Request(p, Sampling(1.0, seed=1), Limits(16)) for p in (PROMPTS[2], PROMPTS[1])]
     batch = begin(target, drafter, requests, 128)
@@ -212,7 +212,7 @@ def checkpoint(folder):
 def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
     layer = checkpoint(tmp_path)
     speculator = outrider.load(tmp_path, "mtp", coupled=True, branching=(2, 1), **LOAD)
-    read = speculator.engine.drafter.model.head.model.layers[0]
+    read = speculator.engine.drafter.model.runner.head.model.layers[0]
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in layer.state_dict().items())
     sampling = [Sampling(0), Sampling(0.8, seed=1), Sampling(1.0, seed=2), Sampling(0)]
     sampling.append(Sampling(1.2, top_p=0.9, seed=3))
@@ -234,7 +234,7 @@ def test_targets_without_such_a_layer_are_refused(tmp_path):
 def test_greedy_text_of_every_head_is_the_targets(tmp_path):
     """No head can propose what the target would not say."""
     target = pair()[0]
-    small = BlockwiseModel(heads(target_model()), VOCAB)
+    small = HeadModel(AtOnce(heads(target_model())), VOCAB)
     for counts in ((1, 1), (2, 2)):
         engine = Engine(target, DraftModel(small, counts))
         texts = decode(engine, PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
@@ -242,7 +242,7 @@ def test_greedy_text_of_every_head_is_the_targets(tmp_path):
 
 
 def test_beams_have_no_use_for_a_head():
-    drafter = DraftModel(BlockwiseModel(heads(target_model()), VOCAB), (1, 1))
+    drafter = DraftModel(HeadModel(AtOnce(heads(target_model())), VOCAB), (1, 1))
     request = Request(PROMPTS[0], Sampling(0), Limits(4))
     with pytest.raises(ConfigurationError, match="'draft_model' with a head, which reads them"):
         search(pair()[0], drafter, [request], outrider.Beams(2))

@@ -14,7 +14,7 @@ from outrider.errors import ConfigurationError
 from outrider.integrations.driven import driven, runner
 from outrider.models import CausalModel, check, heads, reads_more, refusals, shallow, sharing
 from outrider.models.calibrate import Setting
-from outrider.models.heads import AnyHead
+from outrider.models.heads import HeadModel
 from outrider.models.retold import Translation, between
 from outrider.models.shallow_source import Layers, ShallowSource, is_folder
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer
@@ -38,7 +38,7 @@ class _Head(NamedTuple):
     """A head that borrows from a target."""
 
     of: tuple[int, ...]  #: the target's tensors
-    model: AnyHead
+    model: HeadModel
 
 
 #: Per target and folder. They borrow tensors, and keep no model alive.
@@ -67,7 +67,7 @@ def beside(
     draft: Draft,
     share: ShareEncoder = "auto",
     words: Translation | None = None,
-) -> LanguageModel | AnyHead:
+) -> LanguageModel | HeadModel:
     """A draft model over the target's tokens; its own are `words`, if they are others.
 
     One family is padded differently: the target's law stays whole, ids unknown to the draft model
@@ -128,7 +128,7 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     return sharing.same_encoder(model, draft)
 
 
-def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> AnyHead | None:
+def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> HeadModel | None:
     """A head of the target, read once; None: another draft is meant."""
     made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
     key = str(given)

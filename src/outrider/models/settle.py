@@ -11,12 +11,12 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import CausalModel, calibrate
 from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.heads import AnyHead
+from outrider.models.heads import HeadModel
 from outrider.models.linear import can_pack
 from outrider.models.sources import DTYPES, Source
 
 #: Target and draft model under a setting.
-Build = Callable[[Setting], tuple[CausalModel, CausalModel | AnyHead | None]]
+Build = Callable[[Setting], tuple[CausalModel, CausalModel | HeadModel | None]]
 
 
 @dataclass(frozen=True)

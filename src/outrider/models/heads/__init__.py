@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from outrider.models.heads import blockwise, dflash_source, source
-from outrider.models.heads.blockwise import Blockwise, BlockwiseModel, BlockwiseSource
-from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashModel
+from outrider.models.heads.blockwise import AtOnce, Blockwise, BlockwiseSource
+from outrider.models.heads.dflash import DFlash, DFlashConfig, Masked
 from outrider.models.heads.dflash_source import DFlashSource
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
-from outrider.models.heads.following import HeadCache, HeadModel, StateHead
+from outrider.models.heads.following import Following, HeadCache, StateHead
 from outrider.models.heads.formats import save
+from outrider.models.heads.model import HeadModel
 from outrider.models.heads.mtp import MTP, MtpSource
 from outrider.models.heads.source import HeadSource
 from outrider.models.sources import Source
 
-#: Where any head comes from, and what it is as a draft model.
+#: Where any head comes from.
 AnySource: TypeAlias = HeadSource | BlockwiseSource | DFlashSource | MtpSource
-AnyHead: TypeAlias = HeadModel | BlockwiseModel | DFlashModel
 
 
 def source_of(given: object, target: Source) -> AnySource | None:
@@ -37,19 +37,19 @@ def source_of(given: object, target: Source) -> AnySource | None:
 
 __all__ = [
     "MTP",
-    "AnyHead",
     "AnySource",
+    "AtOnce",
     "Blockwise",
-    "BlockwiseModel",
     "DFlash",
     "DFlashConfig",
-    "DFlashModel",
     "Eagle3",
     "Eagle3Config",
+    "Following",
     "HeadCache",
     "HeadModel",
     "HeadSource",
     "HeadStates",
+    "Masked",
     "StateHead",
     "save",
     "source_of",

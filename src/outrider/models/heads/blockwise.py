@@ -30,15 +30,14 @@ from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
-from outrider.models.causal import fitted
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import states
 from outrider.models.heads.formats import said
 from outrider.models.heads.lent import Lent
-from outrider.models.rounding import Rounding
+from outrider.models.heads.model import HeadModel
 from outrider.models.sources import DTYPES, Source
 from outrider.rows import picked, placed
-from outrider.types import Inputs, Nodes, Output, Reads
+from outrider.types import Nodes
 
 _FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
 
@@ -111,50 +110,34 @@ class BlockCache:
         return BlockCache(self.told.narrow(rows), self.known_B[:rows])
 
 
-class BlockwiseModel:
-    """A `LanguageModel` over blockwise heads: a node's law follows from its depth alone.
+class AtOnce:
+    """A `HeadRunner` over blockwise heads: a node's law follows from its depth alone.
 
     Deeper than there are heads no token is possible, so no draft goes there.
     """
 
-    trees, follows, context = True, False, 1 << 30
-    reads: Reads = "text"
-    taps = (-1,)
+    follows, taps = False, (-1,)
 
-    def __init__(self, heads: Blockwise, vocab_size: int) -> None:
-        self.heads, self.vocab_size = heads, vocab_size
+    def __init__(self, heads: Blockwise) -> None:
+        self.heads = heads
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens that they can propose; None: all."""
+        return self.heads.ids_K
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs must lie."""
+        """Where their weights lie."""
         return next(self.heads.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
+        """Dtype of their weights."""
         return next(self.heads.parameters()).dtype
 
-    def width(self, slots: int) -> int:
-        """The least visible width of so many slots: what a draft is rounded to is of no account."""
-        return Rounding().width(slots)
-
-    def examine(self, inputs: Inputs) -> None:
-        """Refused: it reads states."""
-        self.encode(inputs)
-
-    def encode(self, inputs: Inputs) -> Inputs:
-        """Refused: it reads states."""
-        raise ConfigurationError(
-            "heads read their target's states alone; got inputs; leave them out"
-        )
-
-    def probe(self, rows: int) -> None:
-        """They need no inputs."""
-
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> BlockCache:
+    def open(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache."""
-        if inputs is not None:
-            self.examine(inputs)
         known_B = torch.zeros(rows, dtype=torch.int64, device=self.device)
         return BlockCache(states.store(rows, capacity), known_B)
 
@@ -176,27 +159,16 @@ class BlockwiseModel:
         """Move the states of accepted paths next to their roots."""
         cache.told.keep(first_B, path_BD)
 
-    def forward(
-        self,
-        cache: BlockCache,
-        nodes: Nodes,
-        *,
-        last: int | None = None,
-        taps: tuple[int, ...] = (),
-    ) -> Output:
-        """The logits [B, Q, V] of (the last `last` of) Q nodes."""
-        if taps:
-            raise ConfigurationError(
-                f"heads have no layers to read states of; got taps={taps}; read the target's"
-            )
+    def logits(self, cache: BlockCache, nodes: Nodes, last: int | None) -> Tensor:
+        """[B, Q or last, K]; nothing is written: the law of a depth is known without a token."""
         at_BQ = nodes.positions_BQ if last is None else nodes.positions_BQ[:, -last:]
         known_B1, count, wide = cache.known_B[:, None], self.heads.count, self.heads.wide
         state = states.read(cache.told, (known_B1 - 1).clamp(min=0), wide, self.dtype)
         made = self.heads(state.masked_fill(known_B1[..., None] == 0, 0.0))[:, 0]  # [B, heads, E]
         which = at_BQ - known_B1
         pick = which.clamp(0, count - 1)[..., None].expand(-1, -1, wide)
-        logits = fitted(self.heads.logits(made.gather(1, pick)), self.heads.ids_K, self.vocab_size)
-        return Output(logits.masked_fill((which >= count)[..., None], -torch.inf))
+        logits = self.heads.logits(made.gather(1, pick))
+        return logits.masked_fill((which >= count)[..., None], -torch.inf)
 
 
 def is_folder(given: object) -> bool:
@@ -253,7 +225,7 @@ class BlockwiseSource(Lent):
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
-    ) -> BlockwiseModel:
+    ) -> HeadModel:
         """The heads as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         output = model.get_output_embeddings()
@@ -272,7 +244,7 @@ class BlockwiseSource(Lent):
                 f"got {type(error).__name__}: {str(error)[:200]}; give a whole folder"
             ) from error
         heads.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
-        return BlockwiseModel(heads, vocab)
+        return HeadModel(AtOnce(heads), vocab)
 
     def __str__(self) -> str:
         return str(self.given)

@@ -24,15 +24,13 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from outrider.errors import ConfigurationError
-from outrider.models.cache import SlotCache
-from outrider.models.causal import additive, fitted
+from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import KINDS
 from outrider.models.heads.following import HeadCache
 from outrider.models.rounding import Rounding
 from outrider.tree import numbers
-from outrider.types import Inputs, Nodes, Output, Reads
+from outrider.types import Nodes
 
 
 @dataclass(frozen=True)
@@ -140,21 +138,25 @@ class DFlash(nn.Module):
         return F.linear(read_BQE, self.lm_head.weight if self._read is None else self._read)
 
 
-class DFlashModel:
-    """A `LanguageModel` over a DFlash head: a node's law follows from its depth alone.
+class Masked:
+    """A `HeadRunner` over a DFlash head: a node's law follows from its depth alone.
 
     Behind its block no token is possible, so no draft goes there.
     """
 
-    trees, follows, context = True, False, 1 << 30
-    reads: Reads = "text"
+    follows = False
 
-    def __init__(self, head: DFlash, vocab_size: int) -> None:
-        self.head, self.vocab_size, self.taps = head, vocab_size, head.config.taps
+    def __init__(self, head: DFlash) -> None:
+        self.head, self.taps = head, head.config.taps
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens that it can propose; None: all."""
+        return self.head.ids_K
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs must lie."""
+        """Where its weights lie."""
         return self.head.fc.weight.device
 
     @property
@@ -162,38 +164,13 @@ class DFlashModel:
         """Dtype of its weights."""
         return self.head.fc.weight.dtype
 
-    def examine(self, inputs: Inputs) -> None:
-        """Refused: it reads states."""
-        self.encode(inputs)
-
-    def encode(self, inputs: Inputs) -> Inputs:
-        """Refused: it reads states."""
-        raise ConfigurationError(
-            "heads read their target's states alone; got inputs; leave them out"
-        )
-
-    def probe(self, rows: int) -> None:
-        """It needs no inputs."""
-
-    def width(self, slots: int) -> int:
-        """The least visible width of so many slots: what a draft is rounded to is of no account."""
-        return Rounding().width(slots)
-
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> HeadCache:
+    def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache, with room for a block behind the last token."""
-        if inputs is not None:
-            self.examine(inputs)
-        capacity += self._room
-        return HeadCache(
-            SlotCache(len(self.head.layers), rows, capacity),
-            states.store(rows, capacity),
-            states.store(rows, capacity),
-            torch.zeros(rows, dtype=torch.int64, device=self.device),
-        )
+        return HeadCache.of(len(self.head.layers), rows, capacity + self._room, self.device)
 
     @property
     def _room(self) -> int:
-        return self.width(self.head.config.block)
+        return Rounding().width(self.head.config.block)
 
     def learn(
         self,
@@ -215,19 +192,8 @@ class DFlashModel:
         """Move the context of accepted paths next to their roots."""
         cache.entries.keep(first_B, path_BD)
 
-    def forward(
-        self,
-        cache: HeadCache,
-        nodes: Nodes,
-        *,
-        last: int | None = None,
-        taps: tuple[int, ...] = (),
-    ) -> Output:
-        """Logits [B, Q, V] of nodes; the root's call, for the last one alone, runs the block."""
-        if taps:
-            raise ConfigurationError(
-                f"a head has no layers to read states of; got taps={taps}; read the target's"
-            )
+    def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
+        """[B, Q or last, K]; the root's call, for the last node alone, runs the block."""
         known_B1, block = cache.known_B[:, None], self.head.config.block
         at_BQ = nodes.positions_BQ
         if last is not None:
@@ -237,8 +203,7 @@ class DFlashModel:
         there = place_BQ < known_B1 + block
         at_BQ = torch.minimum(place_BQ, known_B1 + block - 1)
         read = states.read(cache.own, at_BQ, self.head.width, self.dtype)
-        logits = fitted(self.head.logits(read), self.head.ids_K, self.vocab_size)
-        return Output(logits.masked_fill(~there[..., None], -torch.inf))
+        return self.head.logits(read).masked_fill(~there[..., None], -torch.inf)
 
     def _guess(self, cache: HeadCache, pending_B1: Tensor, wide: int) -> None:
         """Run the block behind each row's context, and keep what its output layer would read."""

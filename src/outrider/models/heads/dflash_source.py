@@ -17,8 +17,9 @@ from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import formats
-from outrider.models.heads.dflash import DFlash, DFlashConfig, DFlashModel
+from outrider.models.heads.dflash import DFlash, DFlashConfig, Masked
 from outrider.models.heads.lent import Lent
+from outrider.models.heads.model import HeadModel
 from outrider.models.sources import DTYPES, Source
 
 _SPECULATORS = frozenset(
@@ -117,7 +118,7 @@ class DFlashSource(Lent):
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
-    ) -> DFlashModel:
+    ) -> HeadModel:
         """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
         named = formats.weights_of(self.given).items()
@@ -146,7 +147,7 @@ class DFlashSource(Lent):
                 f"{said}; give a whole checkpoint of one layout"
             ) from error
         head.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
-        return DFlashModel(head, vocab)
+        return HeadModel(Masked(head), vocab)
 
     def __str__(self) -> str:
         return str(self.given)

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from outrider.errors import ConfigurationError
 from outrider.models.cache import SlotCache
-from outrider.models.causal import additive, fitted
+from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.models.rounding import Rounding
 from outrider.rows import picked, placed
 from outrider.tree import numbers
-from outrider.types import Inputs, Nodes, Output, Reads
+from outrider.types import Nodes
 
 
 class StateHead(Protocol):
@@ -85,6 +83,16 @@ class HeadCache:
     own: SlotCache  #: the head's states of all tokens it has read
     known_B: Tensor
 
+    @classmethod
+    def of(cls, layers: int, rows: int, capacity: int, device: torch.device) -> "HeadCache":
+        """An empty one for a head of so many layers."""
+        return cls(
+            SlotCache(layers, rows, capacity),
+            states.store(rows, capacity),
+            states.store(rows, capacity),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+
     @property
     def capacity(self) -> int:
         """Slots of a row."""
@@ -110,18 +118,13 @@ class HeadCache:
         return HeadCache(*stores, self.known_B[:rows])
 
 
-class HeadModel:
-    """A `LanguageModel` over a head. Its law of a token that it cannot propose is 0.
+class Following:
+    """A `HeadRunner` over a head whose state flows along the tree."""
 
-    >>> HeadModel(head, vocab_size=49152).taps                          # doctest: +SKIP
-    (2, 15, 27)
-    """
+    follows = True
 
-    trees = follows = True
-    reads: Reads = "text"
-
-    def __init__(self, head: StateHead, vocab_size: int, context: int = 1 << 30) -> None:
-        self.head, self.vocab_size, self.context = head, vocab_size, context
+    def __init__(self, head: StateHead) -> None:
+        self.head = head
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -129,8 +132,13 @@ class HeadModel:
         return self.head.taps
 
     @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens that it can propose; None: all."""
+        return self.head.ids_K
+
+    @property
     def device(self) -> torch.device:
-        """Where its inputs must lie."""
+        """Where its weights lie."""
         return self.head.device
 
     @property
@@ -138,33 +146,9 @@ class HeadModel:
         """Dtype of its weights."""
         return self.head.dtype
 
-    def width(self, slots: int) -> int:
-        """The least visible width of so many slots: what a draft is rounded to is of no account."""
-        return Rounding().width(slots)
-
-    def examine(self, inputs: Inputs) -> None:
-        """Refused: it reads text and states."""
-        self.encode(inputs)
-
-    def encode(self, inputs: Inputs) -> Inputs:
-        """Refused: it reads text and states."""
-        raise ConfigurationError(
-            "a head reads its target's states alone; got inputs; leave them out"
-        )
-
-    def probe(self, rows: int) -> None:
-        """It needs no inputs."""
-
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> HeadCache:
+    def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache."""
-        if inputs is not None:
-            self.examine(inputs)
-        return HeadCache(
-            SlotCache(self.head.depth, rows, capacity),
-            states.store(rows, capacity),
-            states.store(rows, capacity),
-            torch.zeros(rows, dtype=torch.int64, device=self.device),
-        )
+        return HeadCache.of(self.head.depth, rows, capacity, self.device)
 
     def learn(
         self,
@@ -187,19 +171,8 @@ class HeadModel:
         """
         cache.told.keep(first_B, path_BD)
 
-    def forward(
-        self,
-        cache: HeadCache,
-        nodes: Nodes,
-        *,
-        last: int | None = None,
-        taps: tuple[int, ...] = (),
-    ) -> Output:
-        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
-        if taps:
-            raise ConfigurationError(
-                f"a head has no layers to read states of; got taps={taps}; read the target's"
-            )
+    def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
+        """Write the nodes' entries; [B, Q or last, K]."""
         tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
         wide, device = visible_BQW.shape[-1], slots_BQ.device
         slot_W = numbers(wide, device)
@@ -217,8 +190,7 @@ class HeadModel:
         states.write(cache.own, slots_BQ, wide, made.next_BQE)
         if last is not None:
             made = HeadStates(*(state[:, -last:] for state in made))
-        logits = self.head.logits(made)
-        return Output(fitted(logits, self.head.ids_K, self.vocab_size))
+        return self.head.logits(made)
 
     def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
         """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""

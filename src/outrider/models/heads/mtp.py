@@ -19,8 +19,9 @@ from outrider.errors import ConfigurationError
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, read
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.models.heads.following import HeadModel
+from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
+from outrider.models.heads.model import HeadModel
 from outrider.models.sources import Source
 
 MTP = "mtp"  #: the draft of a target that brings such a layer
@@ -122,7 +123,7 @@ class MtpSource(Lent):
     ) -> HeadModel:
         """The layer as a draft model. Raises ConfigurationError if its weights are not there."""
         model = self.target.model(setting.dtype, device)
-        return HeadModel(Mtp(self._loaded(model)), vocab)
+        return HeadModel(Following(Mtp(self._loaded(model))), vocab)
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:

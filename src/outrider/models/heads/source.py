@@ -13,8 +13,9 @@ from outrider.models.check import ordinary
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import formats
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
-from outrider.models.heads.following import HeadModel
+from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
+from outrider.models.heads.model import HeadModel
 from outrider.models.sources import DTYPES, Source
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
@@ -57,7 +58,7 @@ class HeadSource(Lent):
         head = self.head(model, self._taps, setting.dtype)
         if setting.packed:
             head.pack()
-        return HeadModel(head, vocab)
+        return HeadModel(Following(head), vocab)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
         """The module with its weights, reading these states of its target."""
