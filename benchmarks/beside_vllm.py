@@ -41,7 +41,7 @@ Work = Callable[[int, int], int]
 
 
 def prompts(encode: Callable[[str], list[int]], length: int, count: int) -> list[list[int]]:
-    """The last tokens of held-out prompts that have so many; shorter ones are joined to the next."""
+    """The last tokens of held-out prompts that have so many; short ones join the next."""
     lines = (PAIR / "heldout_prompts.jsonl").read_text().splitlines()
     found: list[list[int]] = []
     rest: list[int] = []
@@ -73,7 +73,9 @@ def theirs(asked: argparse.Namespace) -> dict[str, Work]:
 
     def work(rows: int, tokens: int) -> int:
         settings = [
-            SamplingParams(temperature=asked.temperature, max_tokens=tokens, ignore_eos=True, seed=s)
+            SamplingParams(
+                temperature=asked.temperature, max_tokens=tokens, ignore_eos=True, seed=s
+            )
             for s in range(rows)
         ]
         given = [{"prompt_token_ids": text} for text in texts[:rows]]

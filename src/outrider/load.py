@@ -82,6 +82,7 @@ class Notes:
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
+    means: str = ""  #: how the target runs
 
 
 def load(
@@ -453,17 +454,20 @@ def _notes(
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
+    target = running.models[0]
+    assert isinstance(target, CausalModel), "heads draft; they are no targets"
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,
         str(place),
         running.setting.dtype,
         running.setting.threads,
-        _packed(running.models[0]),
+        target.runner.packed,
         words.size,
         running.tree_check,
         running.calibration,
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
+        target.runner.means,
     )

@@ -97,13 +97,17 @@ class LlamaRunner:
         sizes = config.hidden_size, config.intermediate_size
         unfit = native.unfit(self, *sizes, config.hidden_act, self._embedding)
         if unfit is None:
-            return native.Compiled(self, cos, sin), native.ROUNDING, "compiled kernels"
+            return native.Compiled(self, cos, sin), native.ROUNDING, "a lean decoder, compiled"
         attention, rounding = steady(
             attend, self.kv_heads, self.heads // self.kv_heads, self.size, self._embedding
         )
         # the function itself where it is one: a module call costs as much as the operator
         act = F.silu if config.hidden_act in ("silu", "swish") else ACT2FN[config.hidden_act]
-        return Operators(self, attention, act, cos, sin), rounding, f"torch's operators: {unfit}"
+        return (
+            Operators(self, attention, act, cos, sin),
+            rounding,
+            f"a lean decoder, torch's operators: {unfit}",
+        )
 
     @property
     def device(self) -> torch.device:

@@ -5,6 +5,7 @@ be tried at load, and none is padded.
 """
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,19 +20,12 @@ from outrider.types import Nodes
 ROUNDING = Rounding(skipped=())
 LANES, WIDEST = 16, 256  #: of kernels.c
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-#: name -> types of its arguments, in their order
-_CALLS: dict[str, list[type]] = {
-    "outrider_reach": [_POINTER] * 4,
-    "outrider_attend": [_POINTER] * 11,
-    "outrider_norm": [_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, *[_POINTER] * 5],
-    "outrider_gate": [_WHOLE, _WHOLE, _WHOLE, _POINTER, _POINTER],
-}
 
 
 class _Sizes(ctypes.Structure):
     """`Sizes` of kernels.c."""
 
-    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "seat", "head", "threads")]
+    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads")]
 
 
 def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str | None:
@@ -51,10 +45,11 @@ class Compiled:
     def __init__(self, shape: Shape, cos: Tensor, sin: Tensor) -> None:
         self.shape, self.cos, self.sin = shape, cos, sin
         library = build.library()
-        for name, types in _CALLS.items():
-            getattr(library, name).argtypes = types
-        self.reach, self.attend = library.outrider_reach, library.outrider_attend
-        self.norm, self.gate = library.outrider_norm, library.outrider_gate
+        self.reach = _typed(library, "outrider_reach", [_POINTER] * 4)
+        self.attend = _typed(library, "outrider_attend", [_POINTER] * 11)
+        widths = [_WHOLE] * 3  # rows, width, threads
+        self.norm = _typed(library, "outrider_norm", [*widths, ctypes.c_float, *[_POINTER] * 5])
+        self.gate = _typed(library, "outrider_gate", [*widths, _POINTER, _POINTER])
 
     def weight(self, weight_E: Tensor) -> Tensor:
         """As it is."""
@@ -63,6 +58,14 @@ class Compiled:
     def open(self, nodes: Nodes) -> "_Call":
         """How far each node sees, and its rotary factors."""
         return _Call(self, nodes)
+
+
+def _typed(library: ctypes.CDLL, name: str, types: list[type]) -> Callable[..., int]:
+    """A function of the library that takes these."""
+    function = library[name]
+    function.argtypes = types
+    called: Callable[..., int] = function
+    return called
 
 
 class _Call:
@@ -75,15 +78,13 @@ class _Call:
         self.stop = torch.empty(2, batch, queries, dtype=torch.int32)
         shape = of.shape
         self.sizes = _Sizes(
-            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, self.threads
+            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads
         )
         self.at = ctypes.addressof(self.sizes)
         stop, whole = self.stop
-        self.read = (
-            *(t.data_ptr() for t in (self.nodes.visible_BQW, stop, whole)),
-        )
+        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, stop, whole)]
         of.reach(self.at, *self.read)
-        self.tables = tuple(t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ))
+        self.tables = [t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ)]
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One call for the sum and its norm."""
@@ -105,14 +106,17 @@ class _Call:
         shape = self.of.shape
         batch, queries, _ = qkv.shape
         keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
+        self.sizes.there = keys.shape[2]
         self.sizes.seat, self.sizes.head, *_ = keys.stride()
         out = qkv.new_empty(batch, queries, shape.heads * shape.size)
         failed = self.of.attend(
             self.at, qkv.data_ptr(), *self.tables, keys.data_ptr(), values.data_ptr(), *self.read,
             out.data_ptr(),
         )  # fmt: skip
-        if failed:
+        if failed == 1:
             raise MemoryError(f"no memory for the scores of {self.sizes.W} slots")
+        if failed:
+            raise IndexError(f"a node beyond the {keys.shape[2]} slots of the cache")
         return out
 
     def gate(self, both: Tensor) -> Tensor:

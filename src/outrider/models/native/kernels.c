@@ -171,6 +171,7 @@ static void weighed(
 
 typedef struct {
     int64_t B, Q, H, K, E, W; /* see above */
+    int64_t there; /* slots of a row of the cache */
     int64_t seat, head; /* numbers from one row, one head of the cache to the next */
     int64_t threads;
 } Sizes;
@@ -278,7 +279,8 @@ static inline __attribute__((always_inline)) void answer(
     answer(at, size, qkv, cos, sin, keys, values, visible, stop, whole, out, pair / at->K,       \
            pair % at->K, first, some, scores)
 
-/* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E]. Returns 1 without memory. */
+/* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E].
+ * Returns 1 without memory for the scores, 2 for a slot that is not there. */
 int outrider_attend(
     const Sizes *at, const half *qkv, const half *cos, const half *sin, const int64_t *slots,
     half *keys, half *values, const uint8_t *visible, const int32_t *stop, const int32_t *whole,
@@ -287,6 +289,9 @@ int outrider_attend(
     const int64_t tasks = at->B * at->K * blocks;
     const size_t row = (at->W + LANES - 1) / LANES * LANES;
     int failed = 0;
+    for (int64_t node = 0; node < at->B * at->Q; node++)
+        if (slots[node] < 0 || slots[node] >= at->there) return 2;
+    if (at->W > at->there) return 2;
 #pragma omp parallel num_threads(at->threads) if (at->threads > 1)
     {
         float *scores = aligned_alloc(64, BLOCK * row * sizeof(float));
