@@ -25,11 +25,8 @@ def volume(width, height, depth):
 
 
 @pytest.fixture(scope="module")
-def client(models_directory):
-    model = models_directory / "smollm2"
-    if not model.is_dir():
-        pytest.skip("needs the folder smollm2 in the directory of models")
-    speculator = outrider.load(model, dtype="bfloat16", threads=1, packed=True)
+def client(smollm2):
+    speculator = outrider.load(smollm2, dtype="bfloat16", threads=1, packed=True)
     with serving(speculator, capacity=1024) as server:
         yield server.client()
 
