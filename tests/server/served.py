@@ -1,7 +1,9 @@
 """A real server in a thread of the test's process, and a real client."""
 
+import json
 import socket
 import threading
+import urllib.request
 from contextlib import contextmanager
 
 import openai
@@ -58,6 +60,19 @@ def write(client, prompt=PROMPT, **options):
     """A completion."""
     options = {"model": NAME, "max_tokens": 24, "temperature": 0.8} | options
     return client.completions.create(prompt=prompt, **options)
+
+
+def events(server, body):
+    """The events of a stream as they were sent, one by one."""
+    request = urllib.request.Request(
+        server.address + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        for line in answer:
+            if line.strip():
+                yield line.decode().removeprefix("data: ").strip()
 
 
 def streamed(client, prompt=PROMPT, **options):

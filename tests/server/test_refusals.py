@@ -9,7 +9,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, serving, streamed, write
+from served import NAME, PROMPT, events, serving, streamed, write
 
 from outrider.server.lanes import Lanes
 
@@ -154,27 +154,15 @@ def test_a_deadline_counts_from_arrival(server):
     error = refused(server, 504, body, "deadline")
     assert error["type"] == "server_error"
     assert idle(server, 5)
-    events = list(_broken_off(server, body | {"stream": True, "timeout": 0.8}))
-    assert "[DONE]" not in events
-    assert json.loads(events[-1])["error"]["code"] == "deadline"
-
-
-def _broken_off(server, body):
-    request = urllib.request.Request(
-        server.address + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        for line in answer:
-            if line.strip():
-                yield line.decode().removeprefix("data: ").strip()
+    told = list(events(server, body | {"stream": True, "timeout": 0.8}))
+    assert "[DONE]" not in told
+    assert json.loads(told[-1])["error"]["code"] == "deadline"
 
 
 def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     with serving(shipped) as server:
-        stream = _broken_off(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
+        stream = events(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
         next(stream)
 
         def broken(lanes, name):
