@@ -51,6 +51,7 @@ class Service:
     public        whether /metrics and the page need no key
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
+    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
     """
 
     names: tuple[str, ...]
@@ -63,6 +64,7 @@ class Service:
     public: bool = False
     metrics: bool = True
     prefix: str = "outrider:"
+    kept_bytes: int = 256 << 20
 
 
 def fingerprint(speculator: Speculator) -> str:
@@ -85,7 +87,13 @@ def fingerprint(speculator: Speculator) -> str:
 def engine_loop(speculator: Speculator, service: Service) -> Loop:
     """The thread that decodes, not yet started."""
     lanes = Lanes(speculator.engine)
-    return Loop(lanes, service.rows, service.capacity, service.most_waiting)
+    return Loop(
+        lanes,
+        service.rows,
+        service.capacity,
+        service.most_waiting,
+        kept_bytes=service.kept_bytes,
+    )
 
 
 def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> App:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
+from outrider.server.answers import prompts
 from outrider.server.loop import Loop
 from outrider.server.orders import Choice
 
@@ -19,6 +20,8 @@ class Counts:
         self.registry = CollectorRegistry()
         self._prefix, self._model = prefix, model
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read")
+        self.asked = self._counter("prefix_cache_queries", "Prompt tokens looked up")
+        self.copied = self._counter("prefix_cache_hits", "Prompt tokens copied from other prompts")
         self.generation_tokens = self._counter("generation_tokens", "Tokens written")
         self.drafts = self._counter("spec_decode_num_drafts", "Steps that drafted")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
@@ -62,8 +65,10 @@ class Counts:
 
     def over(self, choices: Sequence[Choice]) -> None:
         """Count an answer, whole or cut off by its client."""
-        prompts = {id(choice.request.prompt): len(choice.request.prompt) for choice in choices}
-        self.prompt_tokens.inc(sum(prompts.values()))
+        read, copied = prompts(choices)
+        self.prompt_tokens.inc(read)
+        self.asked.inc(read)
+        self.copied.inc(copied)
         for choice in choices:
             self._count(choice)
 

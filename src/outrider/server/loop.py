@@ -17,6 +17,7 @@ from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Run
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
+from outrider.models.prefixes import Prefixes
 from outrider.server.lanes import Lanes
 
 
@@ -47,6 +48,7 @@ class Ticket:
     arrived: float = field(default_factory=time.monotonic)
     seated: float | None = None  #: when a row was free for it
     number: int | None = None  #: in its lane's run
+    cached: int = 0  #: tokens of its prompt that were copied from another one
     over: bool = False
 
 
@@ -66,6 +68,7 @@ class Loop(threading.Thread):
 
     capacity      slots of a row: prompt, answer and draft
     most_waiting  requests in the queue beyond which more are refused: `Full`
+    kept_bytes    of prompts that were read, for others that begin alike; 0: none
     deliver       hands events to their tickets' sinks on another thread; None: at once
     """
 
@@ -76,12 +79,14 @@ class Loop(threading.Thread):
         capacity: int,
         most_waiting: int,
         deliver: Delivery | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
         self.lanes, self.rows, self.capacity = lanes, rows, capacity
         self.most_waiting = most_waiting
         self.deliver = deliver or spread
         self.fault: BaseException | None = None
+        self._prefixes = Prefixes(kept_bytes)
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0  # orders under way included
@@ -180,7 +185,9 @@ class Loop(threading.Thread):
 
     def _run(self, lane: str) -> Run:
         if lane not in self._runs:
-            self._runs[lane] = Run(self.lanes[lane], self.rows, self.capacity)
+            self._runs[lane] = Run(
+                self.lanes[lane], self.rows, self.capacity, prefixes=self._prefixes
+            )
         return self._runs[lane]
 
     def _tell(self, lane: str, run: Run) -> None:
@@ -189,6 +196,7 @@ class Loop(threading.Thread):
             ticket = self._seated.get((lane, block.row))
             if ticket is None:
                 continue
+            ticket.cached = run.cached(block.row)
             reason = block.finish_reason
             error = run.errors.get(block.row) if reason == "error" else None
             self._event(ticket, Event(block, error, reason is not None))

@@ -50,6 +50,7 @@ class Going:
                 if choice.reason is not None:
                     continue  # it was cut by a stop string: what comes behind is not wanted
                 choice.arrived, choice.seated = ticket.arrived, ticket.seated
+                choice.stats.cached_tokens = ticket.cached
                 if event.error is not None:
                     raise event.error
                 assert event.block is not None
