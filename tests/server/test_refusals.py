@@ -9,7 +9,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, events, serving, streamed, write
+from served import NAME, PROMPT, events, idle, serving, streamed, write
 
 from outrider.server.lanes import Lanes
 
@@ -106,14 +106,6 @@ def test_a_key_is_needed_where_there_are_keys(shipped):
         assert write(server.client("second"), max_tokens=2).usage.completion_tokens == 2
         assert asked(server, None, "/health", method="GET")[0] == 200
         refused(server, 401, None, path="/metrics", method="GET")
-
-
-def idle(server, seconds=20.0):
-    """Wait until no row is taken; whether it came to that."""
-    ends = time.monotonic() + seconds
-    while server.loop.load[:2] != (0, 0) and time.monotonic() < ends:
-        time.sleep(0.02)
-    return server.loop.load[:2] == (0, 0)
 
 
 def test_a_client_that_goes_away_frees_its_row(server):

@@ -89,7 +89,7 @@ def serve(
         metrics_prefix,
         kept_prompts << 20,
     )
-    app = make(speculator, service)
+    app, _ = make(speculator, service)
     err.print(f"serving {name} at http://{host}:{port} ({rows} rows of {capacity} tokens)")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 

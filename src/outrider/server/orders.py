@@ -13,7 +13,7 @@ from outrider.errors import OutriderError
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
 from outrider.server.bodies import ChatBody, Common, CompletionBody, plain
-from outrider.server.faults import Refusal
+from outrider.server.faults import Refusal, unknown_model
 from outrider.server.grammar import Grammar, grammar_of, vocabulary
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
@@ -83,9 +83,7 @@ class Orders:
         self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, budget: int | None
     ) -> list[Choice]:
         if body.model not in self.names:
-            known = ", ".join(self.names)
-            message = f"no model {body.model!r} here; served: {known}"
-            raise Refusal(message, "model", 404, "model_not_found")
+            raise unknown_model(body.model, self.names)
         if body.n * len(prompts) > self.rows:
             what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
             raise Refusal(f"{what}; ask for fewer", "n")
