@@ -330,6 +330,8 @@ def _vocabulary(
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
+    if hearing.hears(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
+        found = _Words(most)
     for source, size in zip(sources[1:], rest, strict=True):
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()
