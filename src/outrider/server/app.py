@@ -1,7 +1,6 @@
 """The routes of `outrider serve`."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,19 +16,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import outrider
-from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
-from outrider.laws.sampling import Sampling
 from outrider.server import faults
-from outrider.server.answers import Chats, Completions, Writer
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
+from outrider.server.desk import Desk
 from outrider.server.guard import OPEN, App, Guard
 from outrider.server.lanes import Lanes
-from outrider.server.loop import Event, Loop, Ticket, spread
-from outrider.server.orders import Orders
+from outrider.server.loop import Loop
 from outrider.server.serving import Serving
-from outrider.server.words import Words
 from outrider.text.speculator import Speculator
 
 #: The page asks nobody but this server.
@@ -65,23 +59,6 @@ class Service:
     prefix: str = "outrider:"
 
 
-def fingerprint(speculator: Speculator) -> str:
-    """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
-
-    A hash of what the model says of a few tokens, to the last bit.
-    """
-    engine, said = speculator.engine, []
-    vocab = engine.target.vocab_size
-    prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = outrider.Run(engine, 1, 256)
-    run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
-    run.close()
-    for block in run:
-        said.append((block.token_ids, block.logprobs, block.likeliest))
-    identity = repr((said, vocab, outrider.__version__)).encode()
-    return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
-
-
 def engine_loop(speculator: Speculator, service: Service) -> Loop:
     """The thread that decodes, not yet started."""
     lanes = Lanes(speculator.engine)
@@ -91,25 +68,15 @@ def engine_loop(speculator: Speculator, service: Service) -> Loop:
 def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> App:
     """The ASGI application; its loop runs while it does."""
     loop = loop or engine_loop(speculator, service)
-    lanes = loop.lanes
+    desk = Desk.open(speculator, service.names, loop, service.metrics)
     counts = Counts(service.prefix, service.names[0])
     counts.watch(loop)
-    orders = Orders(speculator, lanes, service.names, service.rows, service.capacity)
-    serving = Serving(loop, counts, service.timeout)
-    words, mark, started = Words(speculator.tokenizer), fingerprint(speculator), int(time.time())
+    serving, started = Serving(loop, counts, service.timeout), int(time.time())
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        asynchronous = asyncio.get_running_loop()
-
-        def deliver(events: list[tuple[Ticket, Event]]) -> None:
-            asynchronous.call_soon_threadsafe(spread, events)
-
-        loop.deliver = deliver
-        loop.start()
-        yield
-        loop.close()
-        await asyncio.to_thread(loop.join, 10)
+        async with desk.running():
+            yield
 
     faulty = {kind: {"model": FaultBody} for kind in ("4XX", "5XX")}
     app = FastAPI(
@@ -128,18 +95,12 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
         )
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
-        chat = isinstance(body, ChatBody)
         try:
-            choices = await asyncio.to_thread(
-                orders.chat if chat else orders.completions,  # type: ignore[arg-type]
-                body,
-            )
+            choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
-        form = Chats() if chat else Completions()
-        writer = Writer(form, body.model, mark, words, service.metrics)
         echo = isinstance(body, CompletionBody) and body.echo
-        return await serving.answer(http, body, choices, writer, echo)
+        return await serving.answer(http, body, choices, desk.writer(body), echo)
 
     @app.post("/v1/completions")
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
