@@ -84,6 +84,7 @@ class Notes:
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
+    shards: int = 1  #: processes that hold a part of the target each
 
 
 def load(
@@ -433,4 +434,5 @@ def _notes(
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
+        sources[0].shards,
     )
