@@ -127,7 +127,8 @@ def interval(value: Statistic, prompts: int, scale: Scale = PLAIN) -> Interval:
 
     Raises ValueError without a unit, and for values that are not of the scale.
     """
-    return _joined([_pulls(lambda units: scale.to(value(units)), prompts)], scale)
+    pulls = _pulls(lambda units: scale.to(value(units)), prompts)
+    return _joined(value(range(prompts)), [pulls], scale)
 
 
 def product(*factors: Factor) -> Interval:
@@ -140,7 +141,8 @@ def product(*factors: Factor) -> Interval:
     (6.0, 3)
     """
     logs = [_pulls(_logarithm(factor.value), factor.prompts) for factor in factors]
-    return _joined(logs, LOG)
+    whole = math.prod(factor.value(range(factor.prompts)) for factor in factors)
+    return _joined(whole, logs, LOG)
 
 
 def mean(values: Sequence[float], scale: Scale = PLAIN) -> Interval:
@@ -198,16 +200,16 @@ def _pulls(value: Statistic, count: int) -> tuple[float, np.ndarray]:
     return middle, math.sqrt((count - 1) / count) * (without - without.mean())
 
 
-def _joined(parts: Sequence[tuple[float, np.ndarray]], scale: Scale) -> Interval:
-    """The interval of a sum of statistics of the same units.
+def _joined(value: float, parts: Sequence[tuple[float, np.ndarray]], scale: Scale) -> Interval:
+    """`value` with the interval of a sum of statistics of the same units.
 
     Where some parts have more units than the smallest, the units that only those have are a second
     source of variance, independent of the first: two variances, two degrees of freedom.
     """
-    middle = sum(value for value, _ in parts)
+    middle = sum(part for part, _ in parts)
     most, least = (pick(len(pulls) for _, pulls in parts) for pick in (max, min))
     if least < 2:
-        return _alone(scale.back(middle))
+        return _alone(value)
     together = np.zeros(most)
     for _, pulls in parts:
         together[: len(pulls)] += pulls
@@ -216,8 +218,8 @@ def _joined(parts: Sequence[tuple[float, np.ndarray]], scale: Scale) -> Interval
     below = sum(variance**2 / freedom for variance, freedom in variances)
     whole = sum(variance for variance, _ in variances)
     half = student(whole**2 / below) * math.sqrt(whole) if below > 0 else 0.0
-    value, low, high = (scale.back(middle + end) for end in (0.0, -half, half))
-    return Interval(value, low, high, least)
+    low, high = (scale.back(middle + end) for end in (-half, half))
+    return Interval(value, min(low, value), max(high, value), least)
 
 
 @lru_cache(maxsize=4096)
