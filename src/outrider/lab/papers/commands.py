@@ -10,7 +10,6 @@ from rich.console import Console
 from outrider.certify.report import Row
 from outrider.lab.papers import options
 from outrider.lab.papers.options import RESULTS
-from outrider.lab.papers.published import CHEN_FIGURE
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
 
@@ -131,6 +130,7 @@ def k_sweep(
 ) -> None:
     """Chen et al. 2023, figure 1: time for 128 tokens, acceptance and loop time for K = 0..7."""
     from outrider.lab.papers import k_sweep as experiment
+    from outrider.lab.papers.published import CHEN_FIGURE
 
     with bar("k-sweep") as progress:
         tables = experiment.run(
