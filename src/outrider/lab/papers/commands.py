@@ -21,7 +21,7 @@ if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 
 
-def _show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
+def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
     """Print tables under their titles, which the experiment's document keeps, too."""
     from outrider.lab.papers.record import entitle, table
 
@@ -44,7 +44,7 @@ def toy(
 
     folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
-    _show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+    show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
 
 
 def _trees(name: str, about: str) -> Callable[..., None]:
@@ -101,7 +101,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             "differences": "paired differences of block efficiency on those prompts",
             "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3",
         }
-        _show(name, tables, titles, out)
+        show(name, tables, titles, out)
 
     command.__doc__, command.__name__ = about, name.replace("-", "_")
     return command
@@ -151,7 +151,7 @@ def k_sweep(
         "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
-    _show("k-sweep", tables, titles, out)
+    show("k-sweep", tables, titles, out)
 
 
 def alpha(
@@ -191,7 +191,7 @@ def alpha(
         "lenience-speed": "improvement by lenience (published: expected only)",
         "quality": "texts against what was meant; 'as plain': the share of plain decoding's texts",
     }
-    _show("alpha", tables, titles, out)
+    show("alpha", tables, titles, out)
 
 
 def beams(
@@ -216,7 +216,7 @@ def beams(
             widths=(2, 5) if quick else experiment.WIDTHS,
         )
     titles = {"beams": "beam search: w beams, u of the draft model's, gamma steps scored ahead"}
-    _show("beams", tables, titles, out)
+    show("beams", tables, titles, out)
 
 
 def layers(
@@ -243,7 +243,7 @@ def layers(
         "each": "each layer: how little it changes its input, and a draft without it",
         "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
     }
-    _show("layers", tables, titles, out)
+    show("layers", tables, titles, out)
     console.print(experiment.verdict(tables["layers"]), markup=False)
 
 
