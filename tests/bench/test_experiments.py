@@ -88,6 +88,18 @@ def test_toy_means(tmp_path):
     assert (tmp_path / "toy-grid.csv").exists()
 
 
+def test_a_document_says_how_it_came_about(tmp_path):
+    """What a report shows: the command, the machine, what it is about, and titles of tables."""
+    words = ["toy", "--quick", "--no-pictures", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    document = json.loads((tmp_path / "toy.json").read_text())
+    assert document["machine"]["torch"] == torch.__version__
+    assert document["date"].count("-") == 2
+    assert document["command"]
+    assert document["about"].startswith("Jeon et al. 2024")
+    assert set(document["titles"]) <= set(document["tables"])
+
+
 #: what the map shows -> production rules that must accept just that, how drafts are drawn, how many
 JUDGED = {
     "one: match": (("match",), e.without, 1),
