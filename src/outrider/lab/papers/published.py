@@ -134,7 +134,7 @@ CHEN = {
 #: Figure 1 prints no numbers.
 CHEN_FIGURE = (
     "figure 1: XSum, nucleus: fastest at K = 3; deviation and time of a loop grow with K, "
-    "accepted / (K + 1) falls"
+    "tokens per call / (K + 1) falls"
 )
 
 #: Wagner et al. 2024, tables 1, 5 and 6: score -> target and data, that score for transformers,
