@@ -130,8 +130,9 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     sources = {"draft model": Source(small), "reference lookup": Copies()}
     how = {"tokens": 1000, "new_tokens": 60, "seed": 3}
     found = alpha_measure.alphas(pair, tasks, sources, 1.0, **how)
-    assert list(found["alpha"]) == list(sources)
-    lenient = found["lenient"]["draft model"]
+    assert list(found["tallies"]) == list(sources)
+    alpha = {name: alpha_measure.alpha_of(found["tallies"][name]) for name in sources}
+    lenient = [alpha_measure.alpha_of(found["tallies"]["draft model"], n).value for n in range(4)]
     assert lenient == sorted(lenient)
     batch = [alpha_tasks.asked(tasks[n % 8], Sampling(1.0, seed=n), pair, 60) for n in range(96)]
     drafters = {"draft model": (DraftModel(small, (1,)), "rejection")}
@@ -140,7 +141,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
         stats = alpha_measure.decoded(Engine(pair.engine.target, drafter, rule), batch)[1].stats
         share = stats.accepted / stats.steps
         # eight sources, each with its own share, and texts of other seeds
-        assert share == pytest.approx(found["alpha"][name], abs=0.1), name
+        assert share == pytest.approx(alpha[name].value, abs=0.1), name
     texts = alpha_measure._written(pair, batch)
     assert len({len(text.new) for text in texts}) > 3  # some end before the others
 
@@ -151,11 +152,15 @@ def test_a_drafter_that_copies_is_judged_by_the_law_at_temperature_one(tmp_path)
     tasks = alpha_tasks.tasks(pair, ROWS)
     how = {"tokens": 400, "new_tokens": 40, "seed": 0}
     found = alpha_measure.alphas(pair, tasks, {"copies": Copies()}, 0.0, **how)
-    batch = [alpha_tasks.asked(tasks[n % 8], Sampling(0, seed=n), pair, 40) for n in range(16)]
+    batch = [
+        alpha_tasks.asked(task, Sampling(0), pair, alpha_tasks.length(pair, task, 40, 0))
+        for task in tasks
+    ]
     engine = Engine(pair.engine.target, ReferenceLookup(1), "match")
     stats = alpha_measure.decoded(engine, batch)[1].stats
-    assert found["alpha"]["copies"] == pytest.approx(stats.accepted / stats.steps)
-    lenient = found["lenient"]["copies"]
+    tally = found["tallies"]["copies"]
+    lenient = [alpha_measure.alpha_of(tally, level).value for level in range(4)]
+    assert lenient[0] == pytest.approx(stats.accepted / stats.steps)
     assert lenient == sorted(lenient)
     assert lenient[-1] > lenient[0]
 

@@ -16,8 +16,9 @@ from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
 from outrider.integrations.arms import Completion, Stock
 from outrider.lab import measure
+from outrider.lab.intervals import Interval
 from outrider.lab.machine import environment
-from outrider.lab.measure import Ratio, Trial
+from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
 from outrider.laws.sampling import Sampling
 from outrider.load import load, shipped
@@ -124,11 +125,11 @@ class Table:
 
         return min(self.arms(family), key=cost)
 
-    def ratio(self, fast: str, slow: str) -> Ratio:
+    def ratio(self, fast: str, slow: str) -> Interval:
         """How many times less time per token `fast` takes, paired by prompt and repeat."""
         return measure.ratio(self.trials, fast, slow)
 
-    def ratios(self) -> dict[str, Ratio]:
+    def ratios(self) -> dict[str, Interval]:
         """The families' best settings against each other."""
         return {f"{a}/{b}": self.ratio(self.best(a), self.best(b)) for a, b in PAIRS}
 
@@ -305,7 +306,7 @@ class Comparison:
         main = [t for t in self.tables if t.dtype == self.dtypes[0]]
         greedy = next((t for t in main if t.temperature == 0), None)
         document: Row = {
-            "ratios": {k: asdict(r) for k, r in main[0].ratios().items()},
+            "ratios": {k: r.row() for k, r in main[0].ratios().items()},
             "methods": {arm: main[0].describe(arm) for arm in main[0].arms()},
             "text_equal": None,
             "loop_share": None,
@@ -333,7 +334,7 @@ class Comparison:
         return {
             "dtype": table.dtype,
             "best": {family: table.best(family) for family in (SPECULATIVE, ASSISTED)},
-            "ratios": {k: asdict(r) for k, r in table.ratios().items()},
+            "ratios": {k: r.row() for k, r in table.ratios().items()},
             "methods": {arm: table.describe(arm) for arm in table.arms()},
         }
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider import DraftModel, Engine, Speculator
+from outrider.lab.intervals import Interval
 from outrider.lab.papers import (
     alpha_drafters,
     alpha_measure,
@@ -75,7 +76,8 @@ def run(
     def improvement(name: str, temperature: float, lenience: float) -> record.Row:
         """One row of tables 4 and A.5: at the gamma that the formula says is best."""
         progress(f"timing {name}, T = {temperature:g}, l = {lenience:g}", 4, 5)
-        alpha = alphas[temperature]["lenient"][name][LENIENCES.index(lenience)]
+        tally = alphas[temperature]["tallies"][name]
+        alpha = alpha_measure.alpha_of(tally, LENIENCES.index(lenience)).value
         c, capped = costs[name], min(alpha, 0.999)
         gamma = max(length.best_length(capped, c, 12), 1)
         rule = None if isinstance(sources[name], Copies) else rule_at(temperature, lenience)
@@ -89,6 +91,7 @@ def run(
             repeats=amount.repeats,
             **size,
         )
+        measured = Interval.of_row(row["ratio"])
         return {
             "drafter": name,
             "T": temperature,
@@ -96,8 +99,9 @@ def run(
             "alpha": alpha,
             "c": c,
             "expected": length.speedup(capped, gamma, c),
-            "measured": row["median"],
-            "95 %": f"[{row['low']:.2f}, {row['high']:.2f}]",
+            "measured": measured.value,
+            "95 %": measured.text(2),
+            "sign": measured.sign(1.0),
             "tokens a step": row["tokens a step"],
         }
 
@@ -144,15 +148,14 @@ def _two_drafts(
 
 
 def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
-    rows: list[record.Row] = [
-        {
-            "drafter": name,
-            "alpha T = 0": found[0.0]["alpha"][name],
-            "alpha T = 1": found[1.0]["alpha"][name],
-            "tokens": f"{found[0.0]['tokens']}, {found[1.0]['tokens']}",
-        }
-        for name in names
-    ]
+    rows: list[record.Row] = []
+    for name in names:
+        row: record.Row = {"drafter": name}
+        for t, one in found.items():
+            alpha = alpha_measure.alpha_of(one["tallies"][name])
+            row |= {f"alpha T = {t:g}": alpha.value, f"95 %, T = {t:g}": alpha.text()}
+            row |= {f"tokens, T = {t:g}": one["tokens"]}
+        rows.append(row)
     return rows + [
         {"drafter": f"{name} ({target}, published)", "alpha T = 0": zero, "alpha T = 1": one}
         for target, models in published.LEVIATHAN_ALPHA.items()
@@ -163,18 +166,20 @@ def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record
 def _two(found: dict[float, record.Row], name: str) -> record.Row:
     row: record.Row = {"drafts and rule": name}
     for temperature, values in found.items():
-        mean, low, high = values[name]
-        row[f"T = {temperature:g}"] = mean
-        row[f"95 %, T = {temperature:g}"] = f"[{low:.3f}, {high:.3f}]"
+        mean = Interval.of_row(values[name])
+        row |= {f"T = {temperature:g}": mean.value, f"95 %, T = {temperature:g}": mean.text()}
     return row
 
 
 def _lenience(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
-    rows: list[record.Row] = [
-        {"drafter": name, "T": t} | dict(zip(LEVELS, found[t]["lenient"][name], strict=True))
-        for t in (0.0, 1.0)
-        for name in names
-    ]
+    rows: list[record.Row] = []
+    for t in (0.0, 1.0):
+        for name in names:
+            row: record.Row = {"drafter": name, "T": t}
+            for number, level in enumerate(LEVELS):
+                alpha = alpha_measure.alpha_of(found[t]["tallies"][name], number)
+                row |= {level: alpha.value, f"95 %, {level}": alpha.text()}
+            rows.append(row)
     return rows + [
         {"drafter": f"{name} (published)", "T": t} | dict(zip(LEVELS, values, strict=True))
         for t, models in published.LEVIATHAN_LENIENCE.items()

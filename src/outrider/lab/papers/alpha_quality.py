@@ -13,12 +13,10 @@ from outrider.errors import ConfigurationError
 from outrider.lab.papers import record
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
 from outrider.lab.papers.alpha_measure import ROWS, decoded, rule_at
-from outrider.lab.papers.alpha_tasks import Rows, asked
+from outrider.lab.papers.alpha_tasks import Rows, asked, longest
 from outrider.types import Verifier
 
 PLAIN = "plain decoding"
-#: As many new tokens as the longest source has, and these: a correction is about as long.
-MORE = 32
 
 
 def table(
@@ -71,17 +69,12 @@ def _texts(
     texts: list[str] = []
     for first in range(0, len(tasks), ROWS):
         batch = [
-            asked(task, Sampling(temperature, seed=seed + first + n), pair, _longest(task))
+            asked(task, Sampling(temperature, seed=seed + first + n), pair, longest(task))
             for n, task in enumerate(tasks[first : first + ROWS])
         ]
         ids, _ = decoded(engine, batch)
         texts += [pair.tokenizer.decode(line, skip_special_tokens=True) for line in ids]
     return {"texts": texts}
-
-
-def _longest(task: Request) -> int:
-    assert task.inputs is not None
-    return int(task.inputs.mask_BS.sum()) + MORE
 
 
 def scorer() -> None:

@@ -171,7 +171,7 @@ CHEN = {
 CHEN_FIGURE = (
     "figure 1: XSum, nucleus: fastest at K = "
     f"{stated('chen', 'fastest draft length on XSum, figure 1'):.0f}; deviation and time of a loop "
-    "grow with K, accepted / (K + 1) falls"
+    "grow with K, tokens per call / (K + 1) falls"
 )
 
 

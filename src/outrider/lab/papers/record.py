@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab import machine
-from outrider.lab.measure import interval as interval
 from outrider.load import CORRECTOR, Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
@@ -158,11 +156,6 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and interval of independent values."""
-    return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
 
 
 def pyplot() -> ModuleType:
