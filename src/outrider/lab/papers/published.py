@@ -175,21 +175,6 @@ CHEN_FIGURE = (
 )
 
 
-def _best(experiment: str) -> dict[int, dict[str, tuple[str, float, float, float]]]:
-    names = ("block efficiency", "MBSU", "tokens/s")
-    return {
-        group: {m: (one.tree, *map(one.values.__getitem__, names)) for m, one in methods.items()}
-        for group, methods in best_trees(experiment).items()
-    }
-
-
-#: Jeon et al. 2024, tables 1 and 28: group -> method -> (tree, block efficiency, MBSU, tokens/s),
-#: the tree of the best block efficiency.
-RSD_LENGTH, RSD_BUDGET = _best("draft-length"), _best("budget")
-
-#: tokens/s of plain decoding beside those tables
-RSD_PLAIN_RATE = {name: plain_rate(name) for name in ("draft-length", "budget")}
-
 _GAINS = ("less time, exact, %", "less time, sigmoid, %", "less a step, exact, %",
           "less a step, sigmoid, %", "less wall, exact, %", "less wall, sigmoid, %")  # fmt: skip
 
