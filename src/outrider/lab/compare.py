@@ -5,13 +5,10 @@ else the machine does falls on all alike. Times are those of whole calls, prompt
 table all arms have one dtype; transformers runs stock weights through its own loop.
 """
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-
-import torch
 
 from outrider import arguments
 from outrider.certify.report import Row
@@ -20,11 +17,11 @@ from outrider.errors import ConfigurationError
 from outrider.integrations.arms import Completion, Stock
 from outrider.lab import measure
 from outrider.lab.intervals import Interval
+from outrider.lab.machine import environment
 from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
 from outrider.laws.sampling import Sampling
 from outrider.load import load, shipped
-from outrider.models import calibrate
 from outrider.models.sources import DTYPES
 from outrider.stats import VERBS
 from outrider.text.speculator import Speculator
@@ -364,18 +361,3 @@ class Comparison:
             }
             by_temperature[f"{temperature:g}"] = chosen
         return by_temperature
-
-
-def environment() -> Row:
-    """Machine and versions."""
-    import os
-    from importlib.metadata import version
-
-    return {
-        "machine": platform.machine(),
-        "processor": calibrate._cpu_name().split(":")[-1].strip(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("outrider", "torch", "transformers", "numpy")},
-    }
