@@ -32,6 +32,10 @@ def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Pa
     console.print(f"written to {out}", markup=False)
 
 
+def _law(temperature: float, top_p: float) -> str:
+    return f"T = {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
+
+
 def toy(
     out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = RESULTS,
     quick: Annotated[bool, typer.Option("--quick", help="A coarser grid.")] = False,
@@ -59,7 +63,8 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         seed: options.Seed = 0,
         dtype: options.Dtype = "auto",
         threads: options.Threads = None,
-        temperature: Temperature = 1.0,
+        temperature: Temperature = 0.3,
+        top_p: options.TopP = 1.0,
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
         ] = None,
@@ -84,16 +89,22 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         elif quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
-            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
+            count,
+            choosing,
+            samples,
+            temperature=temperature,
+            top_p=top_p,
+            timed=timed,
+            seed=seed,
         )
         if quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=seed)
         pair = options.loaded(target, draft, out, pictures, dtype, threads)
         rows = read_rows(prompts)
         with bar(name) as progress:
             tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
-        size = f"T = {temperature:g}, {plan.new_tokens} tokens"
+        size = f"{_law(temperature, top_p)}, {plan.new_tokens} tokens"
         titles = {
             "trees": f"{name}: every tree ({size}, {chosen} choosing prompts)",
             "methods": f"{name}: the chosen trees on {judged} other prompts x {plan.samples}",
@@ -128,6 +139,7 @@ def k_sweep(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     temperature: Temperature = 1.0,
+    top_p: options.TopP = 0.8,
     rule: Annotated[
         str, typer.Option(help="Verification rule; Chen's is rejection.")
     ] = "rejection",
@@ -143,13 +155,14 @@ def k_sweep(
             out,
             progress,
             temperature=temperature,
+            top_p=top_p,
             repeats=2 if quick else 4,
             rule=rule,
             seed=seed,
             pictures=pictures,
         )
     titles = {
-        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
     show("k-sweep", tables, titles, out)
@@ -165,6 +178,7 @@ def alpha(
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
 
@@ -173,9 +187,9 @@ def alpha(
     """
     from outrider.lab.papers import alpha as experiment
 
-    amount = experiment.Amount(seed=seed)
+    amount = experiment.Amount(seed=seed, top_p=top_p)
     if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed)
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed, top_p)
     sourced = options.reads_sources(target)
     rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
     if sourced and draft is None and target is not None:
