@@ -208,7 +208,7 @@ def speed(
                     "packed": notes.packed,
                     "gamma": gamma,
                     "temperature": temperature,
-                    "ratio": vars(ratio),
+                    "ratio": ratio.row(),
                     "ceiling": vars(top),
                     "verify_ms": verify,
                     "host_ms": host,
