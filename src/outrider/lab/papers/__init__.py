@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.lab.book import command as book
 from outrider.lab.papers import commands
 from outrider.lab.papers.options import Draft, Prompts, Target, both
 from outrider.lab.papers.record import file
@@ -99,3 +100,4 @@ def run_wagner(
 
 
 commands.register(app)
+book.register(app)

@@ -12,6 +12,7 @@ from outrider.lab.papers import options
 from outrider.lab.papers.options import RESULTS
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
+from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
@@ -263,6 +264,45 @@ def layers(
     console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
+def speed(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
+    ] = 4,
+) -> None:
+    """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
+
+    A chain of --draft, or prompt lookup where there is a --target and no --draft.
+    """
+    from outrider.lab.papers import speed as experiment
+    from outrider.lab.papers.record import folder
+    from outrider.load import load
+
+    folder(out)
+    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 8 if quick else 30]]
+    pair = load(
+        target,
+        draft,
+        drafter="prompt_lookup" if target is not None and draft is None else None,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        threads="auto" if threads is None else threads,
+    )
+    tokens = 32 if quick else 64
+    with bar("speed") as progress:
+        tables = experiment.run(
+            pair, texts, out, progress, new_tokens=tokens, repeats=1 if quick else 2
+        )
+    title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
+    show("speed", tables, {"speed": f"times faster than plain decoding: {title}"}, out)
+
+
 #: Every experiment by its name, which is its command's and its document's.
 COMMANDS: dict[str, Callable[..., None]] = {
     "toy": toy,
@@ -272,6 +312,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
     "beams": beams,
     "layers": layers,
+    "speed": speed,
+    "tasks": tasks,
 }
 
 
