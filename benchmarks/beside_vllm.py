@@ -20,22 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from inside_vllm import QUIET
+
 HERE = Path(__file__).resolve()
 PAIR = HERE.parent.parent / "src" / "outrider" / "pair"
 VLLM = "vLLM plain"
 THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-#: One thread, one process, nothing asked of or told to a network.
-QUIET = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-
 #: (rows, tokens to write) -> how many were written
 Work = Callable[[int, int], int]
 
