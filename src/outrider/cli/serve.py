@@ -43,6 +43,9 @@ def serve(
     most_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more are refused.")
     ] = 64,
+    kept_prompts: Annotated[
+        int, typer.Option(min=0, help="MiB of read prompts kept for others that begin alike.")
+    ] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names in /metrics.")] = "outrider:",
     per_request_metrics: Annotated[
@@ -84,8 +87,9 @@ def serve(
         public_metrics or host in LOOPBACK,
         per_request_metrics,
         metrics_prefix,
+        kept_prompts << 20,
     )
-    app = make(speculator, service)
+    app, _ = make(speculator, service)
     err.print(f"serving {name} at http://{host}:{port} ({rows} rows of {capacity} tokens)")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 

@@ -11,7 +11,8 @@ text are proposed. Nothing of vLLM is imported here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,8 @@ class Config(Protocol):
     additional_config: Mapping[str, Any]
 
 
-class _Row(NamedTuple):
+@dataclass(frozen=True)
+class _Row:
     """A text as it was when it was last seen, and what the drafter keeps of it."""
 
     text: Array

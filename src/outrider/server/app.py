@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Annotated, NamedTuple
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Form
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -19,13 +19,20 @@ import outrider
 from outrider.server import faults
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
-from outrider.server.desk import Desk
+from outrider.server.desk import KEPT_BYTES, Desk, running
 from outrider.server.guard import OPEN, App, Guard
-from outrider.server.lanes import Lanes
+from outrider.server.guard import Limits as Sizes
 from outrider.server.loop import Loop
 from outrider.server.serving import Serving
+from outrider.server.spoken import Recordings, Spoken
+from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
+from outrider.text.speech.transcriber import Transcription, transcription
 
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+#: Of a recording: as much as OpenAI takes, and it is no JSON.
+RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
 #: The page asks nobody but this server.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -45,6 +52,7 @@ class Service:
     public        whether /metrics and the page need no key
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
+    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
     """
 
     names: tuple[str, ...]
@@ -57,33 +65,24 @@ class Service:
     public: bool = False
     metrics: bool = True
     prefix: str = "outrider:"
+    kept_bytes: int = KEPT_BYTES
 
 
-def engine_loop(speculator: Speculator, service: Service) -> Loop:
-    """The thread that decodes, not yet started."""
-    lanes = Lanes(speculator.engine)
-    return Loop(lanes, service.rows, service.capacity, service.most_waiting)
+class Site(NamedTuple):
+    """What is served: the ASGI application, and the thread that decodes while it runs."""
+
+    app: App
+    loop: Loop
 
 
-def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> App:
-    """The ASGI application; its loop runs while it does."""
-    loop = loop or engine_loop(speculator, service)
-    desk = Desk.open(speculator, service.names, loop, service.metrics)
-    counts = Counts(service.prefix, service.names[0])
-    counts.watch(loop)
-    serving, started = Serving(loop, counts, service.timeout), int(time.time())
-
-    @asynccontextmanager
-    async def running(app: FastAPI) -> AsyncIterator[None]:
-        async with desk.running():
-            yield
-
-    faulty = {kind: {"model": FaultBody} for kind in ("4XX", "5XX")}
+def make(speculator: Speculator, service: Service) -> Site:
+    """The application; its loop runs while it does. A Whisper transcribes, others write text."""
+    loop: Loop
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
-        lifespan=running,
-        responses=faulty,  # type: ignore[arg-type]
+        lifespan=lambda app: running(loop),
+        responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
     _errors(app)
     if service.origins:
@@ -93,6 +92,27 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type"],
         )
+    counts = Counts(service.prefix, service.names[0])
+    serves = _texts if speculator.hearing is None else _speech
+    loop = serves(app, speculator, service, counts)
+    counts.watch(loop)
+    _about(app, service, loop, counts)
+    free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
+    return Site(Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING}), loop)
+
+
+def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+    """Completions and chats, and the page on which they can be watched."""
+    desk = Desk.open(
+        speculator,
+        service.names,
+        service.rows,
+        service.capacity,
+        service.most_waiting,
+        service.kept_bytes,
+        service.metrics,
+    )
+    serving = Serving(desk.loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
@@ -102,13 +122,61 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
         echo = isinstance(body, CompletionBody) and body.echo
         return await serving.answer(http, body, choices, desk.writer(body), echo)
 
-    @app.post("/v1/completions")
+    @app.post(COMPLETIONS)
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
         return await answered(http, body)
 
-    @app.post("/v1/chat/completions")
+    @app.post(CHATS)
     async def chat(http: HttpRequest, body: ChatBody) -> Response:
         return await answered(http, body)
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        text = (files("outrider.server") / "page.html").read_text("utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
+
+    what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
+    _unserved(app, service, what, TRANSCRIPTIONS)
+    return desk.loop
+
+
+def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+    """Transcriptions."""
+    hearing, engine = speculator.hearing, speculator.engine
+    assert hearing is not None
+
+    def begin(spoken: Spoken) -> Transcription:
+        given = {"array": spoken.samples, "sampling_rate": hearing.rate}
+        return transcription(engine, hearing, given, spoken.settings)
+
+    loop = Loop(lambda lane: Recordings(begin), service.rows, service.most_waiting)
+    ear = Ear(hearing, service.names, loop, counts, service.timeout)
+
+    @app.post(TRANSCRIPTIONS)
+    async def transcriptions(
+        http: HttpRequest, form: Annotated[TranscriptionForm, Form()]
+    ) -> Response:
+        return await ear.answer(http, form)
+
+    what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
+    _unserved(app, service, what, COMPLETIONS, CHATS)
+    return loop
+
+
+def _unserved(app: FastAPI, service: Service, what: str, *paths: str) -> None:
+    """Routes of another kind of model say why they are not served."""
+    message = f"{service.names[0]} {what}"
+
+    async def refuse() -> Response:
+        return faults.response(faults.Refusal(message, "model"))
+
+    for path in paths:
+        app.post(path, include_in_schema=False)(refuse)
+
+
+def _about(app: FastAPI, service: Service, loop: Loop, counts: Counts) -> None:
+    """What is served, and how it is."""
+    started = int(time.time())
 
     def model(name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
@@ -120,9 +188,7 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name not in service.names:
-            known = ", ".join(service.names)
-            message = f"no model {name!r} here; served: {known}"
-            return faults.response(faults.Refusal(message, "model", 404, "model_not_found"))
+            return faults.response(faults.unknown_model(name, service.names))
         return JSONResponse(model(name))
 
     @app.get("/health")
@@ -134,14 +200,6 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/")
-    async def page() -> HTMLResponse:
-        text = (files("outrider.server") / "page.html").read_text("utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
-
-    free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
-    return Guard(app, tuple(service.keys), free)
 
 
 def _errors(app: FastAPI) -> None:

@@ -7,15 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import outrider
+from outrider.engine.engine import Run
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
 from outrider.laws.sampling import Sampling
+from outrider.models.prefixes import Prefixes
 from outrider.server.answers import Chats, Completions, Writer
 from outrider.server.bodies import ChatBody, CompletionBody
+from outrider.server.lanes import Lanes
 from outrider.server.loop import Event, Loop, Ticket, spread
 from outrider.server.orders import Choice, Orders
 from outrider.server.words import Words
 from outrider.text.speculator import Speculator
+
+KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin alike
 
 
 def fingerprint(speculator: Speculator) -> str:
@@ -26,7 +31,7 @@ def fingerprint(speculator: Speculator) -> str:
     engine, said = speculator.engine, []
     vocab = engine.target.vocab_size
     prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = outrider.Run(engine, 1, 256)
+    run = Run(engine, 1, 256)
     run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
     run.close()
     for block in run:
@@ -47,10 +52,23 @@ class Desk:
 
     @classmethod
     def open(
-        cls, speculator: Speculator, names: tuple[str, ...], loop: Loop, metrics: bool = True
+        cls,
+        speculator: Speculator,
+        names: tuple[str, ...],
+        rows: int,
+        capacity: int,
+        most_waiting: int,
+        kept_bytes: int,
+        metrics: bool = True,
     ) -> "Desk":
-        """For a speculator that is called by these names; `loop` is not yet started."""
-        orders = Orders(speculator, loop.lanes, names, loop.rows, loop.capacity)
+        """For a speculator that is called by these names; its loop is not yet started."""
+        lanes, prefixes = Lanes(speculator.engine), Prefixes(kept_bytes)
+
+        def opened(lane: str) -> Run:
+            return Run(lanes[lane], rows, capacity, prefixes=prefixes)
+
+        loop = Loop(opened, rows, most_waiting)
+        orders = Orders(speculator, lanes, names, rows, capacity)
         return cls(loop, orders, Words(speculator.tokenizer), fingerprint(speculator), metrics)
 
     def choices(self, body: CompletionBody | ChatBody) -> list[Choice]:
@@ -63,18 +81,19 @@ class Desk:
         form = Chats() if isinstance(body, ChatBody) else Completions()
         return Writer(form, body.model, self.fingerprint, self.words, self.metrics)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """The loop decodes; events come to the sinks on this event loop's thread."""
-        asynchronous = asyncio.get_running_loop()
 
-        def deliver(events: list[tuple[Ticket, Event]]) -> None:
-            asynchronous.call_soon_threadsafe(spread, events)
+@asynccontextmanager
+async def running(loop: Loop) -> AsyncIterator[None]:
+    """The thread that decodes runs; its events come to this event loop's thread, once a turn."""
+    asynchronous = asyncio.get_running_loop()
 
-        self.loop.deliver = deliver
-        self.loop.start()
-        try:
-            yield
-        finally:
-            self.loop.close()
-            await asyncio.to_thread(self.loop.join, 10)
+    def deliver(events: list[tuple[Ticket, Event]]) -> None:
+        asynchronous.call_soon_threadsafe(spread, events)
+
+    loop.deliver = deliver
+    loop.start()
+    try:
+        yield
+    finally:
+        loop.close()
+        await asyncio.to_thread(loop.join, 10)

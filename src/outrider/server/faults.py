@@ -20,6 +20,12 @@ class Refusal(Exception):
         self.param, self.status, self.code = param, status, code
 
 
+def unknown_model(name: str, served: Sequence[str]) -> Refusal:
+    """Nobody of this name is served."""
+    message = f"no model {name!r} here; served: {', '.join(served)}"
+    return Refusal(message, "model", 404, "model_not_found")
+
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
 
 
@@ -63,7 +69,7 @@ def rejected(errors: Sequence[Any]) -> dict[str, Any]:
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place) or None
-    reason = str(first["msg"])
+    reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         reason = "this field is not supported; leave it out"
     message = f"{param}: {reason}" if param else reason

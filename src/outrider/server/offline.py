@@ -11,10 +11,8 @@ from pydantic import ValidationError
 from outrider.errors import OutriderError
 from outrider.server.batch_file import URLS, Row, Wanted
 from outrider.server.bodies import ChatBody, CompletionBody
-from outrider.server.desk import Desk
+from outrider.server.desk import KEPT_BYTES, Desk, running
 from outrider.server.faults import Refusal, rejected, told
-from outrider.server.lanes import Lanes
-from outrider.server.loop import Loop
 from outrider.server.serving import Going
 from outrider.text.speculator import Speculator
 
@@ -36,8 +34,7 @@ def answers(
     Raises what has stopped the engine. Whatever is wrong with a request is told in its row.
     """
     most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
-    loop = Loop(Lanes(speculator.engine), rows, capacity, most)
-    every = _running(Desk.open(speculator, (name,), loop), wanted)
+    every = _running(Desk.open(speculator, (name,), rows, capacity, most, KEPT_BYTES), wanted)
 
     async def following() -> Row | None:
         return await anext(every, None)
@@ -53,7 +50,7 @@ def answers(
 async def _running(desk: Desk, wanted: Iterable[Wanted]) -> AsyncGenerator[Row, None]:
     """Rows in the order in which they are ready; some more requests than seats are under way."""
     source, under_way = iter(wanted), set[asyncio.Task[Row]]()
-    async with desk.running():
+    async with running(desk.loop):
         try:
             while True:
                 free = _AHEAD * desk.loop.rows - len(under_way)
