@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.models import CausalModel, check, reads_more
 from outrider.models.beside import Draft
-from outrider.models.config import vocabulary_of
+from outrider.models.config import hears, vocabulary_of
 from outrider.models.heads import HeadModel
 from outrider.models.retold import Translation, between
 from outrider.models.sources import Source, read_tokenizer
@@ -41,6 +41,8 @@ def shared(
     own = None if other is None else read_tokenizer(other)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = Words(check.vocabulary(tokenizer, None, {"target": most}))
+    if hears(sources[0].config):  # tokenizers of older checkpoints lack the timestamps
+        found = Words(most)
     for source, size in zip(sources[1:], rest, strict=True):
         each = {"target": most, "draft": size}
         told = own or source.tokenizer()

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from outrider.certify.matrix import read_results
 from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
-from outrider.lab.measure import interval as interval
+from outrider.lab import machine
 from outrider.load import CORRECTOR, Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
@@ -51,8 +50,18 @@ class Store:
         return self.rows[key]
 
     def write(self, tables: dict[str, list[Row]]) -> None:
-        """All tables as one JSON document and one CSV file each."""
-        document = {"experiment": self.name, "settings": self.settings, "tables": tables}
+        """All tables as one JSON document and one CSV file each.
+
+        The document says besides how it came about: `command`, `date`, and `machine` with versions.
+        """
+        document = {
+            "experiment": self.name,
+            "command": machine.command(),
+            "date": machine.today(),
+            "machine": machine.environment(),
+            "settings": self.settings,
+            "tables": tables,
+        }
         path = self.folder / f"{self.name}.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         for name, rows in tables.items():
@@ -64,6 +73,17 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+def entitle(where: Path, name: str, about: str, titles: dict[str, str]) -> None:
+    """Add to an experiment's document what it is about, and its tables' titles, best known late.
+
+    `about` is the first line of the command's help: paper, table, figure.
+    """
+    path = where / f"{name}.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document |= {"about": about, "titles": titles}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def folder(path: Path) -> Path:
@@ -136,11 +156,6 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and interval of independent values."""
-    return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
 
 
 def pyplot() -> ModuleType:
