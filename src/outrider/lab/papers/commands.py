@@ -10,6 +10,7 @@ from rich.console import Console
 from outrider.certify.report import Row
 from outrider.lab.papers import options
 from outrider.lab.papers.options import RESULTS
+from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
 
@@ -257,6 +258,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
     "beams": beams,
     "layers": layers,
+    "wagner": wagner,
 }
 
 
