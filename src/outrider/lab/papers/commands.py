@@ -13,6 +13,7 @@ from outrider.lab.papers.options import RESULTS
 from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
+from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
@@ -259,6 +260,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "beams": beams,
     "layers": layers,
     "wagner": wagner,
+    "tasks": tasks,
 }
 
 

@@ -32,7 +32,7 @@ TITLES = {
 READING = (
     "'formula' is the mean of min(1, p^/q^) over drafted tokens, what the paper's acceptance "
     "should be near; a position behind a rejection counts as not accepted. Methods draw different "
-    "texts from one law, so calls, wall time and score differ by chance: compare the time of a step."
+    "texts from one law, so calls, wall time and score differ by chance: compare a step's time."
 )
 
 
