@@ -1,7 +1,5 @@
 """The paper's protocol runs on any pair, and its tables and pictures hold every method."""
 
-import math
-
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -11,6 +9,7 @@ from outrider.errors import ConfigurationError
 from outrider.lab import profiling
 from outrider.lab.intervals import Interval
 from outrider.lab.papers import wagner, wagner_pairs, wagner_pictures, wagner_tables
+from outrider.lab.papers.score import ROUGE_1
 from outrider.lab.papers.wagner_pairs import tiny_pair
 from outrider.ops.baselines import Paper
 
@@ -171,5 +170,11 @@ def test_the_command_writes_what_a_report_reads(tmp_path, monkeypatch):
     }
 
 
-def test_a_score_without_references_is_no_number(found):
-    assert math.isnan(found[1]["methods"][0]["ROUGE-1"])
+def test_texts_without_references_have_no_score(found):
+    assert not any("ROUGE" in name for name in found[1]["methods"][0])
+
+
+def test_rouge_counts_shared_words():
+    assert ROUGE_1(["The Cat sat."], ["the cat sat"]) == 1  # rouge-score's own words
+    assert ROUGE_1(["a a", "x"], ["a b", ""]) == 0.5  # what has no reference does not count
+    assert ROUGE_1(["return a + b"], ["return a - b"]) == 1  # signs are no words

@@ -55,7 +55,7 @@ class Tally:
 def alpha_of(tally: record.Row, level: int = 0) -> intervals.Interval:
     """alpha at one lenience, by its number: all that was accepted over all places."""
     kept = [each[level] for each in tally["kept"]]
-    return intervals.quotient(kept, tally["places"], within=(0, 1))
+    return intervals.quotient(kept, tally["places"], intervals.SHARE)
 
 
 @torch.inference_mode()
@@ -208,7 +208,7 @@ def two_drafts(
         np.add.at(kept, which, np.asarray(rule(p, q)))
         read = places > 0
         found[name] = intervals.quotient(
-            kept[read].tolist(), places[read].tolist(), within=(0, 1)
+            kept[read].tolist(), places[read].tolist(), intervals.SHARE
         ).row()
     return found
 

@@ -5,12 +5,11 @@ temperature 0 the texts themselves must be those of plain decoding. The paper pr
 the same reason.
 """
 
-import statistics
 from collections.abc import Sequence
 
 from outrider import Engine, Request, Root, Sampling, Speculator
-from outrider.errors import ConfigurationError
-from outrider.lab.papers import record
+from outrider.lab import intervals
+from outrider.lab.papers import record, score
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
 from outrider.lab.papers.alpha_measure import ROWS, decoded, rule_at
 from outrider.lab.papers.alpha_tasks import Rows, asked, longest
@@ -34,7 +33,7 @@ def table(
     known = [n for n, row in enumerate(rows) if row.get("reference")][:judged]
     if not known:
         return []
-    scorer()
+    score.ready()
     meant = [rows[n]["reference"] for n in known]
     read = [tasks[n] for n in known]
     found: list[record.Row] = []
@@ -77,36 +76,18 @@ def _texts(
     return {"texts": texts}
 
 
-def scorer() -> None:
-    """Say what is missing before anything is measured."""
-    try:
-        import rouge_score  # noqa: F401
-        import sacrebleu  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"scores against references need sacrebleu and rouge-score; {error.name} is not "
-            "installed; install the extra with pip install 'outrider[bench]', or give rows without "
-            "a reference"
-        ) from error
-
-
 def scores(texts: Sequence[str], meant: Sequence[str]) -> record.Row:
-    """BLEU and ROUGE-2 and -L (F, means), all of 100, and the share of texts exactly as meant.
+    """BLEU and ROUGE-2 and -L, all of 100 and with intervals, and the share exactly as meant.
 
     >>> scores(["a b c d e"], ["a b c d e"])["ROUGE-L"]
     100.0
     """
-    import sacrebleu
-    from rouge_score import rouge_scorer
-
-    kinds = ["rouge2", "rougeL"]
-    rouge = rouge_scorer.RougeScorer(kinds)
-    every = [rouge.score(right, text) for text, right in zip(texts, meant, strict=True)]
-    mean = {kind: 100 * statistics.fmean(one[kind].fmeasure for one in every) for kind in kinds}
-    exact = statistics.fmean(a == b for a, b in zip(texts, meant, strict=True))
-    return {
-        "BLEU": sacrebleu.corpus_bleu(list(texts), [list(meant)]).score,
-        "ROUGE-2": mean["rouge2"],
-        "ROUGE-L": mean["rougeL"],
-        "exact": exact,
-    }
+    found: record.Row = {}
+    for kind, most in ((score.BLEU, 1), (score.ROUGE_2, 100), (score.ROUGE_L, 100)):
+        reached = kind.interval(texts, meant)
+        found[kind.name] = most * reached.value
+        if len(texts) > 1:
+            found[f"{kind.name} 95 %"] = f"[{most * reached.low:.1f}, {most * reached.high:.1f}]"
+    same = [float(a == b) for a, b in zip(texts, meant, strict=True)]
+    exact = intervals.mean(same, intervals.SHARE)
+    return found | {"exact": exact.value, "exact 95 %": exact.text(2)}

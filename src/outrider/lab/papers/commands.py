@@ -72,7 +72,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         samples: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 2,
         timed: Annotated[
             int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
-        ] = 3,
+        ] = 20,
     ) -> None:
         from outrider.errors import ConfigurationError
         from outrider.lab.papers import tree_runs, tree_tables, trees
@@ -212,7 +212,7 @@ def beams(
     with bar("beams") as progress:
         tables = experiment.run(
             options.loaded(target, draft, out, False, dtype, threads),
-            read_rows(prompts)[: 3 if quick else 16],
+            read_rows(prompts)[: 3 if quick else 24],
             out,
             progress,
             new_tokens=32 if quick else 48,
@@ -240,14 +240,15 @@ def layers(
     if quick:
         amount = experiment.Amount(2, 32, temperature)
     alone = options.loaded_alone(target, out, False, dtype, threads)
+    rows = read_rows(prompts)[: amount.prompts]
     with bar("layers") as progress:
-        tables = experiment.run(alone, read_rows(prompts), out, progress, amount)
+        tables = experiment.run(alone, rows, out, progress, amount)
     titles = {
         "each": "each layer: how little it changes its input, and a draft without it",
         "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
     }
     show("layers", tables, titles, out)
-    console.print(experiment.verdict(tables["layers"]), markup=False)
+    console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
 #: Every experiment by its name, which is its command's and its document's.

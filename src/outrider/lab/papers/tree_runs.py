@@ -34,7 +34,7 @@ class Plan:
     samples: int = 2  #: completions of each judging prompt
     new_tokens: int = 128
     temperature: float = 1.0
-    timed: int = 3  #: prompts under the clock; 0: no times
+    timed: int = 20  #: prompts under the clock; 0: no times
     rows: int = 16  #: rows of a batch
     seed: int = 0
 

@@ -82,7 +82,7 @@ def _total(times: Sequence[record.Row], name: str) -> float:
 
 def per_second(times: Sequence[record.Row]) -> intervals.Statistic:
     """Steps a second over some of the timed prompts."""
-    return intervals.share([t["steps"] for t in times], [t["seconds"] for t in times])
+    return intervals.over([t["steps"] for t in times], [t["seconds"] for t in times])
 
 
 def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
@@ -111,19 +111,20 @@ def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> recor
             "tokens/s": tau.value * fast(range(len(times))),
             "rate": rate.value,
             "rate 95 %": rate.text(2),
+            "sign": rate.sign(1.0) if key[0] else "",
             "timed": len(times),
             "models ms": _total(times, "models ms") / _total(times, "steps"),
             "outside ms": _total(times, "outside ms") / _total(times, "steps"),
         }
     for name, source in (("parses", "parsed"), ("edit similarity", "alike")):
-        score = intervals.mean([value / samples for value in row[source]], within=(0, 1))
+        score = intervals.mean([value / samples for value in row[source]], intervals.SHARE)
         made |= {name: score.value, f"{name} 95 %": score.text(2)}
     return made
 
 
 def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
     row = found.every[group, arm.method, arm.tree]
-    tau = intervals.interval(partial(efficiency, row), len(row["steps"]), log=True)
+    tau = intervals.interval(partial(efficiency, row), len(row["steps"]), intervals.LOG)
     return {
         "group": group,
         "method": arm.method,

@@ -64,7 +64,7 @@ class Arm:
     exact: bool
     gamma: int
     texts: list[Text]
-    score: Callable[[Sequence[int]], float]  #: of the texts with these numbers
+    worth: Interval | None  #: the texts' score; None without references
 
     def total(self, part: str) -> list[float]:
         """Of each prompt the sum of one of the fields of `Calls`."""
@@ -129,8 +129,9 @@ class Arm:
             "formula %": 100 * statistics.fmean(predicted) if predicted else None,
             "tokens": sum(text.tokens for text in self.texts),
         }
-        worth = intervals.interval(self.score, len(self.texts))
-        return found | {score: worth.value, f"{score} 95 %": worth.text(3)}
+        if self.worth is None:
+            return found
+        return found | {score: self.worth.value, f"{score} 95 %": self.worth.text()}
 
 
 def less(what: str, ratio: Interval) -> Row:
@@ -231,16 +232,15 @@ def compare(
             ids = generate(pair, number, tokens, gamma, seed + number, heuristic=True)
         wall = clock() - start
         texts[name].append(Text(calls, wall, len(ids), pair.decode(ids), peak.megabytes()))
-    return [Arm(name, arms[name][1], gamma, texts[name], _scorer(pair, texts[name]))
+    return [Arm(name, arms[name][1], gamma, texts[name], _worth(pair, texts[name]))
             for name in names]  # fmt: skip
 
 
-def _scorer(pair: Pair, texts: Sequence[Text]) -> Callable[[Sequence[int]], float]:
-    def score(units: Sequence[int]) -> float:
-        references = [pair.prompts[unit].reference for unit in units]
-        return pair.score([texts[unit].text for unit in units], references)
-
-    return score
+def _worth(pair: Pair, texts: Sequence[Text]) -> Interval | None:
+    references = [prompt.reference for prompt in pair.prompts[: len(texts)]]
+    if not any(references):
+        return None
+    return pair.score.interval([text.text for text in texts], references)
 
 
 def generate(

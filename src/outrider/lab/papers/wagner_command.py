@@ -76,6 +76,7 @@ def wagner(
     from outrider.lab.papers import wagner_pictures, wagner_tables
     from outrider.lab.papers.commands import console, show
     from outrider.lab.papers.record import Store, folder, pyplot
+    from outrider.lab.papers.score import ready
 
     if bound is not None and not 0 < bound < float("inf"):
         raise ConfigurationError(f"--bound must be positive; got {bound:g}; leave it out")
@@ -86,6 +87,8 @@ def wagner(
     layers = _layers(skip)
     if not layers:
         options.both(target, draft)
+    if recordings is None:
+        ready()
     folder(out)
     if pictures:
         pyplot()

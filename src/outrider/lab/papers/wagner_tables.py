@@ -127,9 +127,7 @@ def run(
         progress(f"random weights, V={LARGE}")
         wide = tiny_pair(LARGE, str(pair.device))
         found = compare(wide, arms, tokens=24 if quick else 64, gamma=START, seed=seed, prompts=4)
-        drop = (wide.score.name, f"{wide.score.name} 95 %")
-        rows = (arm.row(found[0], wide.score.name) for arm in found)
-        tables["large"] = [{k: v for k, v in row.items() if k not in drop} for row in rows]
+        tables["large"] = [arm.row(found[0], wide.score.name) for arm in found]
     return settings, tables | theirs(score)
 
 
