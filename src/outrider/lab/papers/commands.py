@@ -9,6 +9,7 @@ from rich.console import Console
 
 from outrider.certify.report import Row
 from outrider.lab.papers import options
+from outrider.lab.papers.chen_command import chen
 from outrider.lab.papers.options import RESULTS
 from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
@@ -261,6 +262,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "beams": beams,
     "layers": layers,
     "wagner": wagner,
+    "chen": chen,
     "tasks": tasks,
 }
 
