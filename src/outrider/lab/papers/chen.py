@@ -211,12 +211,12 @@ class _Runs:
         """A line of table 1, with how the arm stands to the ceiling."""
         tokens = self.each(task, law, arm, "tokens")
         ms = [1e3 * seconds for seconds in self.each(task, law, arm, "seconds")]
-        rate = intervals.quotient(ms, tokens, log=True)
-        score = intervals.mean(self.each(task, law, arm, "score"), within=(0, 1))
+        rate = intervals.quotient(ms, tokens, intervals.LOG)
+        score = intervals.mean(self.each(task, law, arm, "score"), intervals.SHARE)
         base_tokens = self.each(task, law, PLAIN, "tokens")
         base = [1e3 * seconds for seconds in self.each(task, law, PLAIN, "seconds")]
-        own, plain = intervals.share(ms, tokens), intervals.share(base, base_tokens)
-        gain = intervals.interval(lambda units: plain(units) / own(units), len(ms), log=True)
+        own, plain = intervals.over(ms, tokens), intervals.over(base, base_tokens)
+        gain = intervals.interval(lambda units: plain(units) / own(units), len(ms), intervals.LOG)
         return {
             "task": task.name,
             "law": law,

@@ -83,12 +83,12 @@ class Arm:
     def step_ms(self, by: str = "seconds") -> Interval:
         """Milliseconds a call, by "seconds" (the clock) or "profiled"."""
         found = [1e3 * seconds for seconds in self.total(by)]
-        return intervals.quotient(found, self.counts, log=True)
+        return intervals.quotient(found, self.counts, intervals.LOG)
 
     def acceptance(self) -> Interval:
         """Accepted over drafted tokens."""
         drafted = self.total("gammas")
-        return intervals.quotient(self.total("accepted"), drafted, within=(0, 1))
+        return intervals.quotient(self.total("accepted"), drafted, intervals.SHARE)
 
     @property
     def gigabytes_a_second(self) -> float:
@@ -116,11 +116,11 @@ class Arm:
             "deviation ms": statistics.pstdev(each) if each else 0.0,
         }
         if base is not self:
-            found |= less("sum", intervals.quotient(self.total(by), base.total(by), log=True))
+            found |= less("sum", intervals.quotient(self.total(by), base.total(by), intervals.LOG))
             found |= less("step", _of_steps(self, base, by))
         if by == "seconds":
             if base is not self:
-                found |= less("wall", intervals.quotient(self.walls, base.walls, log=True))
+                found |= less("wall", intervals.quotient(self.walls, base.walls, intervals.LOG))
             found["share of wall %"] = 100 * sum(self.total(by)) / max(sum(self.walls), 1e-9)
             found["GB/s"] = self.gigabytes_a_second
         found |= {
@@ -153,9 +153,11 @@ def _percent(share: Interval) -> str:
 
 
 def _of_steps(ours: Arm, theirs: Arm, by: str) -> Interval:
-    own = intervals.share(ours.total(by), ours.counts)
-    base = intervals.share(theirs.total(by), theirs.counts)
-    return intervals.interval(lambda units: own(units) / base(units), len(ours.texts), log=True)
+    own = intervals.over(ours.total(by), ours.counts)
+    base = intervals.over(theirs.total(by), theirs.counts)
+    return intervals.interval(
+        lambda units: own(units) / base(units), len(ours.texts), intervals.LOG
+    )
 
 
 def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
