@@ -1,4 +1,4 @@
-"""OTM: optimal transport with membership cost (SpecTr, Sun, Suresh et al. 2023), for small alphabets.
+"""OTM: optimal transport with membership cost (SpecTr, Sun, Suresh et al. 2023), small alphabets.
 
 Of all rules for these drafts the one that most often emits a drafted token: the plan that moves the
 law of the drafted tuple, Q(S), to the target's p with the most mass at tokens of S. A plan is a
@@ -6,15 +6,16 @@ choice c(y | S) among the tokens of S, here by one weight for each token,
 
     c(y | S) = w_y / sum of w over the tokens of S,      a(y) = sum over S of Q(S) c(y | S)
 
-and proportional fitting, w <- w (p / a)^1.7 again and again, comes to the optimal plan (its limit is
-that of the entropic problem; where no plan serves all, weights of tokens that stay short grow without
-end). Whatever the weights are, the rule is exact: y of S is kept with probability c(y | S) min(1,
-p / a), which is a share min(p, a) over all S, and the rest is drawn from norm(p - min(p, a)).
+and proportional fitting, w <- w (p / a)^1.7 again and again, comes to the optimal plan (the limit
+is that of the entropic problem; where no plan serves all tokens, weights of those that stay short
+grow without end). Whatever the weights are, the rule is exact: y of S is kept with probability
+c(y | S) min(1, p / a), a share min(p, a) over all S, and the rest is drawn from
+norm(p - min(p, a)).
 
 All tuples are enumerated, so the alphabet must be small: the tokens that the draws most probably
 are, and one letter for all others, on which draws outside are tested one after another against what
-is left of p there (as `multi_round`). With fewer tokens than letters it is OTM; with more, OTM of the
-coarser problem, and exact in any case. The letters depend on laws alone, never on what was drawn.
+is left of p there (as `multi_round`). With fewer tokens than letters it is OTM; with more, OTM of
+the coarser problem, and exact in any case. Letters depend on laws alone, never on what was drawn.
 
 Draws are independent, each of its own law; a placed child is a draw that is sure. A baseline of the
 literature for studies of acceptance: a node takes milliseconds.
