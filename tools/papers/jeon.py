@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from printed import Row, row
+from printed import Row, row, stated
 
 LENGTHS: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
     2: (("2x2", "3x2"), ("2-1", "2-2", "3-1")),
@@ -81,6 +81,15 @@ def jeon(text: str) -> Iterator[Row]:
             if names[i] in moved:
                 made["note"] = "cells of this row stood in another order in the copy read"
             yield made
+    yield from stated(
+        "jeon",
+        text,
+        [
+            ("figure 1: recursive rejection accepts", "%", r"rejection sampling achieves (\d+)%"),
+            ("temperature of XSum and WMT", "T", r"We use temperature ([\d.]+) for both XSum"),
+            ("temperature of Dolly", "T", r"for both XSum and WMT and ([\d.]+) for Dolly"),
+        ],
+    )
 
 
 def _frame(

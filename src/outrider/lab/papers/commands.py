@@ -49,6 +49,35 @@ def toy(
     show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
 
 
+def tree(
+    out: options.Out = RESULTS,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
+    from outrider.lab.papers import one_step as experiment
+    from outrider.laws.sampling import Sampling
+
+    tables = experiment.run(
+        options.loaded(target, draft, out, pictures, dtype, threads),
+        read_rows(prompts),
+        out,
+        Sampling(temperature, seed=seed),
+        pictures,
+    )
+    titles = {
+        "nodes": "one step behind the first prompt: every drafted token",
+        "steps": "what the step emitted",
+    }
+    show("tree", tables, titles, out)
+
+
 def _trees(name: str, about: str) -> Callable[..., None]:
     """The command of an experiment on trees: `name` is draft-length or budget."""
 
@@ -255,6 +284,7 @@ def layers(
 #: Every experiment by its name, which is its command's and its document's.
 COMMANDS: dict[str, Callable[..., None]] = {
     "toy": toy,
+    "tree": tree,
     "draft-length": draft_length,
     "budget": budget,
     "k-sweep": k_sweep,
