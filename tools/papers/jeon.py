@@ -120,7 +120,7 @@ def sizes_fit(rows: Sequence[Row]) -> list[str]:
     wrong = []
     tables: dict[str, list[Row]] = {}
     for one in rows:
-        if one["paper"] == "jeon" and one["row"]["tree"]:
+        if one["paper"] == "jeon" and one["row"].get("tree"):
             tables.setdefault(one["table"], []).append(one)
     for table, group in tables.items():
         half = 0.00051  # of the last digit, and what float adds
@@ -141,7 +141,7 @@ def trees_agree(rows: Sequence[Row]) -> list[str]:
     seen: dict[tuple[str, ...], Row] = {}
     wrong = []
     for one in rows:
-        if one["paper"] != "jeon" or one["row"]["method"] in ("plain", "SD"):
+        if one["paper"] != "jeon" or one["row"].get("method") in (None, "plain", "SD"):
             continue
         parts = ("target", "draft", "task", "method", "tree")
         key = tuple(one["row"][part] for part in parts)
