@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.certify.report import Row
 
-_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LEAST_S, _TIMES = 0.15, 5
 
 
@@ -51,7 +51,7 @@ def ceiling(target: str, dtype: str, device: str = "cpu") -> Ceiling:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or head.weight is not table.weight:
         count -= table.weight.numel()
-    size = count * _SIZES[dtype]
+    size = count * _TYPES[dtype].itemsize
     return Ceiling(size, bandwidth(size, dtype, device))
 
 
@@ -60,9 +60,9 @@ def bandwidth(size: int, dtype: str = "float32", device: str = "cpu") -> float:
 
     A product of a matrix and a vector in the models' dtype, and a sum in float32: what is faster.
     """
-    wide = 1024
-    rows = max(size // (_SIZES[dtype] * wide), 1)
-    matrix = torch.ones(rows, wide, dtype=getattr(torch, dtype), device=device)
+    wide, kind = 1024, _TYPES[dtype]
+    rows = max(size // (kind.itemsize * wide), 1)
+    matrix = torch.ones(rows, wide, dtype=kind, device=device)
     vector = torch.ones(wide, dtype=matrix.dtype, device=device)
     numbers = torch.ones(max(size // 4, 1), device=device)
     ways = (
