@@ -24,23 +24,23 @@ def test_it_accepts_what_the_bound_allows(vocab, draws):
     trees = e.separate(e.world(vocab, 1), (draws,))
     world = trees.world
     best = transport.independent(world.target[:, 0], world.draft[:, 0], draws)
-    found = accepted(verifiers.get("otm", iterations=2000), trees)
-    np.testing.assert_allclose(found, best, atol=1e-6)
+    found = accepted(verifiers.get("otm", iterations=400), trees)
+    np.testing.assert_allclose(found, best, atol=1e-5)
     usual = accepted(verifiers.get("otm"), trees)
     assert (usual <= best + 1e-12).all()
     assert (best - usual).max() < 0.01
     lesser = accepted(verifiers.get("kseq"), trees)
     assert (usual >= lesser - 1e-9).all()
-    assert (usual > lesser + 0.01).any()
+    assert (usual > lesser + 5e-4).any()
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-@pytest.mark.parametrize("scheme", ["separate", "merged", "mixed"])
+@pytest.mark.parametrize("scheme", ["separate", "merged", "three"])
 def test_few_steps_accept_less_and_stay_exact(iterations, scheme):
     trees = {
         "separate": lambda: e.separate(e.world(4, 2), (2, 2)),
         "merged": lambda: e.merged(e.world(3, 2), 3, 2),
-        "mixed": lambda: e.separate(e.world(3, 1), (3,)),
+        "three": lambda: e.separate(e.world(3, 1), (3,)),
     }[scheme]()
     rough = verifiers.get("otm", iterations=iterations)
     assert e.errors(rough, trees).max() < 1e-12

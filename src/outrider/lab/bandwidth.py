@@ -7,6 +7,7 @@ bytes as the weights have: what fits into a cache is read from it, now as in dec
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -65,12 +66,10 @@ def bandwidth(size: int, dtype: str = "float32", device: str = "cpu") -> float:
     matrix = torch.ones(rows, wide, dtype=kind, device=device)
     vector = torch.ones(wide, dtype=matrix.dtype, device=device)
     numbers = torch.ones(max(size // 4, 1), device=device)
-    ways = (
-        (lambda: matrix @ vector, matrix.numel() * matrix.element_size()),
-        (lambda: numbers.sum(), numbers.numel() * 4),
-    )
+    product = partial(torch.mv, matrix, vector), matrix.numel() * matrix.element_size()
+    total = partial(torch.sum, numbers), numbers.numel() * 4
     best = 0.0
-    for way, read in ways:
+    for way, read in (product, total):
         way()
         for _ in range(_TIMES):
             count, start = 0, time.perf_counter()

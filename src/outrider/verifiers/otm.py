@@ -177,7 +177,7 @@ class Otm:
     exact: ClassVar[bool] = True
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
     chain_only: ClassVar[bool] = False
-    iterations: int = 50
+    iterations: int = 30
     cells: int = 4096
 
     def __post_init__(self) -> None:

@@ -77,12 +77,18 @@ def chat_tasks(pair: Speculator, count: int, run: bool) -> list[Task]:
         asked = [
             Asked(
                 shipped_tasks.token_ids(pair.tokenizer, task.turns),
-                lambda text, ids, of=task, name=score: scores(of, text, ids, run)[name],
+                partial(_scored, task, score, run),
             )
             for task in mine
         ]
         found.append(Task(kind, score, law, asked))
     return found
+
+
+def _scored(
+    task: shipped_tasks.Task, score: str, run: bool, text: str, ids: Sequence[int]
+) -> float:
+    return scores(task, text, ids, run)[score]
 
 
 def code_tasks(pair: Speculator, count: int) -> list[Task]:
@@ -125,7 +131,7 @@ def run(
         "new_tokens": amount.new_tokens,
         "seed": amount.seed,
         "drafter": arms[FAST].engine.drafter.name,
-        "rule": arms[FAST].engine.rule.name,
+        "rule": rule_of(arms[FAST]),
         "of": asked,
     } | record.of_pair(pair.notes)
     store = record.Store(out, "chen", settings)
@@ -152,8 +158,8 @@ def run(
         for law in LAWS
         for sample in range(amount.samples if law == "nucleus" else 1)
     ]
-    for arm in arms.values():
-        arm.generate([tasks[0].prompts[0].ids], [Sampling(0.0)], Stop(8))
+    for warm in arms.values():
+        warm.generate([tasks[0].prompts[0].ids], [Sampling(0.0)], Stop(8))
     total = sum(len(task.prompts) for task, _, _ in work) * len(arms)
     done = 0
     for task, law, sample in work:
@@ -175,6 +181,11 @@ def run(
     if pictures:
         draw(tables, amount, limit, out)
     return tables
+
+
+def rule_of(arm: Speculator) -> str:
+    """The name of the rule that judges its drafts."""
+    return "" if arm.engine.rule is None else arm.engine.rule.name
 
 
 def _seeded(how: Sampling, seed: int) -> Sampling:

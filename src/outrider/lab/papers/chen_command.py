@@ -77,7 +77,7 @@ def chen(
     )
     with bar("chen") as progress:
         tables = experiment.run(pair, tasks, out, progress, amount, pictures)
-    rule = "rejection" if drafter is None else pair.engine.rule.name
+    rule = "rejection" if drafter is None else experiment.rule_of(pair)
     told = {
         "tokens": amount.new_tokens,
         "drafter": f"{experiment.K} tokens of a draft model" if drafter is None else drafter,
