@@ -46,6 +46,8 @@ HOMES = {
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},
+    "jinja2": {"lab"},
+    "jsonschema_rs": {"lab"},
     "matplotlib": {"lab", "theory", "cli"},
     "rouge_score": {"lab"},
     "sacrebleu": {"lab"},

@@ -145,7 +145,7 @@ def of_trees(found, true):
     yield "edit similarity", row["edit similarity 95 %"], true["shared"]["alike"].mean() / 2
     tried = tree_tables._tree_row(measured, 6, arms["SD"])
     yield "a tree", tried["95 %"], true_tau(true["slow"])
-    (gap,) = tree_tables.differences(measured, 6, {})
+    (gap,) = tree_tables.differences("budget", measured, 6)
     yield "difference", gap["95 %"], true_tau(true["fast"]) - true_tau(true["slow"])
 
 

@@ -2,6 +2,7 @@
 
 import typer
 
+from outrider.lab.book import command as book
 from outrider.lab.papers import commands
 
 app = typer.Typer(no_args_is_help=True)
@@ -13,3 +14,4 @@ def _benchmarks() -> None:
 
 
 commands.register(app)
+book.register(app)

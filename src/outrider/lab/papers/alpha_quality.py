@@ -6,6 +6,7 @@ the same reason.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider import Engine, Request, Root, Sampling, Speculator
 from outrider.lab import intervals
@@ -28,6 +29,7 @@ def table(
     judged: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> list[record.Row]:
     """Scores of every drafter's texts at T = 0 and T = 1; none if no row has a reference."""
     known = [n for n, row in enumerate(rows) if row.get("reference")][:judged]
@@ -45,7 +47,8 @@ def table(
         }
         plain: list[str] = []
         for name, engine in engines.items():
-            row = store.get(f"texts {name} {t}", _texts, pair, engine, read, t, seed)
+            how = Sampling(t, top_p=top_p, seed=seed)
+            row = store.get(f"texts {name} {t}", _texts, pair, engine, read, how)
             texts = row["texts"]
             plain = plain or texts
             same = sum(a == b for a, b in zip(texts, plain, strict=True)) / len(texts)
@@ -61,14 +64,12 @@ def _rule(source: Source | Copies, temperature: float) -> Verifier | None:
     return rule_at(temperature, 1.0) if isinstance(source, Source) else None
 
 
-def _texts(
-    pair: Speculator, engine: Engine, tasks: Sequence[Request], temperature: float, seed: int
-) -> record.Row:
+def _texts(pair: Speculator, engine: Engine, tasks: Sequence[Request], how: Sampling) -> record.Row:
     """Whole texts, side by side in groups."""
     texts: list[str] = []
     for first in range(0, len(tasks), ROWS):
         batch = [
-            asked(task, Sampling(temperature, seed=seed + first + n), pair, longest(task))
+            asked(task, replace(how, seed=(how.seed or 0) + first + n), pair, longest(task))
             for n, task in enumerate(tasks[first : first + ROWS])
         ]
         ids, _ = decoded(engine, batch)

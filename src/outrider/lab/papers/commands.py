@@ -35,6 +35,10 @@ def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Pa
     console.print(f"written to {out}", markup=False)
 
 
+def _law(temperature: float, top_p: float) -> str:
+    return f"T = {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
+
+
 def toy(
     out: Annotated[Path, typer.Option(help="Folder for tables and pictures.")] = RESULTS,
     quick: Annotated[bool, typer.Option("--quick", help="A coarser grid.")] = False,
@@ -91,7 +95,8 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         seed: options.Seed = 0,
         dtype: options.Dtype = "auto",
         threads: options.Threads = None,
-        temperature: Temperature = 1.0,
+        temperature: Temperature = 0.3,
+        top_p: options.TopP = 1.0,
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
         ] = None,
@@ -116,16 +121,22 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         elif quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
-            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
+            count,
+            choosing,
+            samples,
+            temperature=temperature,
+            top_p=top_p,
+            timed=timed,
+            seed=seed,
         )
         if quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=seed)
         pair = options.loaded(target, draft, out, pictures, dtype, threads)
         rows = read_rows(prompts)
         with bar(name) as progress:
             tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
-        size = f"T = {temperature:g}, {plan.new_tokens} tokens"
+        size = f"{_law(temperature, top_p)}, {plan.new_tokens} tokens"
         titles = {
             "trees": f"{name}: every tree ({size}, {chosen} choosing prompts)",
             "methods": f"{name}: the chosen trees on {judged} other prompts x {plan.samples}",
@@ -160,6 +171,7 @@ def k_sweep(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     temperature: Temperature = 1.0,
+    top_p: options.TopP = 0.8,
     rule: Annotated[
         str, typer.Option(help="Verification rule; Chen's is rejection.")
     ] = "rejection",
@@ -175,13 +187,14 @@ def k_sweep(
             out,
             progress,
             temperature=temperature,
+            top_p=top_p,
             repeats=2 if quick else 4,
             rule=rule,
             seed=seed,
             pictures=pictures,
         )
     titles = {
-        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
     show("k-sweep", tables, titles, out)
@@ -197,6 +210,7 @@ def alpha(
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
 
@@ -205,9 +219,9 @@ def alpha(
     """
     from outrider.lab.papers import alpha as experiment
 
-    amount = experiment.Amount(seed=seed)
+    amount = experiment.Amount(seed=seed, top_p=top_p)
     if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed)
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed, top_p)
     sourced = options.reads_sources(target)
     rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
     if sourced and draft is None and target is not None:
@@ -281,6 +295,45 @@ def layers(
     console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
+def speed(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
+    ] = 4,
+) -> None:
+    """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
+
+    A chain of --draft, or prompt lookup where there is a --target and no --draft.
+    """
+    from outrider.lab.papers import speed as experiment
+    from outrider.lab.papers.record import folder
+    from outrider.load import load
+
+    folder(out)
+    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 8 if quick else 30]]
+    pair = load(
+        target,
+        draft,
+        drafter="prompt_lookup" if target is not None and draft is None else None,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        threads="auto" if threads is None else threads,
+    )
+    tokens = 32 if quick else 64
+    with bar("speed") as progress:
+        tables = experiment.run(
+            pair, texts, out, progress, new_tokens=tokens, repeats=1 if quick else 2
+        )
+    title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
+    show("speed", tables, {"speed": f"times faster than plain decoding: {title}"}, out)
+
+
 #: Every experiment by its name, which is its command's and its document's.
 COMMANDS: dict[str, Callable[..., None]] = {
     "toy": toy,
@@ -293,6 +346,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "layers": layers,
     "wagner": wagner,
     "chen": chen,
+    "speed": speed,
     "tasks": tasks,
 }
 

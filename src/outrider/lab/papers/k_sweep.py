@@ -26,6 +26,7 @@ def run(
     *,
     new_tokens: int = 128,
     temperature: float = 1.0,
+    top_p: float = 0.8,
     most: int = 7,
     repeats: int = 2,
     rule: str = "rejection",
@@ -39,6 +40,7 @@ def run(
         "rule": rule,
         "new_tokens": new_tokens,
         "temperature": temperature,
+        "top_p": top_p,
         "seed": seed,
         "prompts": len(prompts),
         "of": record.of_prompts(prompts),
@@ -54,7 +56,7 @@ def run(
         arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
 
     def timed(k: int, index: int) -> record.Row:
-        how = Sampling(temperature, seed=seed + index)
+        how = Sampling(temperature, top_p=top_p, seed=seed + index)
         stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
         return {
             "seconds": stats.seconds,
