@@ -3,6 +3,7 @@
     python benchmarks/serving.py edge     # 8 streams through HTTP against the batch alone
     python benchmarks/serving.py soak     # 64 clients on 8 rows for a minute: nobody is lost
     python benchmarks/serving.py kill     # the server is killed in mid-load, another takes over
+    python benchmarks/serving.py shared   # 8 prompts with 400 tokens in common, copied or read
     python benchmarks/serving.py seeds    # one seed beside 0, 4 and 12 other streams: one text
 
 Every command takes --target (default: the shipped pair) and prints one JSON document.
@@ -33,12 +34,13 @@ PROMPTS = [
 class Server:
     """`outrider serve` as a process of its own."""
 
-    def __init__(self, args, rows, port=None):
+    def __init__(self, args, rows, port=None, more=()):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = port or free.getsockname()[1]
         self.command = [
             *(sys.executable, "-m", "outrider", "serve", "--port", str(self.port)),
             *("--rows", str(rows), "--capacity", "512", "--threads", "1", "--dtype", args.dtype),
+            *more,
         ]
         if args.target:
             self.command += ["--target", args.target]
@@ -214,10 +216,32 @@ def seeds(args):
     return {"different_texts": len(texts), "after": found}
 
 
+def shared(args):
+    """Milliseconds to the first token of prompts that begin alike, asked one after the other."""
+    head = "\n\n".join(f"def function_{at}(x):\n    return x * {at}" for at in range(28))
+    waits, texts = {}, {}
+    for kept in ("256", "0"):
+        server = Server(args, 8, more=("--kept-prompts", kept))
+        server.write(PROMPTS[0], max_tokens=2)
+        found = [
+            server.write(f"{head}\n\ndef other_{at}(x):", seed=at, max_tokens=8) for at in range(8)
+        ]
+        texts[kept] = [answer.choices[0].text for answer in found]
+        waits[kept] = [answer.model_extra["metrics"]["time_to_first_token_ms"] for answer in found]
+        copied = [answer.usage.prompt_tokens_details.cached_tokens for answer in found]
+        waits[f"copied with {kept} MiB"] = copied
+        server.stop()
+    return waits | {
+        "prompt_tokens": found[0].usage.prompt_tokens,
+        "same_texts": texts["256"] == texts["0"],
+        "ratio": statistics.median(waits["0"]) / statistics.median(waits["256"]),
+    }
+
+
 def main():
     """One of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["edge", "soak", "kill", "seeds"])
+    parser.add_argument("what", choices=["edge", "soak", "kill", "seeds", "shared"])
     parser.add_argument("--target")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--clients", type=int, default=64)

@@ -199,7 +199,12 @@ def test_trees_are_chosen_on_other_prompts_and_runs_resume(tmp_path, monkeypatch
     gap = methods["block"]["block efficiency"] - methods["SD"]["block efficiency"]
     assert by_name["block"]["block efficiency"] == pytest.approx(gap)
     assert by_name["RSD-S"]["published"] == pytest.approx(2.791 - 2.571)
-    assert all(r["group"] == 6 for r in tables["published"])
+    assert by_name["RSD-S"]["published, all"].endswith("of 27")
+    assert all(r["group"] == 6 for r in tables["published"] + tables["published-all"])
+    assert len(tables["published-all"]) == 27 * 8
+    same = {(r["method"], r["tree"]): r for r in tables["trees"]}
+    assert same["RSD-C", "2-2"]["published"] == 2.398
+    assert same["block", "6"]["published"] is None
 
     lines = (tmp_path / "budget.jsonl").read_text().count("\n")
     assert tree_tables.run(*how, plan, tmp_path, lambda *a: None, False) == tables
@@ -233,14 +238,13 @@ def test_published_speedups_recompute_with_the_ratio_the_right_way_up():
     Upside down, r would be 58 and every value below 1.
     """
     ratio = 115e6 / 6.738e9
-    for table in (published.RSD_LENGTH, published.RSD_BUDGET):
-        for methods in table.values():
-            for tree, tau, mbsu, _ in methods.values():
-                depth = int(tree.split("x")[1]) if "x" in tree else tree.count("-") + 1
-                depth = int(tree) if tree.isdigit() else depth
-                assert length.memory_bound_speedup(tau, depth, ratio) == pytest.approx(
-                    mbsu, rel=0.01
-                ), tree
+    for experiment in ("draft-length", "budget"):
+        for methods in published.best_trees(experiment).values():
+            for one in methods.values():
+                depth = int(one.tree.split("x")[1]) if "x" in one.tree else one.tree.count("-") + 1
+                depth = int(one.tree) if one.tree.isdigit() else depth
+                mbsu = length.memory_bound_speedup(one.efficiency, depth, ratio)
+                assert mbsu == pytest.approx(one.values["MBSU"], rel=0.01), one.tree
 
 
 def test_trees_have_the_sizes_of_the_paper():

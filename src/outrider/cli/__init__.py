@@ -5,6 +5,7 @@ import sys
 import typer
 
 from outrider.cli import (
+    batch,
     certify,
     chat,
     compare,
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command("batch")(batch.batch)
 app.command("certify")(certify.command)
 app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)

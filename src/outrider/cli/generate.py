@@ -231,7 +231,8 @@ def _finish(
 def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     notes = speculator.notes
     err.print(
-        f"target {notes.target}\ndraft {notes.draft}"
+        f"target {notes.target}{f' in {notes.shards} processes' if notes.shards > 1 else ''}\n"
+        f"draft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "

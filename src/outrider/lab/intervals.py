@@ -4,9 +4,10 @@ A unit is a prompt, with everything that was decoded from it: samples and repeat
 no new evidence. Arms see the same prompts, so that a comparison is one statistic of the units that
 is computed again without each of them (the jackknife; Efron and Stein 1981), and the interval is
 Student's t with one degree of freedom less than there are prompts. Times, rates and ratios are
-positive and skewed: theirs is made of logarithms. Factors that were measured on different numbers
-of prompts (a time of a few, tokens of all) are multiplied with Welch and Satterthwaite's degrees of
-freedom. `tests/bench/test_coverage.py` counts how often the printed intervals hold what is true.
+positive and skewed: theirs is made of logarithms, and that of shares of angles. Factors that were
+measured on different numbers of prompts (a time of a few, tokens of all) are multiplied with Welch
+and Satterthwaite's degrees of freedom. `tests/bench/test_coverage.py` counts how often the printed
+intervals hold what is true.
 
 A sign is claimed from LEAST prompts on, here and nowhere else.
 
@@ -90,6 +91,30 @@ class Interval:
         return {"value": self.value, "low": low, "high": high, "prompts": self.prompts}
 
 
+class Scale(NamedTuple):
+    """Where an interval is symmetric: a function of the statistic, and its inverse."""
+
+    to: Callable[[float], float]
+    back: Callable[[float], float]
+
+
+def _log(value: float) -> float:
+    if value <= 0:
+        raise ValueError(f"a logarithm needs a positive statistic; got {value!r}")
+    return math.log(value)
+
+
+def _angle(value: float) -> float:
+    if not -1e-9 < value < 1 + 1e-9:
+        raise ValueError(f"a share is in [0, 1]; got {value!r}")
+    return math.asin(math.sqrt(min(max(value, 0.0), 1.0)))
+
+
+PLAIN = Scale(float, float)  #: differences
+LOG = Scale(_log, math.exp)  #: what is positive: times, rates, ratios
+SHARE = Scale(_angle, lambda angle: math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2)  #: 0 to 1
+
+
 class Factor(NamedTuple):
     """A positive statistic of the units 0 to prompts - 1, to be multiplied with others."""
 
@@ -97,26 +122,13 @@ class Factor(NamedTuple):
     prompts: int
 
 
-def interval(
-    value: Statistic,
-    count: int,
-    *,
-    log: bool = False,
-    within: tuple[float, float] = (-math.inf, math.inf),
-) -> Interval:
-    """The interval of a statistic of the units 0 to count - 1.
+def interval(value: Statistic, prompts: int, scale: Scale = PLAIN) -> Interval:
+    """The interval of a statistic of the units 0 to prompts - 1.
 
-    `log`: of its logarithm, for times and ratios, which must be positive. `within`: what values
-    there can be, 0 to 1 for shares; the ends are cut there.
-
-    Raises ValueError without a unit.
+    Raises ValueError without a unit, and for values that are not of the scale.
     """
-    if log:
-        return product(Factor(value, count))
-    middle, pulls = _pulls(value, count)
-    half = _half([pulls])
-    low, high = max(middle - half, within[0]), min(middle + half, within[1])
-    return Interval(middle, low, high, count) if count > 1 else _alone(middle)
+    pulls = _pulls(lambda units: scale.to(value(units)), prompts)
+    return _joined(value(range(prompts)), [pulls], scale)
 
 
 def product(*factors: Factor) -> Interval:
@@ -129,40 +141,25 @@ def product(*factors: Factor) -> Interval:
     (6.0, 3)
     """
     logs = [_pulls(_logarithm(factor.value), factor.prompts) for factor in factors]
-    middle = sum(value for value, _ in logs)
-    if min(factor.prompts for factor in factors) < 2:
-        return _alone(math.exp(middle))
-    half = _half([pulls for _, pulls in logs])
-    value, low, high = (math.exp(middle + end) for end in (0.0, -half, half))
-    return Interval(value, low, high, min(factor.prompts for factor in factors))
+    whole = math.prod(factor.value(range(factor.prompts)) for factor in factors)
+    return _joined(whole, logs, LOG)
 
 
-def mean(
-    values: Sequence[float],
-    *,
-    log: bool = False,
-    within: tuple[float, float] = (-math.inf, math.inf),
-) -> Interval:
+def mean(values: Sequence[float], scale: Scale = PLAIN) -> Interval:
     """The mean of one value for each prompt."""
-    return quotient(values, [1.0] * len(values), log=log, within=within)
+    return quotient(values, [1.0] * len(values), scale)
 
 
-def quotient(
-    above: Sequence[float],
-    below: Sequence[float],
-    *,
-    log: bool = False,
-    within: tuple[float, float] = (-math.inf, math.inf),
-) -> Interval:
+def quotient(above: Sequence[float], below: Sequence[float], scale: Scale = PLAIN) -> Interval:
     """Sum of `above` over sum of `below`, one value of each for each prompt.
 
     >>> quotient([2.0, 4.0], [1.0, 2.0]).value
     2.0
     """
-    return interval(share(above, below), len(above), log=log, within=within)
+    return interval(over(above, below), len(above), scale)
 
 
-def share(above: Sequence[float], below: Sequence[float]) -> Statistic:
+def over(above: Sequence[float], below: Sequence[float]) -> Statistic:
     """The statistic sum of `above` over sum of `below`."""
     a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
 
@@ -180,17 +177,11 @@ def typical(ratios: Sequence[float]) -> Interval:
     1.0
     """
     logs = np.log(np.asarray(ratios, dtype=np.float64))
-    return interval(lambda units: math.exp(logs[np.asarray(units)].mean()), len(ratios), log=True)
+    return interval(lambda units: math.exp(logs[np.asarray(units)].mean()), len(ratios), LOG)
 
 
 def _logarithm(value: Statistic) -> Statistic:
-    def log(units: Sequence[int]) -> float:
-        found = value(units)
-        if found <= 0:
-            raise ValueError(f"a logarithm needs a positive statistic; got {found!r}")
-        return math.log(found)
-
-    return log
+    return lambda units: _log(value(units))
 
 
 def _alone(value: float) -> Interval:
@@ -209,17 +200,26 @@ def _pulls(value: Statistic, count: int) -> tuple[float, np.ndarray]:
     return middle, math.sqrt((count - 1) / count) * (without - without.mean())
 
 
-def _half(parts: Sequence[np.ndarray]) -> float:
-    """Half the length of the interval of a sum of statistics of the same units."""
-    together = np.zeros(max(len(part) for part in parts))
-    for part in parts:
-        together[: len(part)] += part
-    alone = [(float((part**2).sum()), len(part) - 1) for part in parts]
-    below = sum(variance**2 / freedom for variance, freedom in alone if variance > 0)
-    if below == 0:
-        return 0.0
-    freedom = sum(variance for variance, _ in alone) ** 2 / below
-    return student(freedom) * math.sqrt((together**2).sum())
+def _joined(value: float, parts: Sequence[tuple[float, np.ndarray]], scale: Scale) -> Interval:
+    """`value` with the interval of a sum of statistics of the same units.
+
+    Where some parts have more units than the smallest, the units that only those have are a second
+    source of variance, independent of the first: two variances, two degrees of freedom.
+    """
+    middle = sum(part for part, _ in parts)
+    most, least = (pick(len(pulls) for _, pulls in parts) for pick in (max, min))
+    if least < 2:
+        return _alone(value)
+    together = np.zeros(most)
+    for _, pulls in parts:
+        together[: len(pulls)] += pulls
+    sources = ((together[:least], least - 1), (together[least:], most - least - 1))
+    variances = [(float((pulls**2).sum()), max(freedom, 1)) for pulls, freedom in sources]
+    below = sum(variance**2 / freedom for variance, freedom in variances)
+    whole = sum(variance for variance, _ in variances)
+    half = student(whole**2 / below) * math.sqrt(whole) if below > 0 else 0.0
+    low, high = (scale.back(middle + end) for end in (-half, half))
+    return Interval(value, min(low, value), max(high, value), least)
 
 
 @lru_cache(maxsize=4096)

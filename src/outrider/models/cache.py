@@ -185,8 +185,10 @@ class SlotCache(Cache):  # type: ignore[misc]
             few._positions_BS = torch.cat([table[:0, own], *(table[r : r + 1, own] for r in rows)])
         return few
 
-    def put(self, seats: Sequence[int], other: "SlotCache") -> Self:
+    def put(self, seats: Sequence[int], other: "SlotCache", slots: int | None = None) -> Self:
         """Write the rows of `other` into these seats, their used slots alone; returns this cache.
+
+        With `slots`, no more than their first ones.
 
         Seats behind the last row add rows. Nobody else's entries are copied, unless the seats are
         used up or a row of `other` is longer than the slots that are there: buffers grow then.
@@ -199,8 +201,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = other.inputs
         else:
             self.inputs = self.inputs.put(seats, other.inputs)
-        self.width = max(self.width if self.rows else 0, other.width)
-        self.capacity = max(self.capacity, other.capacity)
+        wide = other.width if slots is None else slots
+        self.width = max(self.width if self.rows else 0, wide)
+        self.capacity = max(self.capacity, other.capacity if slots is None else slots)
         self._fit(rows, self.width)
         self._show(rows)
         if not self.stacks and other.stacks:
@@ -210,7 +213,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             ]
             self._places = dict(other._places)
             self._attach()
-        used = slice(0, other.width)
+        used = slice(0, wide)
         for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
             for row, seat in enumerate(seats):
                 mine[:, seat, :, used].copy_(theirs[:, row, :, used])

@@ -27,7 +27,11 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the lean runner computes this model: a Llama with fixed rotary tables."""
+    """Whether the lean runner computes this model: a Llama with fixed rotary tables.
+
+    Not one whose weights are sharded: a process has a part of each, and the model's own forward is
+    what brings the parts together.
+    """
     config = model.config
     rope = read(config, "rope_parameters", dict) or {}
     return (
@@ -35,8 +39,13 @@ def fits(model: PreTrainedModel) -> bool:
         and type(model).__name__ == "LlamaForCausalLM"
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
-        and all(type(m) is torch.nn.Linear for m in _linears(model))
+        and all(_whole(m) for m in _linears(model))
     )
+
+
+def _whole(layer: torch.nn.Module) -> bool:
+    """Whether it is a plain product with a weight of its own: not quantised, and not a shard."""
+    return type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
 
 
 def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:

@@ -1,6 +1,8 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +14,7 @@ from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals, sharing
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
+from outrider.models.sharded.group import Group
 from outrider.types import Tokenizer
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
@@ -25,8 +28,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Source:
     """A model by path, hub name or object: config first, weights when they are needed."""
 
-    def __init__(self, given: Given, role: str) -> None:
+    def __init__(self, given: Given, role: str, group: Group | None = None) -> None:
         self.given, self.role = given, role
+        self.group = group  #: the processes that have a part each; None: this one has it all
+        self.shards = 1 if group is None else group.size
         self._models: dict[str, PreTrainedModel] = {}
         self._chain_only: bool | None = None  # unknown until the first check
         self._shares: bool | None = None  # unknown until the weights are compared
@@ -34,6 +39,7 @@ class Source:
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
+            self._check_whole()
             return
         from transformers import AutoConfig
 
@@ -134,12 +140,34 @@ class Source:
             from transformers.utils import logging
 
             logging.disable_progress_bar()
-            self._models[dtype] = (
-                auto_class(self.config)
-                .from_pretrained(str(self.given), dtype=DTYPES[dtype])
-                .to(device)
-            )
+            made = auto_class(self.config).from_pretrained
+            if self.shards == 1:
+                model = made(str(self.given), dtype=DTYPES[dtype]).to(device)
+            else:
+                model = self._sharded(partial(made, str(self.given), dtype=DTYPES[dtype]))
+            self._models[dtype] = model
         return self._models[dtype]
+
+    def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+        """This process's part of the model, by the plan that transformers has for its family."""
+        from transformers.distributed import DistributedConfig
+
+        try:
+            return made(distributed_config=DistributedConfig(tp_size=self.shards, tp_plan="auto"))
+        except ValueError as error:
+            raise UnsupportedModel(
+                f"{self.config.model_type!r} cannot be cut for {self.shards} processes "
+                f"({first_line(error)}); got {self}; use another number of processes, or another "
+                "model"
+            ) from error
+
+    def _check_whole(self) -> None:
+        """Refuse to cut a model that is loaded already: ConfigurationError."""
+        if self.shards > 1:
+            raise ConfigurationError(
+                f"tensor_parallel={self.shards} reads a part of the weights in each process; got "
+                f"a loaded {self}; give its path or hub name"
+            )
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer beside the weights, or None."""

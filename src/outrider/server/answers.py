@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from outrider.engine.blocks import HostBlock
 from outrider.server.orders import Choice
 from outrider.server.words import Words
+from outrider.stats import RequestStats
 from outrider.text.results import TextBlock
 
 #: A token with its log-probability, as a client reads it.
@@ -50,12 +51,25 @@ class Prediction(NamedTuple):
         return cls(same, len(predicted) - same)
 
 
+def prompts(choices: Sequence[Choice]) -> tuple[int, int]:
+    """Tokens of all prompts, and those that were copied. What several choices share counts once."""
+    each: dict[int, RequestStats] = {}
+    for choice in choices:
+        each.setdefault(choice.source, choice.stats)
+    stats = each.values()
+    return sum(one.prompt_tokens for one in stats), sum(one.cached_tokens for one in stats)
+
+
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """Tokens read and written. A prompt that several choices share counts once."""
-    prompts = {id(choice.request.prompt): len(choice.request.prompt) for choice in choices}
+    read, copied = prompts(choices)
     written = sum(len(choice.answer.tokens) for choice in choices)
-    read = sum(prompts.values())
-    told = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    told: dict[str, Any] = {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": copied},
+    }
     if all(choice.predicted is None for choice in choices):
         return told
     each = [Prediction.of(choice) for choice in choices]

@@ -13,8 +13,8 @@ from outrider.errors import OutriderError
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
 from outrider.server.bodies import ChatBody, Common, CompletionBody, plain
-from outrider.server.faults import Refusal
-from outrider.server.grammar import Grammar, source, vocabulary
+from outrider.server.faults import Refusal, unknown_model
+from outrider.server.grammar import Grammar, grammar_of, vocabulary
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
 from outrider.text.speculator import Speculator
@@ -30,6 +30,7 @@ class Choice:
     """One text that is being written for a request."""
 
     index: int
+    source: int  #: which of the request's prompts it goes on from
     lane: str
     request: Request
     answer: Answer
@@ -82,9 +83,7 @@ class Orders:
         self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, budget: int | None
     ) -> list[Choice]:
         if body.model not in self.names:
-            known = ", ".join(self.names)
-            message = f"no model {body.model!r} here; served: {known}"
-            raise Refusal(message, "model", 404, "model_not_found")
+            raise unknown_model(body.model, self.names)
         if body.n * len(prompts) > self.rows:
             what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
             raise Refusal(f"{what}; ask for fewer", "n")
@@ -93,9 +92,9 @@ class Orders:
         predicted = None
         if body.prediction is not None:
             predicted = self._ids(plain(body.prediction.content))
-        grammar = source(body)
+        grammar = grammar_of(body)
         choices: list[Choice] = []
-        for ids in prompts:
+        for source, ids in enumerate(prompts):
             for copy in range(body.n):
                 request = Request(
                     ids,
@@ -108,7 +107,8 @@ class Orders:
                 )
                 answer = Answer(self.speculator.tokenizer, stop, ids, request.limits.stop_ids)
                 tells = body.return_token_ids
-                choices.append(Choice(len(choices), method, request, answer, tells, predicted))
+                index = len(choices)
+                choices.append(Choice(index, source, method, request, answer, tells, predicted))
                 choices[-1].stats.prompt_tokens = len(ids)
         return choices
 

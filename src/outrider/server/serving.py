@@ -3,15 +3,16 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from outrider.engine.blocks import HostBlock
 from outrider.server.answers import Writer, absorb, padding
 from outrider.server.bodies import Common, StreamOptions
 from outrider.server.counts import Counts
@@ -20,6 +21,7 @@ from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
 from outrider.server.orders import Choice
 from outrider.text.results import TextBlock
 
+T = TypeVar("T")
 #: What choices say, as it comes.
 Blocks = AsyncGenerator[tuple[Choice, TextBlock], None]
 Inbox = asyncio.Queue[tuple[int, Event]]
@@ -50,9 +52,10 @@ class Going:
                 if choice.reason is not None:
                     continue  # it was cut by a stop string: what comes behind is not wanted
                 choice.arrived, choice.seated = ticket.arrived, ticket.seated
+                choice.stats.cached_tokens = ticket.cached
                 if event.error is not None:
                     raise event.error
-                assert event.block is not None
+                assert isinstance(event.block, HostBlock)
                 said = absorb(choice, event.block)
                 if choice.reason is not None:
                     self._left -= 1
@@ -90,7 +93,7 @@ class Serving:
             return response(self.loop.fault or error)
         blocks = going.blocks()
         try:
-            first = await self._unless_gone(http, anext(blocks))
+            first = await unless_gone(http, anext(blocks))
         except Exception as error:
             self.counts.over(choices)
             return response(error)
@@ -118,28 +121,12 @@ class Serving:
             return True
 
         try:
-            done = await self._unless_gone(http, rest())
+            done = await unless_gone(http, rest())
         except Exception as error:
             return response(error)
         finally:
             self.counts.over(choices)
         return JSONResponse(writer.whole(choices, echo)) if done else Response(status_code=499)
-
-    async def _unless_gone(self, http: HttpRequest, work: Any) -> Any:
-        """What `work` gives, or None once nobody waits for it any more."""
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_disconnected(http))
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            task.cancel()
-            await asyncio.wait({task})
-            return None
-        finally:
-            gone.cancel()
-            if not task.done():
-                task.cancel()
 
     async def _events(
         self,
@@ -236,6 +223,23 @@ def _event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
         size = len(text.encode()) + len(', "obfuscation": ""')
         text = f'{text[:-1]}, "obfuscation": "{padding(size)}"}}'
     return b"data: " + text.encode() + b"\n\n"
+
+
+async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
+    """What `work` gives, or None once nobody waits for it any more."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait({task})
+        return None
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
 
 
 async def _disconnected(http: HttpRequest) -> None:

@@ -47,12 +47,15 @@ def run_wagner(
     """Wagner et al. 2024: verification time in transformers' assisted generation."""
     from outrider.errors import ConfigurationError
     from outrider.lab.papers import wagner as protocol
+    from outrider.lab.papers.score import ready
     from outrider.lab.papers.wagner_pairs import load_pair, shipped_pair
     from outrider.lab.papers.wagner_tables import render
     from outrider.lab.prompts import read_rows
     from outrider.models.sources import DTYPES, usable
 
     both(target, draft)
+    if recordings is None:
+        ready()
     if bound is not None and not 0 < bound < float("inf"):
         raise ConfigurationError(f"--bound must be positive; got {bound:g}; leave it out")
     if recordings is not None and (prompts is not None or target is None):

@@ -40,12 +40,13 @@ class Amount:
 
     tokens: int = 10_000  #: for alpha
     library: int = 2_000_000  #: tokens that n-grams are counted in
-    timed: int = 4  #: prompts under the clock
-    repeats: int = 2
+    timed: int = 20  #: prompts under the clock
+    repeats: int = 1
     new_tokens: int = 64
     laws: int = 256  #: recorded, for two drafts at a node
     judged: int = 64  #: texts scored against what was meant
     seed: int = 0
+    top_p: float = 1.0
 
 
 def run(
@@ -64,7 +65,11 @@ def run(
     progress("counting n-grams, cutting models", 0, 5)
     tasks = alpha_tasks.tasks(pair, prompts)
     sources = alpha_drafters.sources(pair, prompts, amount.library)
-    size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
+    size: record.Row = {
+        "new_tokens": amount.new_tokens,
+        "seed": amount.seed,
+        "top_p": amount.top_p,
+    }
     alphas: dict[float, record.Row] = {}
     for step, t in enumerate((0.0, 1.0), start=1):
         progress(f"alpha at T = {t:g}", step, 5)
@@ -141,6 +146,7 @@ def _two_drafts(
             t,
             laws=amount.laws,
             seed=amount.seed,
+            top_p=amount.top_p,
         )
         for t in (1.0, 0.3)
     }

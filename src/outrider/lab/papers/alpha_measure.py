@@ -55,7 +55,7 @@ class Tally:
 def alpha_of(tally: record.Row, level: int = 0) -> intervals.Interval:
     """alpha at one lenience, by its number: all that was accepted over all places."""
     kept = [each[level] for each in tally["kept"]]
-    return intervals.quotient(kept, tally["places"], within=(0, 1))
+    return intervals.quotient(kept, tally["places"], intervals.SHARE)
 
 
 @torch.inference_mode()
@@ -68,6 +68,7 @@ def alphas(
     tokens: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
     """What every drafter accepts at every lenience, on text that the target wrote, by prompt.
 
@@ -95,15 +96,21 @@ def alphas(
             task, most = tasks[prompts[-1]], new_tokens
             if temperature == 0:
                 most = length(pair, task, new_tokens, -(-tokens // len(tasks)))
-            batch.append(asked(task, Sampling(temperature, seed=seed + number), pair, most))
+            batch.append(
+                asked(task, Sampling(temperature, top_p=top_p, seed=seed + number), pair, most)
+            )
         first += len(batch)
         texts = _written(pair, batch)
         sizes = [len(text.new) for text in texts]
-        scored = score(pair.engine.target, texts, Sampling(temperature or 1.0))
+        scored = score(
+            pair.engine.target,
+            texts,
+            Sampling(temperature, top_p=top_p) if temperature else Sampling(1.0),
+        )
         law = ops.probs(scored.laws)[scored.valid_BT]
         seen += len(law)
         for name, source in laws.items():
-            guess = source.laws(texts, Sampling(temperature))
+            guess = source.laws(texts, Sampling(temperature, top_p=top_p))
             kept = _kept(law, guess, levels, greedy=temperature == 0)
             for prompt, part in zip(prompts, torch.split(kept, sizes), strict=True):
                 tallies[name].add(prompt, part)
@@ -184,14 +191,20 @@ def two_drafts(
     *,
     laws: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
     """Acceptance of two drafts at one node under each rule, and the bound, on recorded laws."""
     batch = [
-        asked(tasks[i % len(tasks)], Sampling(temperature, seed=seed + i), pair, -(-laws // TEXTS))
+        asked(
+            tasks[i % len(tasks)],
+            Sampling(temperature, top_p=top_p, seed=seed + i),
+            pair,
+            -(-laws // TEXTS),
+        )
         for i in range(TEXTS)
     ]
     texts = _written(pair, batch)
-    how = Sampling(temperature)
+    how = Sampling(temperature, top_p=top_p)
     sides = [
         source.laws(texts, how).double().numpy()
         for source in (Source(pair.engine.target), Source(model))
@@ -208,7 +221,7 @@ def two_drafts(
         np.add.at(kept, which, np.asarray(rule(p, q)))
         read = places > 0
         found[name] = intervals.quotient(
-            kept[read].tolist(), places[read].tolist(), within=(0, 1)
+            kept[read].tolist(), places[read].tolist(), intervals.SHARE
         ).row()
     return found
 
@@ -253,15 +266,18 @@ def speed(
     repeats: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
     """Plain over speculative time per token, interleaved; times are without prefill."""
     plain = Engine(pair.engine.target, Root())
     arms = {"plain": plain, "fast": fast}
     for engine in arms.values():
-        decoded(engine, [asked(tasks[0], Sampling(temperature, seed=seed), pair, 8)])
+        decoded(engine, [asked(tasks[0], Sampling(temperature, top_p=top_p, seed=seed), pair, 8)])
     trials: list[measure.Trial[RequestStats]] = []
     for repeat, number, name in measure.turns(list(arms), len(tasks), repeats):
-        task = asked(tasks[number], Sampling(temperature, seed=seed + number), pair, new_tokens)
+        task = asked(
+            tasks[number], Sampling(temperature, top_p=top_p, seed=seed + number), pair, new_tokens
+        )
         stats = decoded(arms[name], [task])[1].stats
         trials.append(measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats))
     ratio = measure.ratio(trials, "fast", "plain")

@@ -10,7 +10,6 @@ from rich.console import Console
 from outrider.certify.report import Row
 from outrider.lab.papers import options
 from outrider.lab.papers.options import RESULTS
-from outrider.lab.papers.published import CHEN_FIGURE
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
 from outrider.lab.tasks.command import tasks
@@ -32,6 +31,10 @@ def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Pa
         if tables.get(key):
             console.print(table(title, tables[key]))
     console.print(f"written to {out}", markup=False)
+
+
+def _law(temperature: float, top_p: float) -> str:
+    return f"T = {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
 
 
 def toy(
@@ -61,7 +64,8 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         seed: options.Seed = 0,
         dtype: options.Dtype = "auto",
         threads: options.Threads = None,
-        temperature: Temperature = 1.0,
+        temperature: Temperature = 0.3,
+        top_p: options.TopP = 1.0,
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
         ] = None,
@@ -72,7 +76,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         samples: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 2,
         timed: Annotated[
             int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
-        ] = 3,
+        ] = 20,
     ) -> None:
         from outrider.errors import ConfigurationError
         from outrider.lab.papers import tree_runs, tree_tables, trees
@@ -86,21 +90,28 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         elif quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
-            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
+            count,
+            choosing,
+            samples,
+            temperature=temperature,
+            top_p=top_p,
+            timed=timed,
+            seed=seed,
         )
         if quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=seed)
         pair = options.loaded(target, draft, out, pictures, dtype, threads)
         rows = read_rows(prompts)
         with bar(name) as progress:
             tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
-        size = f"T = {temperature:g}, {plan.new_tokens} tokens"
+        size = f"{_law(temperature, top_p)}, {plan.new_tokens} tokens"
         titles = {
             "trees": f"{name}: every tree ({size}, {chosen} choosing prompts)",
             "methods": f"{name}: the chosen trees on {judged} other prompts x {plan.samples}",
             "differences": "paired differences of block efficiency on those prompts",
-            "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3",
+            "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3; all rows of "
+            "its 27 tables are in published-all",
         }
         show(name, tables, titles, out)
 
@@ -129,12 +140,14 @@ def k_sweep(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     temperature: Temperature = 1.0,
+    top_p: options.TopP = 0.8,
     rule: Annotated[
         str, typer.Option(help="Verification rule; Chen's is rejection.")
     ] = "rejection",
 ) -> None:
     """Chen et al. 2023, figure 1: time for 128 tokens, acceptance and loop time for K = 0..7."""
     from outrider.lab.papers import k_sweep as experiment
+    from outrider.lab.papers.published import CHEN_FIGURE
 
     with bar("k-sweep") as progress:
         tables = experiment.run(
@@ -143,13 +156,14 @@ def k_sweep(
             out,
             progress,
             temperature=temperature,
+            top_p=top_p,
             repeats=2 if quick else 4,
             rule=rule,
             seed=seed,
             pictures=pictures,
         )
     titles = {
-        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
     show("k-sweep", tables, titles, out)
@@ -165,6 +179,7 @@ def alpha(
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
 
@@ -173,9 +188,9 @@ def alpha(
     """
     from outrider.lab.papers import alpha as experiment
 
-    amount = experiment.Amount(seed=seed)
+    amount = experiment.Amount(seed=seed, top_p=top_p)
     if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed)
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed, top_p)
     sourced = options.reads_sources(target)
     rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
     if sourced and draft is None and target is not None:
@@ -210,7 +225,7 @@ def beams(
     with bar("beams") as progress:
         tables = experiment.run(
             options.loaded(target, draft, out, False, dtype, threads),
-            read_rows(prompts)[: 3 if quick else 16],
+            read_rows(prompts)[: 3 if quick else 24],
             out,
             progress,
             new_tokens=32 if quick else 48,
@@ -238,14 +253,15 @@ def layers(
     if quick:
         amount = experiment.Amount(2, 32, temperature)
     alone = options.loaded_alone(target, out, False, dtype, threads)
+    rows = read_rows(prompts)[: amount.prompts]
     with bar("layers") as progress:
-        tables = experiment.run(alone, read_rows(prompts), out, progress, amount)
+        tables = experiment.run(alone, rows, out, progress, amount)
     titles = {
         "each": "each layer: how little it changes its input, and a draft without it",
         "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
     }
     show("layers", tables, titles, out)
-    console.print(experiment.verdict(tables["layers"]), markup=False)
+    console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
 def speed(

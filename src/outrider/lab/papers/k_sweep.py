@@ -26,6 +26,7 @@ def run(
     *,
     new_tokens: int = 128,
     temperature: float = 1.0,
+    top_p: float = 0.8,
     most: int = 7,
     repeats: int = 2,
     rule: str = "rejection",
@@ -39,6 +40,7 @@ def run(
         "rule": rule,
         "new_tokens": new_tokens,
         "temperature": temperature,
+        "top_p": top_p,
         "seed": seed,
         "prompts": len(prompts),
         "of": record.of_prompts(prompts),
@@ -54,7 +56,7 @@ def run(
         arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
 
     def timed(k: int, index: int) -> record.Row:
-        how = Sampling(temperature, seed=seed + index)
+        how = Sampling(temperature, top_p=top_p, seed=seed + index)
         stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
         return {
             "seconds": stats.seconds,
@@ -91,11 +93,11 @@ def row_of(stored: dict[str, record.Row], k: int) -> record.Row:
     def each(name: str, of: dict[int, list[record.Row]] = mine) -> list[float]:
         return [statistics.fmean(row[name] for row in of[prompt]) for prompt in prompts]
 
-    mean = intervals.mean(each("seconds"), log=True)
-    loops = intervals.quotient([1e3 * s for s in each("seconds")], each("steps"), log=True)
+    mean = intervals.mean(each("seconds"), intervals.LOG)
+    loops = intervals.quotient([1e3 * s for s in each("seconds")], each("steps"), intervals.LOG)
     emitted = [a + s for a, s in zip(each("accepted"), each("steps"), strict=True)]
-    panel = intervals.quotient(emitted, [s * (k + 1) for s in each("steps")], log=True)
-    gain = intervals.quotient(each("seconds", plain), each("seconds"), log=True)
+    panel = intervals.quotient(emitted, [s * (k + 1) for s in each("steps")], intervals.LOG)
+    gain = intervals.quotient(each("seconds", plain), each("seconds"), intervals.LOG)
     return {
         "K": k,
         "mean s": mean.value,
@@ -109,6 +111,7 @@ def row_of(stored: dict[str, record.Row], k: int) -> record.Row:
         "ms per loop 95 %": loops.text(2),
         "speed-up": gain.value,
         "speed-up 95 %": gain.text(2),
+        "sign": gain.sign(1.0) if k else "",
         "runs": len(seconds),
     }
 

@@ -45,6 +45,9 @@ Pictures = Annotated[
     bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
 ]
 Seed = Annotated[int, typer.Option(help="Of all draws; recorded with the results.")]
+TopP = Annotated[
+    float, typer.Option(help="Nucleus: only the likeliest tokens up to this mass; 1 is off.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from outrider.lab import intervals
-from outrider.lab.papers import published, record, tree_runs
+from outrider.lab.papers import record, tree_published, tree_runs
 from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
 from outrider.text.speculator import Speculator
@@ -44,18 +44,17 @@ def run(
         record.pyplot()
     store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
     ratio = size_ratio(pair)
-    theirs = published.RSD_BUDGET if name == "budget" else published.RSD_LENGTH
+    asked = list(groups)
     tables: Tables = {
         "methods": [_row(found, key, arm, ratio) for key, arm in found.arms.items()],
-        "differences": [row for group in groups for row in differences(found, group, theirs)],
-        "trees": [_tree_row(found, group, arm) for group, arms in groups.items() for arm in arms],
-        "published": [
-            {"group": g, "method": m, "tree": t, "block efficiency": e, "MBSU": s, "rate": r / ar}
-            for g, methods in theirs.items()
-            if g in groups
-            for ar in [published.RSD_PLAIN_RATE[name]]
-            for m, (t, e, s, r) in methods.items()
+        "differences": [row for group in groups for row in differences(name, found, group)],
+        "trees": [
+            _tree_row(found, group, arm) | tree_published.beside(name, group, arm.method, arm.tree)
+            for group, arms in groups.items()
+            for arm in arms
         ],
+        "published": tree_published.best(name, asked),
+        "published-all": tree_published.every(name, asked),
     }
     store.write(tables)
     if pictures:
@@ -83,7 +82,7 @@ def _total(times: Sequence[record.Row], name: str) -> float:
 
 def per_second(times: Sequence[record.Row]) -> intervals.Statistic:
     """Steps a second over some of the timed prompts."""
-    return intervals.share([t["steps"] for t in times], [t["seconds"] for t in times])
+    return intervals.over([t["steps"] for t in times], [t["seconds"] for t in times])
 
 
 def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
@@ -112,19 +111,20 @@ def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> recor
             "tokens/s": tau.value * fast(range(len(times))),
             "rate": rate.value,
             "rate 95 %": rate.text(2),
+            "sign": rate.sign(1.0) if key[0] else "",
             "timed": len(times),
             "models ms": _total(times, "models ms") / _total(times, "steps"),
             "outside ms": _total(times, "outside ms") / _total(times, "steps"),
         }
     for name, source in (("parses", "parsed"), ("edit similarity", "alike")):
-        score = intervals.mean([value / samples for value in row[source]], within=(0, 1))
+        score = intervals.mean([value / samples for value in row[source]], intervals.SHARE)
         made |= {name: score.value, f"{name} 95 %": score.text(2)}
     return made
 
 
 def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
     row = found.every[group, arm.method, arm.tree]
-    tau = intervals.interval(partial(efficiency, row), len(row["steps"]), log=True)
+    tau = intervals.interval(partial(efficiency, row), len(row["steps"]), intervals.LOG)
     return {
         "group": group,
         "method": arm.method,
@@ -139,9 +139,7 @@ def _gap(better: record.Row, worse: record.Row, units: Sequence[int]) -> float:
     return efficiency(better, units) - efficiency(worse, units)
 
 
-def differences(
-    found: Measured, group: int, theirs: dict[int, dict[str, tuple[str, float, float, float]]]
-) -> list[record.Row]:
+def differences(name: str, found: Measured, group: int) -> list[record.Row]:
     """Differences of block efficiency on the judging prompts, paired by prompt."""
     made = []
     for better, worse in PAIRS:
@@ -151,8 +149,6 @@ def differences(
         a = found.chosen[group, better, one.tree]
         b = found.chosen[group, worse, other.tree]
         gap = intervals.interval(partial(_gap, a, b), len(a["steps"]))
-        paper = theirs.get(group, {})
-        known = better in paper and worse in paper
         made.append(
             {
                 "group": group,
@@ -160,8 +156,8 @@ def differences(
                 "block efficiency": gap.value,
                 "95 %": gap.text(signed=True),
                 "sign": gap.sign(),
-                "published": round(paper[better][1] - paper[worse][1], 3) if known else None,
             }
+            | tree_published.difference(name, group, better, worse)
         )
     return made
 

@@ -102,7 +102,7 @@ def _main(answers: Answers, rows: Sequence[Row]) -> list[float | None]:
 
 
 def _equal(gaps: Sequence[float]) -> Row:
-    found = intervals.mean(gaps, within=(-1.0, 1.0))
+    found = intervals.mean(gaps)
     if found.prompts < LEAST:
         verdict = f"open: fewer than {LEAST} prompts"
     elif -MARGIN < found.low and found.high < MARGIN:
