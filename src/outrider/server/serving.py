@@ -144,7 +144,7 @@ class Serving:
             for choice in going.choices:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
-                    yield _event(opening, options)
+                    yield event(opening, options)
             for choice, said in first:
                 for part in _chunks(choice, said, writer, options):
                     yield part
@@ -153,7 +153,7 @@ class Serving:
                     yield part
             if options.include_usage:
                 last = writer.head(writer.form.chunk) | {"choices": []}
-                yield _event(last | writer.tail(going.choices), options)
+                yield event(last | writer.tail(going.choices), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
@@ -184,10 +184,8 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         }
     reason = said.finish_reason
     if options.chunk_tokens is None or len(said.token_ids) < 2:
-        return [_event(writer.chunk(choice, said.text, since, reason, **more), options)]
-    return [
-        _event(chunk, options) for chunk in _by_token(choice, said, since, reason, writer, more)
-    ]
+        return [event(writer.chunk(choice, said.text, since, reason, **more), options)]
+    return [event(chunk, options) for chunk in _by_token(choice, said, since, reason, writer, more)]
 
 
 def _by_token(
@@ -225,7 +223,7 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def _event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
+def event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
     text = json.dumps(chunk)
     if options.include_obfuscation:
