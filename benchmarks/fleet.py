@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+NAME = "served"
 PROMPTS = [
     "def fibonacci(n):\n",
     "import os\nimport re\n\n\ndef main():\n",
@@ -35,17 +36,27 @@ def free_port():
         return found.getsockname()[1]
 
 
+#: `ray start` on loopback: Ray takes the machine's outer address, whatever it is told.
+START = """
+import ray._private.services as services
+services.get_node_ip_address = lambda *address: "127.0.0.1"
+from ray.scripts.scripts import main
+main()
+"""
+
+
 @contextmanager
 def two_nodes():
     """A cluster of two nodes with one processor each; its address."""
     address = f"127.0.0.1:{free_port()}"
     common = ["--node-ip-address=127.0.0.1", "--num-cpus=2", "--object-store-memory=100000000"]
     head = ["--head", f"--port={address.split(':')[1]}", "--include-dashboard=false"]
-    start = [str(Path(sys.executable).with_name("ray")), "start", "--block", *common]
+    start = [sys.executable, "-c", START, "start", "--block", *common]
     nodes = []
     try:
         for more in (head, [f"--address={address}"]):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            plain = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": plain}
             nodes.append(subprocess.Popen([*start, *more], **quiet))
             time.sleep(12)
         yield address
@@ -81,6 +92,8 @@ def streams(args):
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         settings = Settings(
+            target=args.target,
+            name=NAME,
             dtype=args.dtype,
             threads=1,
             rows=8,
@@ -152,7 +165,7 @@ def batch(args):
         source = Path(folder) / "in.jsonl"
         lines = []
         for at in range(args.requests):
-            body = {"model": "outrider-pair", "prompt": PROMPTS[at % 4], "seed": at}
+            body = {"model": NAME, "prompt": PROMPTS[at % 4], "seed": at}
             body |= {"max_tokens": 8 + at % 17, "temperature": 0.8}
             line = {"custom_id": f"{at}", "method": "POST", "url": "/v1/completions", "body": body}
             lines.append(json.dumps(line))
@@ -193,6 +206,8 @@ def answered(args, source, target, address=None):
     """The rows of `outrider batch`, and how long it took."""
     command = [sys.executable, "-m", "outrider", "batch", source, target, "--threads", 1]
     command += ["--rows", 8, "--capacity", 256, "--dtype", args.dtype]
+    command += ["--served-model-name", NAME]
+    command += ["--target", args.target] if args.target else []
     command += ["--ray", 2] if address else []
     more = {"RAY_ADDRESS": address} if address else {}
     started = time.perf_counter()
@@ -205,6 +220,7 @@ def main():
     """One of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["streams", "batch"])
+    parser.add_argument("--target", help="default: the shipped pair")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=200)
@@ -212,6 +228,7 @@ def main():
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # who connects is on loopback, too
     print(json.dumps({"what": args.what} | globals()[args.what](args)))
 
 

@@ -1,5 +1,6 @@
 """`outrider batch`: a file of requests to a file of answers."""
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,8 @@ def batch(
 
 
 def _fleet() -> "ModuleType":
+    if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         from outrider.server.fleet import batches
     except ImportError as error:
