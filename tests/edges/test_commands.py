@@ -58,7 +58,11 @@ def places(tmp_path):
         ("bench wagner --device gpu", "'cpu', 'cuda'"),
         ("bench wagner --dtype half", "--dtype must be one of float32, bfloat16, float16"),
         ("bench wagner --bound 0", "--bound must be positive"),
-        ("bench wagner --out {0}", "another --out"),
+        ("bench wagner --out {0}/text", "another --out"),
+        ("bench wagner --skip 3", "--skip goes with --target"),
+        ("bench wagner --target t --skip x", "numbers of layers"),
+        ("bench chen --drafter suffix", "--drafter goes with --target"),
+        ("bench chen --margin 0", "--margin must be between"),
         ("bench wagner --target t", "both --target and --draft"),
         (
             "bench wagner --target {0} --draft {0} --prompts {0}/short",
