@@ -144,7 +144,7 @@ class Serving:
             for choice in going.choices:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
-                    yield _event(writer.event([opening]), options)
+                    yield event(writer.event([opening]), options)
             for choice, said in first:
                 for part in _chunks(choice, said, writer, options):
                     yield part
@@ -152,7 +152,7 @@ class Serving:
                 for part in _chunks(choice, said, writer, options):
                     yield part
             if options.include_usage:
-                yield _event(writer.event([], **writer.tail(going.choices)), options)
+                yield event(writer.event([], **writer.tail(going.choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
@@ -186,7 +186,7 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         pieces = [writer.more(choice, said.text, since, reason, **more)]
     else:
         pieces = _by_token(choice, said, since, reason, writer, more)
-    return [_event(writer.event([piece]), options) for piece in pieces]
+    return [event(writer.event([piece]), options) for piece in pieces]
 
 
 def _by_token(
@@ -224,7 +224,7 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def _event(text: str, options: StreamOptions) -> bytes:
+def event(text: str, options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
     if options.include_obfuscation:  # JSON is ASCII here: characters are bytes
         size = len(text) + len(', "obfuscation": ""')
