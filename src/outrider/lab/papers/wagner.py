@@ -29,6 +29,7 @@ from outrider.certify.report import Row
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
 from outrider.lab import measure
 from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
+from outrider.lab.quiet import quiet_profiler
 from outrider.ops.baselines import Paper
 
 GAMMAS = tuple(range(1, 21))
@@ -225,7 +226,7 @@ def _allocated_on_host(call: Callable[[], object]) -> float:
 
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     torch_bytes = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
     tracemalloc.start()
