@@ -33,12 +33,13 @@ class Going:
     def __init__(self, loop: Loop, choices: Sequence[Choice], deadline: float | None) -> None:
         self.choices, self._loop = choices, loop
         self._inbox: Inbox = asyncio.Queue()
-        self._left = len(choices)
-        self.tickets = [
-            Ticket(c.lane, c.request, partial(self._take, at), deadline)
+        self.tickets = {
+            at: Ticket(c.lane, c.request, partial(self._take, at), deadline)
             for at, c in enumerate(choices)
-        ]
-        loop.submit(self.tickets)
+            if c.reason is None
+        }
+        self._left = len(self.tickets)
+        loop.submit(list(self.tickets.values()))
 
     def _take(self, at: int, event: Event) -> None:
         self._inbox.put_nowait((at, event))
@@ -67,8 +68,8 @@ class Going:
 
     def cancel(self) -> None:
         """End what is not over."""
-        for choice, ticket in zip(self.choices, self.tickets, strict=True):
-            if choice.reason is None and not ticket.over:
+        for at, ticket in self.tickets.items():
+            if self.choices[at].reason is None and not ticket.over:
                 self._loop.cancel(ticket)
 
 
@@ -93,7 +94,7 @@ class Serving:
             return response(self.loop.fault or error)
         blocks = going.blocks()
         try:
-            first = await unless_gone(http, anext(blocks))
+            first = await unless_gone(http, _opening(blocks))
         except Exception as error:
             self.counts.over(choices)
             return response(error)
@@ -132,7 +133,7 @@ class Serving:
         self,
         body: Common,
         going: Going,
-        first: tuple[Choice, TextBlock],
+        first: Sequence[tuple[Choice, TextBlock]],
         blocks: Blocks,
         writer: Writer,
         echo: bool,
@@ -144,8 +145,9 @@ class Serving:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
                     yield _event(opening, options)
-            for part in _chunks(*first, writer, options):
-                yield part
+            for choice, said in first:
+                for part in _chunks(choice, said, writer, options):
+                    yield part
             async for choice, said in blocks:
                 for part in _chunks(choice, said, writer, options):
                     yield part
@@ -158,6 +160,13 @@ class Serving:
         finally:
             going.cancel()
             self.counts.over(going.choices)
+
+
+async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
+    """The first block; none of a request that was over before."""
+    async for first in blocks:
+        return [first]
+    return []
 
 
 def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOptions) -> list[bytes]:
