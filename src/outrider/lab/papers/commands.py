@@ -344,9 +344,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
     "beams": beams,
     "layers": layers,
-    "speed": speed,
     "wagner": wagner,
     "chen": chen,
+    "speed": speed,
     "tasks": tasks,
 }
 

@@ -172,8 +172,8 @@ def _panel(axis: Any, nodes: Sequence[Node], following: str) -> None:
         (x, y), (a, b) = at[node.number], at[node.parent]
         wide = 2.2 if node.verdict == "kept" else 0.9
         axis.plot([a, x], [b, y], color=colour, linewidth=wide, zorder=1)
-        law = "placed" if node.drafted is None else f"{node.drafted:.2f}"
-        _box(axis, x, y, f"{node.text}\n{law} | {node.target:.2f}", colour)
+        law = "placed" if node.drafted is None else _short(node.drafted)
+        _box(axis, x, y, f"{node.text}\n{law} | {_short(node.target)}", colour)
     _box(axis, *at[0], "pending", "#444444")
     last = max((node for node in nodes if node.verdict == "kept"), key=lambda n: n.depth,
                default=None)  # fmt: skip
@@ -182,6 +182,15 @@ def _panel(axis: Any, nodes: Sequence[Node], following: str) -> None:
     axis.plot([x, x], [y, lowest - 0.8], color=COLOURS["next"], linestyle=":", zorder=0)
     _box(axis, x, lowest - 0.8, f"next: {following}", COLOURS["next"])
     axis.margins(0.12)
+
+
+def _short(chance: float) -> str:
+    """Two digits, or the power of ten of what is rarer.
+
+    >>> _short(0.126), _short(1.4e-6)
+    ('0.13', '1e-06')
+    """
+    return f"{chance:.2f}" if chance >= 0.005 else f"{chance:.0e}"
 
 
 def _box(axis: Any, x: float, y: float, text: str, colour: str) -> None:
