@@ -184,8 +184,8 @@ def run(
 
 
 def rule_of(arm: Speculator) -> str:
-    """The name of the rule that judges its drafts."""
-    return "" if arm.engine.rule is None else arm.engine.rule.name
+    """The name of the rule that judges its drafts, if one was asked for."""
+    return "of its own" if arm.engine.rule is None else arm.engine.rule.name
 
 
 def _seeded(how: Sampling, seed: int) -> Sampling:
