@@ -6,9 +6,9 @@
 
 `neighbours` counts coupled texts (T = 0.8, prompts of 60, 130, 200 and 250 tokens) that are the
 same alone and beside a row of 330 tokens; `chains` counts texts of prompt lookup and of a draft
-made of the target's own layers that equal plain decoding's, greedy and coupled at T = 0.7, and with
-`--trees` those of recall's trees, which are the same where kernels are compiled; both exit with 1 if
-one differs. `speed` runs the same work here and in another checkout (made with
+made of the target's own layers that equal plain decoding's, greedy and coupled at T = 0.7, with
+`--trees` those of recall's trees, too, which are the same where kernels are compiled; both exit
+with 1 if one differs. `speed` runs the same work here and in another checkout (made with
 `git worktree add OLD COMMIT`), in turns, and prints the ratio of the least times: one thread's CPU
 time per step, prefill left out.
 """
