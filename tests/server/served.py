@@ -27,6 +27,7 @@ class Server:
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
         self.uvicorn = uvicorn.Server(config)
+        self.clients = []
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
     def start(self):
@@ -37,13 +38,18 @@ class Server:
         return self
 
     def stop(self):
+        for client in self.clients:
+            client.close()
         self.uvicorn.should_exit = True
         self.thread.join(20)
         assert not self.thread.is_alive()
 
     def client(self, key="none"):
         """OpenAI's own client; it tries nothing twice."""
-        return openai.OpenAI(base_url=self.address + "/v1", api_key=key, max_retries=0, timeout=60)
+        address = self.address + "/v1"
+        client = openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=60)
+        self.clients.append(client)  # a socket that the collector closes is a warning
+        return client
 
 
 @contextmanager
