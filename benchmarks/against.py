@@ -5,15 +5,14 @@
 
 One process for each checkout, both loaded before anything is timed, one thread, the same dtype and
 packing. They take turns prompt by prompt, the first one changing, and work while the other waits.
-Printed per temperature: the median ratio of decoding time per token (above 1: this checkout is
-faster) with a 95 % bootstrap interval, the ratio for whole calls, prompts included, milliseconds a
-step of both, and whether the texts are the same.
+Printed per temperature: the mean ratio of decoding time per token (above 1: this checkout is
+faster; geometric, over prompts) with a 95 % interval, the ratio for whole calls, prompts included,
+milliseconds a step of both, and whether the texts are the same.
 """
 
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -71,18 +70,12 @@ class Checkout:
         return json.loads(line)
 
 
-def interval(ratios: list[float], resamples: int = 2000) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(resamples)
-    )
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
-
-
 def compare(pair: list[Checkout], prompts: list[str], temperature: float, given) -> str:
     """One line of the table; `pair` is this checkout and the other one."""
-    ratios, calls, steps, same = [], [], [[], []], 0
+    from outrider.lab.intervals import typical
+
+    ratios: list[list[float]] = [[] for _ in prompts]
+    calls, steps, same = [], [[], []], 0
     for turn in range(-1, given.repeats):  # the first round warms up
         for number, prompt in enumerate(prompts if turn >= 0 else prompts[:2]):
             order = (0, 1) if (number + turn) % 2 else (1, 0)
@@ -92,17 +85,17 @@ def compare(pair: list[Checkout], prompts: list[str], temperature: float, given)
             if turn < 0:
                 continue
             per_token = [told[who][0] / len(told[who][3]) for who in (0, 1)]
-            ratios.append(per_token[1] / per_token[0])
+            ratios[number].append(per_token[1] / per_token[0])
             calls.append(told[1][1] / len(told[1][3]) / (told[0][1] / len(told[0][3])))
             same += told[0][3] == told[1][3]
             for who in order:
                 steps[who].append(1e3 * told[who][0] / told[who][2])
-    low, high = interval(ratios)
+    ratio = typical([statistics.geometric_mean(each) for each in ratios])
     mine, theirs = (statistics.median(each) for each in steps)
     return (
-        f"T={temperature:<4} {statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]   whole calls "
+        f"T={temperature:<4} {ratio.value:.3f} {ratio}   whole calls "
         f"{statistics.median(calls):.3f}   {mine:.2f} against {theirs:.2f} ms a step   "
-        f"{same} of {len(ratios)} texts the same"
+        f"{same} of {len(calls)} texts the same"
     )
 
 

@@ -3,7 +3,7 @@
     python benchmarks/dynamic_trees.py --budget 14 --budget 30 --temperature 0 --temperature 1
 
 The shipped pair in float32 over held-out prompts, the same seeds for every tree, so that
-differences to the static tree of the same size are paired (95 % by bootstrap over prompts).
+differences to the static tree of the same size are paired by prompt.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import outrider
 from outrider import Sampling, Stop, verifiers
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
-from outrider.lab.papers.record import interval
+from outrider.lab.intervals import interval
 from outrider.load import shipped
 
 #: Budget -> branching of the static trees, and depth and top_k of the dynamic ones.
@@ -72,7 +72,7 @@ def main() -> None:
                     lambda units, f=found, b=base: efficiency(f, units) - efficiency(b, units),
                     len(found),
                 )
-                print(f"  {name:22} {tau:.3f}  {gap[0]:+.3f} [{gap[1]:+.3f}, {gap[2]:+.3f}]")
+                print(f"  {name:22} {tau:.3f}  {gap.value:+.3f} {gap.text(3, signed=True)}")
 
 
 if __name__ == "__main__":

@@ -115,14 +115,14 @@ def main() -> None:
         row = {
             "arm": arm,
             "tokens_per_second": rate(trials, arm),
-            "over_token_level": vars(over),
+            "over_token_level": over.row(),
             "tokens_per_call": length,
             "ms_per_step": per_step,
             "ms_outside": outside,
         }
         report.append(row)
         print(
-            f"{arm:26} {row['tokens_per_second']:5.0f} tokens/s  over {yard}: {over}  "
+            f"{arm:26} {row['tokens_per_second']:5.0f} tokens/s  over {yard}: {over.times()}  "
             f"{length:.2f} tokens per call, {per_step:.2f} ms a step, {outside:.2f} outside models",
             flush=True,
         )

@@ -19,6 +19,7 @@ from outrider.lab.papers import (
     alpha_quality,
     alpha_tasks,
     options,
+    score,
 )
 from outrider.lab.papers.alpha_drafters import Copies, Source, cut
 from outrider.models import adapt
@@ -130,8 +131,9 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     sources = {"draft model": Source(small), "reference lookup": Copies()}
     how = {"tokens": 1000, "new_tokens": 60, "seed": 3}
     found = alpha_measure.alphas(pair, tasks, sources, 1.0, **how)
-    assert list(found["alpha"]) == list(sources)
-    lenient = found["lenient"]["draft model"]
+    assert list(found["tallies"]) == list(sources)
+    alpha = {name: alpha_measure.alpha_of(found["tallies"][name]) for name in sources}
+    lenient = [alpha_measure.alpha_of(found["tallies"]["draft model"], n).value for n in range(4)]
     assert lenient == sorted(lenient)
     batch = [alpha_tasks.asked(tasks[n % 8], Sampling(1.0, seed=n), pair, 60) for n in range(96)]
     drafters = {"draft model": (DraftModel(small, (1,)), "rejection")}
@@ -140,7 +142,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
         stats = alpha_measure.decoded(Engine(pair.engine.target, drafter, rule), batch)[1].stats
         share = stats.accepted / stats.steps
         # eight sources, each with its own share, and texts of other seeds
-        assert share == pytest.approx(found["alpha"][name], abs=0.1), name
+        assert share == pytest.approx(alpha[name].value, abs=0.1), name
     texts = alpha_measure._written(pair, batch)
     assert len({len(text.new) for text in texts}) > 3  # some end before the others
 
@@ -151,11 +153,15 @@ def test_a_drafter_that_copies_is_judged_by_the_law_at_temperature_one(tmp_path)
     tasks = alpha_tasks.tasks(pair, ROWS)
     how = {"tokens": 400, "new_tokens": 40, "seed": 0}
     found = alpha_measure.alphas(pair, tasks, {"copies": Copies()}, 0.0, **how)
-    batch = [alpha_tasks.asked(tasks[n % 8], Sampling(0, seed=n), pair, 40) for n in range(16)]
+    batch = [
+        alpha_tasks.asked(task, Sampling(0), pair, alpha_tasks.length(pair, task, 40, 0))
+        for task in tasks
+    ]
     engine = Engine(pair.engine.target, ReferenceLookup(1), "match")
     stats = alpha_measure.decoded(engine, batch)[1].stats
-    assert found["alpha"]["copies"] == pytest.approx(stats.accepted / stats.steps)
-    lenient = found["lenient"]["copies"]
+    tally = found["tallies"]["copies"]
+    lenient = [alpha_measure.alpha_of(tally, level).value for level in range(4)]
+    assert lenient[0] == pytest.approx(stats.accepted / stats.steps)
     assert lenient == sorted(lenient)
     assert lenient[-1] > lenient[0]
 
@@ -215,7 +221,9 @@ def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
 def test_scores_are_the_libraries():
     meant = ["def add(a, b):\n    return a + b", "import os"]
     right = alpha_quality.scores(meant, meant)
-    assert right == pytest.approx({"BLEU": 100, "ROUGE-2": 100, "ROUGE-L": 100, "exact": 1})
+    assert {name: right[name] for name in ("BLEU", "ROUGE-2", "ROUGE-L", "exact")} == (
+        pytest.approx({"BLEU": 100, "ROUGE-2": 100, "ROUGE-L": 100, "exact": 1})
+    )
     half = alpha_quality.scores([meant[0], "x"], meant)
     assert half["ROUGE-2"] == half["ROUGE-L"] == 50
     assert half["exact"] == 0.5
@@ -225,7 +233,7 @@ def test_scores_are_the_libraries():
 def test_missing_libraries_and_texts_are_said_before_anything_is_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ConfigurationError, match=r"outrider\[bench\]"):
-        alpha_quality.scorer()
+        score.ready()
     with pytest.raises(ConfigurationError, match=r"got 'some/t5' without --prompts"):
         options.source_rows("some/t5", None)
     assert options.reads_sources("corrector")

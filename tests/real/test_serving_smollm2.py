@@ -25,11 +25,8 @@ def volume(width, height, depth):
 
 
 @pytest.fixture(scope="module")
-def speculator(models_directory):
-    model = models_directory / "smollm2"
-    if not model.is_dir():
-        pytest.skip("needs the folder smollm2 in the directory of models")
-    return outrider.load(model, dtype="bfloat16", threads=1, packed=True)
+def speculator(smollm2):
+    return outrider.load(smollm2, dtype="bfloat16", threads=1, packed=True)
 
 
 @pytest.fixture(scope="module")

@@ -46,10 +46,9 @@ class Server:
 
     def client(self, key="none"):
         """OpenAI's own client; it tries nothing twice."""
-        address = self.address + "/v1"
-        client = openai.OpenAI(base_url=address, api_key=key, max_retries=0, timeout=60)
-        self.clients.append(client)  # a socket that the collector closes is a warning
-        return client
+        url = self.address + "/v1"
+        self.clients.append(openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60))
+        return self.clients[-1]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from outrider.cli import options
 from outrider.cli.console import out
 from outrider.cli.options import parse_branching
 from outrider.lab.compare import Comparison, Plan
+from outrider.lab.intervals import Interval
 from outrider.lab.progress import counter
 
 
@@ -126,7 +127,7 @@ def show(document: Row) -> None:
             )
         out.print(table)
         for pair, ratio in block["ratios"].items():
-            out.print(f"  {pair}: {ratio['median']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]")
+            out.print(f"  {pair}: {Interval.of_row(ratio).times()}", markup=False)
     if document["text_equal"]:
         for pair, same in document["text_equal"].items():
             out.print(f"greedy texts {pair}: {same['equal']} of {same['of']} equal")

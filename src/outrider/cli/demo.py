@@ -11,6 +11,7 @@ from outrider.cli import paint
 from outrider.cli.console import LOADING, out, working
 from outrider.drafters import DraftModel
 from outrider.lab import measure
+from outrider.lab.intervals import LEAST
 from outrider.lab.progress import counter
 from outrider.lab.prompts import read_rows
 from outrider.laws.sampling import Sampling
@@ -115,11 +116,12 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
             else:
                 same = _coupled_equal(pair, prompts, temperature, stop)
                 texts = f"{same} of {len(prompts)} *"
+            ratio = measure.ratio(trials, "speculative", "plain")
             table.add_row(
                 f"{temperature:g}",
                 f"{rate['plain']:.0f} tok/s",
                 f"{rate['speculative']:.0f} tok/s",
-                str(measure.ratio(trials, "speculative", "plain")),
+                f"{ratio.value:.2f}x {ratio}",
                 f"{efficiency:.2f}",
                 texts,
             )
@@ -127,7 +129,9 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
     out.print(
         "T: temperature. Per call: tokens per call of the target. At T = 0 the texts\n"
         "must be equal. Above it both arms draw from the same law with different noise;\n"
-        "* coupled mode shares the noise, and then they must be equal as well."
+        "* coupled mode shares the noise, and then they must be equal as well.\n"
+        f"[ ]: 95 % over {len(prompts)} prompts; a sign needs {LEAST} of them.",
+        markup=False,
     )
 
 

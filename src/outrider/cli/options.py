@@ -137,6 +137,10 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
 ]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(min=2, help="Cut the target for so many processes of torchrun (docs/scale.md)."),
+]
 SourceText = Annotated[
     str | None,
     typer.Option(
@@ -151,6 +155,22 @@ ReferenceFile = Annotated[
     typer.Option(
         "--reference",
         help="A file to copy from, by the drafter reference_lookup. Default: the source.",
+    ),
+]
+Trace = Annotated[
+    bool,
+    typer.Option(
+        "--trace",
+        help="A line a step: what became of drafted tokens: accepted, [-rejected-], {+corrected+} "
+        "and {*bonus*}; on a terminal in colours.",
+    ),
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--timeline",
+        help="Draw when the models were called, and standard decoding below it, to a .png or "
+        ".svg; decoded again, twice each.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
@@ -179,10 +199,12 @@ class Setup:
     costs: CostsFile = None
     device: Device = None
     threads: Threads = None
+    tensor_parallel: TensorParallel = None
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ("target", "draft", "draft_layers", "costs", "device", "threads")
+        models = ["target", "draft", "draft_layers", "costs", "device", "threads"]
+        models.append("tensor_parallel")
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -213,6 +235,7 @@ class Setup:
                 dtype=dtype,
                 device=self.device,
                 threads="auto" if self.threads is None else self.threads,
+                tensor_parallel=self.tensor_parallel,
             )
 
 

@@ -75,7 +75,7 @@ def serve(
     speculator = setup.load(dtype)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
-    name = served_model_name or _named(setup.target)
+    name = served_model_name or named(setup.target)
     service = Service(
         (name,),
         rows,
@@ -101,8 +101,8 @@ def _keys(path: Path | None) -> tuple[str, ...]:
     return tuple(key.strip() for key in [*lines, own] if key.strip())
 
 
-def _named(target: str | None) -> str:
-    """What clients call a target."""
+def named(target: str | None) -> str:
+    """What clients and files of requests call a target."""
     if target is None:
         return "outrider-pair"
     return Path(target).name if Path(target).exists() else target

@@ -5,13 +5,10 @@ else the machine does falls on all alike. Times are those of whole calls, prompt
 table all arms have one dtype; transformers runs stock weights through its own loop.
 """
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-
-import torch
 
 from outrider import arguments
 from outrider.certify.report import Row
@@ -19,11 +16,12 @@ from outrider.drafters import DraftModel, PromptLookup
 from outrider.errors import ConfigurationError
 from outrider.integrations.arms import Completion, Stock
 from outrider.lab import measure
-from outrider.lab.measure import Ratio, Trial
+from outrider.lab.intervals import Interval
+from outrider.lab.machine import environment
+from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
 from outrider.laws.sampling import Sampling
 from outrider.load import load, shipped
-from outrider.models import calibrate
 from outrider.models.sources import DTYPES
 from outrider.stats import VERBS
 from outrider.text.speculator import Speculator
@@ -127,11 +125,11 @@ class Table:
 
         return min(self.arms(family), key=cost)
 
-    def ratio(self, fast: str, slow: str) -> Ratio:
+    def ratio(self, fast: str, slow: str) -> Interval:
         """How many times less time per token `fast` takes, paired by prompt and repeat."""
         return measure.ratio(self.trials, fast, slow)
 
-    def ratios(self) -> dict[str, Ratio]:
+    def ratios(self) -> dict[str, Interval]:
         """The families' best settings against each other."""
         return {f"{a}/{b}": self.ratio(self.best(a), self.best(b)) for a, b in PAIRS}
 
@@ -308,7 +306,7 @@ class Comparison:
         main = [t for t in self.tables if t.dtype == self.dtypes[0]]
         greedy = next((t for t in main if t.temperature == 0), None)
         document: Row = {
-            "ratios": {k: asdict(r) for k, r in main[0].ratios().items()},
+            "ratios": {k: r.row() for k, r in main[0].ratios().items()},
             "methods": {arm: main[0].describe(arm) for arm in main[0].arms()},
             "text_equal": None,
             "loop_share": None,
@@ -336,7 +334,7 @@ class Comparison:
         return {
             "dtype": table.dtype,
             "best": {family: table.best(family) for family in (SPECULATIVE, ASSISTED)},
-            "ratios": {k: asdict(r) for k, r in table.ratios().items()},
+            "ratios": {k: r.row() for k, r in table.ratios().items()},
             "methods": {arm: table.describe(arm) for arm in table.arms()},
         }
 
@@ -363,18 +361,3 @@ class Comparison:
             }
             by_temperature[f"{temperature:g}"] = chosen
         return by_temperature
-
-
-def environment() -> Row:
-    """Machine and versions."""
-    import os
-    from importlib.metadata import version
-
-    return {
-        "machine": platform.machine(),
-        "processor": calibrate._cpu_name().split(":")[-1].strip(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("outrider", "torch", "transformers", "numpy")},
-    }

@@ -1,15 +1,16 @@
 """Timed comparisons: arms interleaved in one process, paired ratios with an interval."""
 
-import random
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from outrider.lab import intervals
 from outrider.laws.sampling import Sampling
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
@@ -35,18 +36,6 @@ class Trial(Generic[Result]):
     def ms_per_token(self) -> float:
         """Time per emitted token; what is timed is the arm's to say."""
         return 1e3 * self.seconds / max(self.tokens, 1)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times faster an arm is: median over pairs and a 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
 def turns(arms: Sequence[Arm], prompts: int, repeats: int = 1) -> Iterator[tuple[int, int, Arm]]:
@@ -85,31 +74,20 @@ def interleave(
     return trials
 
 
-def ratio(trials: Sequence[Trial[object]], fast: str, slow: str, resamples: int = 2000) -> Ratio:
-    """Time per token of `slow` over `fast`, paired by prompt and repeat."""
+def ratio(trials: Sequence[Trial[object]], fast: str, slow: str) -> intervals.Interval:
+    """How many times faster `fast` is: time per token of `slow` over that of `fast`.
+
+    Paired by prompt and repeat; the geometric mean over a prompt's repeats, then over prompts.
+    """
     by_arm = {
         arm: {(t.prompt, t.repeat): t.ms_per_token for t in trials if t.arm == arm}
         for arm in (fast, slow)
     }
-    pairs = [by_arm[slow][key] / by_arm[fast][key] for key in by_arm[fast] if key in by_arm[slow]]
-    return Ratio(
-        *interval(lambda units: statistics.median(pairs[u] for u in units), len(pairs), resamples)
-    )
-
-
-def interval(
-    value: Callable[[Sequence[int]], float], count: int, resamples: int = 1000
-) -> tuple[float, float, float]:
-    """A statistic of indexed units with its 95 % bootstrap interval; the seed is fixed.
-
-    >>> interval(lambda units: 1.0, 5)
-    (1.0, 1.0, 1.0)
-    """
-    draw = random.Random(0)
-    every = range(count)
-    values = sorted(value(draw.choices(every, k=count)) for _ in range(resamples))
-    low, high = values[int(0.025 * resamples)], values[int(0.975 * resamples) - 1]
-    return value(every), low, high
+    logs: dict[int, list[float]] = {}
+    for (prompt, repeat), ms in by_arm[fast].items():
+        if (prompt, repeat) in by_arm[slow]:
+            logs.setdefault(prompt, []).append(math.log(by_arm[slow][prompt, repeat] / ms))
+    return intervals.typical([math.exp(statistics.fmean(each)) for each in logs.values()])
 
 
 @dataclass(frozen=True)
@@ -150,6 +128,14 @@ def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceilin
     return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
 
 
+class Span(NamedTuple):
+    """When a model was called and when it answered, by `time.perf_counter`."""
+
+    start: float
+    end: float
+    encodes: bool = False  #: its encoder
+
+
 class Timed:
     """A model whose calls are counted and timed: what is spent in a draft model alone.
 
@@ -158,7 +144,7 @@ class Timed:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self.calls, self.seconds = 0, 0.0
+        self.spans: list[Span] = []  #: of all calls
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
@@ -182,8 +168,13 @@ class Timed:
         self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
-        """As the model does."""
-        return self.model.encode(inputs)
+        """The model's own, timed."""
+        self._wait()
+        started = time.perf_counter()
+        encoded = self.model.encode(inputs)
+        self._wait()
+        self.spans.append(Span(started, time.perf_counter(), encodes=True))
+        return encoded
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
         """The model's own cache."""
@@ -197,9 +188,18 @@ class Timed:
         started = time.perf_counter()
         output = self.model.forward(cache, nodes, last=last, taps=taps)
         self._wait()
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
+        self.spans.append(Span(started, time.perf_counter()))
         return output
+
+    @property
+    def calls(self) -> int:
+        """Forward calls so far."""
+        return sum(not span.encodes for span in self.spans)
+
+    @property
+    def seconds(self) -> float:
+        """Spent in them."""
+        return sum(span.end - span.start for span in self.spans if not span.encodes)
 
     def _wait(self) -> None:
         if torch.device(self.device).type == "cuda":

@@ -4,7 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -25,6 +25,8 @@ _FILLING = secrets.token_hex(_PADDED)
 def absorb(choice: Choice, block: HostBlock) -> TextBlock:
     """A block's words, counted."""
     said = choice.answer.absorb(block)
+    if choice.owed:
+        said, choice.owed = replace(said, text=choice.owed + said.text), ""
     stats, now = choice.stats, time.monotonic()
     stats.steps += 1
     stats.new_tokens += len(said.token_ids)
@@ -239,7 +241,7 @@ class Writer:
         if isinstance(self.form, Chats):
             piece["delta"] = {"role": "assistant", "content": ""}
         elif echo:
-            piece |= self.form.more(self.words.text(choice.request.prompt))
+            piece |= self.form.more(self.words.text(choice.request.asked))
         else:
             return None
         return piece
@@ -251,7 +253,7 @@ class Writer:
         return self._piece(choice, self.form.more(text), since, reason) | more
 
     def _text(self, choice: Choice, echo: bool) -> str:
-        before = self.words.text(choice.request.prompt) if echo else ""
+        before = self.words.text(choice.request.asked) if echo else ""
         return before + choice.answer.text
 
     def _piece(
@@ -260,7 +262,7 @@ class Writer:
         ids = {}
         if choice.tells_ids:
             tokens = choice.answer.tokens[since:]
-            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.prompt)}
+            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.asked)}
         return {
             "index": choice.index,
             **said,

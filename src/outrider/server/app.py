@@ -1,10 +1,8 @@
 """The routes of `outrider serve`."""
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, NamedTuple
@@ -18,24 +16,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import outrider
-from outrider.engine.engine import Run
-from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
-from outrider.laws.sampling import Sampling
-from outrider.models.prefixes import Prefixes
 from outrider.server import faults
-from outrider.server.answers import Chats, Completions, Writer
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
+from outrider.server.desk import KEPT_BYTES, Desk, running
 from outrider.server.guard import OPEN, App, Guard
 from outrider.server.guard import Limits as Sizes
-from outrider.server.lanes import Lanes
-from outrider.server.loop import Event, Loop, Ticket, spread
-from outrider.server.orders import Orders
+from outrider.server.loop import Loop
 from outrider.server.serving import Serving
 from outrider.server.spoken import Recordings, Spoken
 from outrider.server.transcripts import Ear, TranscriptionForm
-from outrider.server.words import Words
 from outrider.text.speculator import Speculator
 from outrider.text.speech.transcriber import Transcription, transcription
 
@@ -75,7 +65,7 @@ class Service:
     public: bool = False
     metrics: bool = True
     prefix: str = "outrider:"
-    kept_bytes: int = 256 << 20
+    kept_bytes: int = KEPT_BYTES
 
 
 class Site(NamedTuple):
@@ -85,30 +75,13 @@ class Site(NamedTuple):
     loop: Loop
 
 
-def fingerprint(speculator: Speculator) -> str:
-    """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
-
-    A hash of what the model says of a few tokens, to the last bit.
-    """
-    engine, said = speculator.engine, []
-    vocab = engine.target.vocab_size
-    prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = Run(engine, 1, 256)
-    run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
-    run.close()
-    for block in run:
-        said.append((block.token_ids, block.logprobs, block.likeliest))
-    identity = repr((said, vocab, outrider.__version__)).encode()
-    return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
-
-
 def make(speculator: Speculator, service: Service) -> Site:
     """The application; its loop runs while it does. A Whisper transcribes, others write text."""
     loop: Loop
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
-        lifespan=lambda app: _running(loop),
+        lifespan=lambda app: running(loop),
         responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
     _errors(app)
@@ -128,47 +101,26 @@ def make(speculator: Speculator, service: Service) -> Site:
     return Site(Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING}), loop)
 
 
-@asynccontextmanager
-async def _running(loop: Loop) -> AsyncIterator[None]:
-    """The thread that decodes runs; its events come to this one, once a turn."""
-    asynchronous = asyncio.get_running_loop()
-
-    def deliver(events: list[tuple[Ticket, Event]]) -> None:
-        asynchronous.call_soon_threadsafe(spread, events)
-
-    loop.deliver = deliver
-    loop.start()
-    yield
-    loop.close()
-    await asyncio.to_thread(loop.join, 10)
-
-
 def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
     """Completions and chats, and the page on which they can be watched."""
-    lanes, prefixes = Lanes(speculator.engine), Prefixes(service.kept_bytes)
-    rows, capacity = service.rows, service.capacity
-    loop = Loop(
-        lambda lane: Run(lanes[lane], rows, capacity, prefixes=prefixes),
-        rows,
+    desk = Desk.open(
+        speculator,
+        service.names,
+        service.rows,
+        service.capacity,
         service.most_waiting,
+        service.kept_bytes,
+        service.metrics,
     )
-    orders = Orders(speculator, lanes, service.names, rows, capacity)
-    serving = Serving(loop, counts, service.timeout)
-    words, mark = Words(speculator.tokenizer), fingerprint(speculator)
+    serving = Serving(desk.loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
-        chat = isinstance(body, ChatBody)
         try:
-            choices = await asyncio.to_thread(
-                orders.chat if chat else orders.completions,  # type: ignore[arg-type]
-                body,
-            )
+            choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
-        form = Chats() if chat else Completions()
-        writer = Writer(form, body.model, mark, words, service.metrics)
         echo = isinstance(body, CompletionBody) and body.echo
-        return await serving.answer(http, body, choices, writer, echo)
+        return await serving.answer(http, body, choices, desk.writer(body), echo)
 
     @app.post(COMPLETIONS)
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
@@ -185,7 +137,7 @@ def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Count
 
     what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
-    return loop
+    return desk.loop
 
 
 def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:

@@ -60,12 +60,17 @@ def response(error: BaseException) -> JSONResponse:
 
 
 def invalid(error: RequestValidationError) -> JSONResponse:
-    """What a body or a path lacks or has too much of, with the field's name."""
-    first = error.errors()[0]
+    """What a body or a path lacks or has too much of, as an answer."""
+    return JSONResponse(rejected(error.errors()), 400)
+
+
+def rejected(errors: Sequence[Any]) -> dict[str, Any]:
+    """The body of an error: the first of pydantic's, with the field's name."""
+    first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         reason = "this field is not supported; leave it out"
     message = f"{param}: {reason}" if param else reason
-    return JSONResponse(content(message, 400, param), 400)
+    return content(message, 400, param)

@@ -33,12 +33,13 @@ class Going:
     def __init__(self, loop: Loop, choices: Sequence[Choice], deadline: float | None) -> None:
         self.choices, self._loop = choices, loop
         self._inbox: Inbox = asyncio.Queue()
-        self._left = len(choices)
-        self.tickets = [
-            Ticket(c.lane, c.request, partial(self._take, at), deadline)
+        self.tickets = {
+            at: Ticket(c.lane, c.request, partial(self._take, at), deadline)
             for at, c in enumerate(choices)
-        ]
-        loop.submit(self.tickets)
+            if c.reason is None
+        }
+        self._left = len(self.tickets)
+        loop.submit(list(self.tickets.values()))
 
     def _take(self, at: int, event: Event) -> None:
         self._inbox.put_nowait((at, event))
@@ -67,8 +68,8 @@ class Going:
 
     def cancel(self) -> None:
         """End what is not over."""
-        for choice, ticket in zip(self.choices, self.tickets, strict=True):
-            if choice.reason is None and not ticket.over:
+        for at, ticket in self.tickets.items():
+            if self.choices[at].reason is None and not ticket.over:
                 self._loop.cancel(ticket)
 
 
@@ -93,7 +94,7 @@ class Serving:
             return response(self.loop.fault or error)
         blocks = going.blocks()
         try:
-            first = await unless_gone(http, anext(blocks))
+            first = await unless_gone(http, _opening(blocks))
         except Exception as error:
             self.counts.over(choices)
             return response(error)
@@ -132,7 +133,7 @@ class Serving:
         self,
         body: Common,
         going: Going,
-        first: tuple[Choice, TextBlock],
+        first: Sequence[tuple[Choice, TextBlock]],
         blocks: Blocks,
         writer: Writer,
         echo: bool,
@@ -143,20 +144,28 @@ class Serving:
             for choice in going.choices:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
-                    yield _event(writer.event([opening]), options)
-            for part in _chunks(*first, writer, options):
-                yield part
+                    yield event(writer.event([opening]), options)
+            for choice, said in first:
+                for part in _chunks(choice, said, writer, options):
+                    yield part
             async for choice, said in blocks:
                 for part in _chunks(choice, said, writer, options):
                     yield part
             if options.include_usage:
-                yield _event(writer.event([], **writer.tail(going.choices)), options)
+                yield event(writer.event([], **writer.tail(going.choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
         finally:
             going.cancel()
             self.counts.over(going.choices)
+
+
+async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
+    """The first block; none of a request that was over before."""
+    async for first in blocks:
+        return [first]
+    return []
 
 
 def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOptions) -> list[bytes]:
@@ -177,7 +186,7 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         pieces = [writer.more(choice, said.text, since, reason, **more)]
     else:
         pieces = _by_token(choice, said, since, reason, writer, more)
-    return [_event(writer.event([piece]), options) for piece in pieces]
+    return [event(writer.event([piece]), options) for piece in pieces]
 
 
 def _by_token(
@@ -215,7 +224,7 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def _event(text: str, options: StreamOptions) -> bytes:
+def event(text: str, options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
     if options.include_obfuscation:  # JSON is ASCII here: characters are bytes
         size = len(text) + len(', "obfuscation": ""')

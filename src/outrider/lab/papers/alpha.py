@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider import DraftModel, Engine, Speculator
+from outrider.lab import drawing
+from outrider.lab.intervals import Interval
 from outrider.lab.papers import (
     alpha_drafters,
     alpha_measure,
@@ -39,12 +41,13 @@ class Amount:
 
     tokens: int = 10_000  #: for alpha
     library: int = 2_000_000  #: tokens that n-grams are counted in
-    timed: int = 4  #: prompts under the clock
-    repeats: int = 2
+    timed: int = 20  #: prompts under the clock
+    repeats: int = 1
     new_tokens: int = 64
     laws: int = 256  #: recorded, for two drafts at a node
     judged: int = 64  #: texts scored against what was meant
     seed: int = 0
+    top_p: float = 1.0
 
 
 def run(
@@ -57,13 +60,17 @@ def run(
 ) -> Tables:
     """All tables; `prompts` are rows with a `prompt`, or a `source` for an encoder-decoder."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
     store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
     progress("counting n-grams, cutting models", 0, 5)
     tasks = alpha_tasks.tasks(pair, prompts)
     sources = alpha_drafters.sources(pair, prompts, amount.library)
-    size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
+    size: record.Row = {
+        "new_tokens": amount.new_tokens,
+        "seed": amount.seed,
+        "top_p": amount.top_p,
+    }
     alphas: dict[float, record.Row] = {}
     for step, t in enumerate((0.0, 1.0), start=1):
         progress(f"alpha at T = {t:g}", step, 5)
@@ -75,7 +82,8 @@ def run(
     def improvement(name: str, temperature: float, lenience: float) -> record.Row:
         """One row of tables 4 and A.5: at the gamma that the formula says is best."""
         progress(f"timing {name}, T = {temperature:g}, l = {lenience:g}", 4, 5)
-        alpha = alphas[temperature]["lenient"][name][LENIENCES.index(lenience)]
+        tally = alphas[temperature]["tallies"][name]
+        alpha = alpha_measure.alpha_of(tally, LENIENCES.index(lenience)).value
         c, capped = costs[name], min(alpha, 0.999)
         gamma = max(length.best_length(capped, c, 12), 1)
         rule = None if isinstance(sources[name], Copies) else rule_at(temperature, lenience)
@@ -89,6 +97,7 @@ def run(
             repeats=amount.repeats,
             **size,
         )
+        measured = Interval.of_row(row["ratio"])
         return {
             "drafter": name,
             "T": temperature,
@@ -96,8 +105,9 @@ def run(
             "alpha": alpha,
             "c": c,
             "expected": length.speedup(capped, gamma, c),
-            "measured": row["median"],
-            "95 %": f"[{row['low']:.2f}, {row['high']:.2f}]",
+            "measured": measured.value,
+            "95 %": measured.text(2),
+            "sign": measured.sign(1.0),
             "tokens a step": row["tokens a step"],
         }
 
@@ -137,6 +147,7 @@ def _two_drafts(
             t,
             laws=amount.laws,
             seed=amount.seed,
+            top_p=amount.top_p,
         )
         for t in (1.0, 0.3)
     }
@@ -144,15 +155,14 @@ def _two_drafts(
 
 
 def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
-    rows: list[record.Row] = [
-        {
-            "drafter": name,
-            "alpha T = 0": found[0.0]["alpha"][name],
-            "alpha T = 1": found[1.0]["alpha"][name],
-            "tokens": f"{found[0.0]['tokens']}, {found[1.0]['tokens']}",
-        }
-        for name in names
-    ]
+    rows: list[record.Row] = []
+    for name in names:
+        row: record.Row = {"drafter": name}
+        for t, one in found.items():
+            alpha = alpha_measure.alpha_of(one["tallies"][name])
+            row |= {f"alpha T = {t:g}": alpha.value, f"95 %, T = {t:g}": alpha.text()}
+            row |= {f"tokens, T = {t:g}": one["tokens"]}
+        rows.append(row)
     return rows + [
         {"drafter": f"{name} ({target}, published)", "alpha T = 0": zero, "alpha T = 1": one}
         for target, models in published.LEVIATHAN_ALPHA.items()
@@ -163,18 +173,20 @@ def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record
 def _two(found: dict[float, record.Row], name: str) -> record.Row:
     row: record.Row = {"drafts and rule": name}
     for temperature, values in found.items():
-        mean, low, high = values[name]
-        row[f"T = {temperature:g}"] = mean
-        row[f"95 %, T = {temperature:g}"] = f"[{low:.3f}, {high:.3f}]"
+        mean = Interval.of_row(values[name])
+        row |= {f"T = {temperature:g}": mean.value, f"95 %, T = {temperature:g}": mean.text()}
     return row
 
 
 def _lenience(found: dict[float, record.Row], names: Sequence[str]) -> list[record.Row]:
-    rows: list[record.Row] = [
-        {"drafter": name, "T": t} | dict(zip(LEVELS, found[t]["lenient"][name], strict=True))
-        for t in (0.0, 1.0)
-        for name in names
-    ]
+    rows: list[record.Row] = []
+    for t in (0.0, 1.0):
+        for name in names:
+            row: record.Row = {"drafter": name, "T": t}
+            for number, level in enumerate(LEVELS):
+                alpha = alpha_measure.alpha_of(found[t]["tallies"][name], number)
+                row |= {level: alpha.value, f"95 %, {level}": alpha.text()}
+            rows.append(row)
     return rows + [
         {"drafter": f"{name} (published)", "T": t} | dict(zip(LEVELS, values, strict=True))
         for t, models in published.LEVIATHAN_LENIENCE.items()
@@ -212,8 +224,8 @@ def published_lenience_speed() -> list[record.Row]:
 
 
 def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
-    plt = record.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(16, 4))
+    figure, grid = drawing.panels(1, 3, (16, 6))
+    axes = grid[0]
     ours = [r for r in tables["speed"] if r["drafter"] in names]
     theirs = [r for r in tables["speed"] if r["drafter"] not in names]
     for rows, mark, label in ((ours, "o", "ours"), (theirs, "x", "Leviathan et al. 2023")):
@@ -223,15 +235,18 @@ def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
     axes[0].plot([0, most], [0, most], "k:", linewidth=1)
     axes[0].set_xlabel("expected improvement")
     axes[0].set_ylabel("measured improvement")
-    axes[0].legend()
+    axes[0].set_title("expected and measured")
+    colours: dict[str, str] = {}
     for axis, temperature in zip(axes[1:], (0.0, 1.0), strict=True):
         for row in tables["lenience"]:
             if row["T"] != temperature:
                 continue
-            mark = "o-" if row["drafter"] in names else "x:"
-            axis.plot(LENIENCES, [row[level] for level in LEVELS], mark, label=row["drafter"])
+            name = row["drafter"]
+            mark = "o-" if name in names else "x:"
+            colours.setdefault(name, f"C{len(colours)}")
+            alphas = [row[level] for level in LEVELS]
+            axis.plot(LENIENCES, alphas, mark, color=colours[name], label=name)
         axis.set_xlabel("lenience l")
         axis.set_title(f"alpha, T = {temperature:g}")
-        axis.legend(fontsize=6)
-    record.save(figure, out, "alpha")
-    plt.close(figure)
+    drawing.legend(figure, axes, 4)
+    drawing.save(figure, out, "alpha")

@@ -21,16 +21,41 @@ from outrider import (
 from outrider.certify.laws import Text, score
 from outrider.drafters.ngram_table import Table
 from outrider.engine.engine import Observer, Run
-from outrider.lab import measure
+from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
-from outrider.lab.papers.alpha_tasks import asked
+from outrider.lab.papers.alpha_tasks import asked, length
 from outrider.lab.papers.toy import METHODS
 from outrider.types import Block, Draft, LanguageModel, Scores, Verdict, Verifier
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 ROWS = 16  #: texts that are written side by side
+TEXTS = 32  #: that laws are recorded on, for two drafts at a node
 Tasks = Sequence[Request]
+
+
+class Tally:
+    """What is accepted of drafts at the places of texts: sums by prompt and lenience."""
+
+    def __init__(self, prompts: int) -> None:
+        self.kept = np.zeros((prompts, len(LENIENCES)))
+        self.places = np.zeros(prompts)
+
+    def add(self, prompt: int, kept_PL: Tensor) -> None:
+        """Shares accepted at P places of a text of this prompt."""
+        self.kept[prompt] += kept_PL.sum(0).cpu().numpy()
+        self.places[prompt] += len(kept_PL)
+
+    def row(self) -> record.Row:
+        """Lists over the prompts that have texts."""
+        read = self.places > 0
+        return {"kept": self.kept[read].tolist(), "places": self.places[read].tolist()}
+
+
+def alpha_of(tally: record.Row, level: int = 0) -> intervals.Interval:
+    """alpha at one lenience, by its number: all that was accepted over all places."""
+    kept = [each[level] for each in tally["kept"]]
+    return intervals.quotient(kept, tally["places"], intervals.SHARE)
 
 
 @torch.inference_mode()
@@ -43,46 +68,57 @@ def alphas(
     tokens: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
-    """alpha of every drafter at every lenience, on text that the target wrote.
+    """What every drafter accepts at every lenience, on text that the target wrote, by prompt.
 
-    Above temperature 0: the mean of sum min(p / l, q). At temperature 0: how often the drafter's
-    argmax x has p(x) >= l max p, with p at temperature 1; at l = 1 the agreement of the argmaxes.
-    A drafter that copies has no law: its p(x) is that of the one token it proposes, 0 if it does
-    not, at the steps of a run that drafts single tokens.
+    Above temperature 0: sums of sum min(p / l, q). At temperature 0: how often the drafter's argmax
+    x has p(x) >= l max p, with p at temperature 1; at l = 1 the agreement of the argmaxes. A
+    drafter that copies has no law: its p(x) is that of the one token it proposes, 0 if it does not,
+    at the steps of a run that drafts single tokens.
+
+    Texts go on until there are `tokens`. Greedy text of a prompt is always the same, so there the
+    texts are as long as that takes; where prompts have no more to say there are fewer tokens.
     """
     levels = torch.tensor(LENIENCES, dtype=torch.float64)
     laws = {name: source for name, source in sources.items() if isinstance(source, Source)}
-    sums = {name: torch.zeros(len(levels), dtype=torch.float64) for name in laws}
-    copies = {name: _Seen(levels, temperature) for name in sources if name not in laws}
-    seen = row = 0
-    while seen < tokens:
-        batch = [
-            asked(
-                tasks[(row + i) % len(tasks)],
-                Sampling(temperature, seed=seed + row + i),
-                pair,
-                new_tokens,
+    tallies = {name: Tally(len(tasks)) for name in sources}
+    copies = {
+        name: _Seen(levels, temperature, tallies[name]) for name in sources if name not in laws
+    }
+    seen = first = 0
+    while seen < tokens and not (temperature == 0 and first >= len(tasks)):
+        batch, prompts = [], []
+        for number in range(first, first + ROWS):
+            if temperature == 0 and number >= len(tasks):
+                break  # greedy text repeats itself from here on
+            prompts.append(number % len(tasks))
+            task, most = tasks[prompts[-1]], new_tokens
+            if temperature == 0:
+                most = length(pair, task, new_tokens, -(-tokens // len(tasks)))
+            batch.append(
+                asked(task, Sampling(temperature, top_p=top_p, seed=seed + number), pair, most)
             )
-            for i in range(ROWS)
-        ]
-        row += len(batch)
+        first += len(batch)
         texts = _written(pair, batch)
-        scored = score(pair.engine.target, texts, Sampling(temperature or 1.0))
+        sizes = [len(text.new) for text in texts]
+        scored = score(
+            pair.engine.target,
+            texts,
+            Sampling(temperature, top_p=top_p) if temperature else Sampling(1.0),
+        )
         law = ops.probs(scored.laws)[scored.valid_BT]
         seen += len(law)
         for name, source in laws.items():
-            guess = source.laws(texts, Sampling(temperature))
-            sums[name] += _kept(law, guess, levels, greedy=temperature == 0)
+            guess = source.laws(texts, Sampling(temperature, top_p=top_p))
+            kept = _kept(law, guess, levels, greedy=temperature == 0)
+            for prompt, part in zip(prompts, torch.split(kept, sizes), strict=True):
+                tallies[name].add(prompt, part)
         for name, watch in copies.items():
+            watch.prompts = prompts
             drafter = sources[name].drafter(1)
             decoded(Engine(pair.engine.target, drafter, "match"), batch, watch)
-        if temperature == 0 and row >= len(tasks):
-            break  # greedy text repeats itself from here on
-    means = {name: (total / seen).tolist() for name, total in sums.items()}
-    means |= {name: watch.mean() for name, watch in copies.items()}
-    ordered = {name: means[name] for name in sources}
-    return {"alpha": {n: m[0] for n, m in ordered.items()}, "lenient": ordered, "tokens": seen}
+    return {"tallies": {name: tally.row() for name, tally in tallies.items()}, "tokens": seen}
 
 
 def decoded(
@@ -109,20 +145,21 @@ def _written(pair: Speculator, batch: Sequence[Request]) -> list[Text]:
 
 
 def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor:
-    """Per lenience, the sum over positions of what is accepted."""
+    """[positions, leniences]: what is accepted of a draft there."""
     if greedy:
         token = guess.argmax(-1, keepdim=True)
         share = (law.gather(1, token)[:, 0] / law.amax(-1)).double()
-        return (share[:, None] >= levels).double().sum(0)
-    return torch.stack([torch.minimum(law / level, guess).sum().double() for level in levels])
+        return (share[:, None] >= levels).double()
+    each = (torch.minimum(law / level, guess).sum(-1).double() for level in levels)
+    return torch.stack(list(each), -1)
 
 
 class _Seen:
     """Watches a run of single drafted tokens: what the target thinks of each of them."""
 
-    def __init__(self, levels: Tensor, temperature: float) -> None:
-        self._levels, self._temperature = levels, temperature
-        self._sums, self._steps = torch.zeros_like(levels), 0
+    def __init__(self, levels: Tensor, temperature: float, tally: Tally) -> None:
+        self._levels, self._temperature, self._tally = levels, temperature, tally
+        self.prompts: list[int] = []  #: of the run's requests
 
     def __call__(
         self, draft: Draft, scores: Scores, verdict: Verdict, block: Block, rows: list[int]
@@ -134,22 +171,15 @@ class _Seen:
                 inverse_temperature_B=torch.ones_like(laws.inverse_temperature_B), greedy="none"
             )
         law_BV = ops.probs(laws)[:, 0]
-        self._steps += len(law_BV)
-        if draft.tokens_BN.shape[1] == 1:
-            return
-        proposed_B = draft.draws_BNK[:, 0, 0] > 0
-        guess_BV = torch.zeros_like(law_BV).scatter_(1, draft.tokens_BN[:, 1:2].clamp(min=0), 1.0)
-        law_BV, guess_BV = (
-            law_BV[proposed_B.expand(len(law_BV))],
-            guess_BV[proposed_B.expand(len(law_BV))],
-        )
-        kept = _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
-        self._sums = self._sums + kept
-
-    def mean(self) -> list[float]:
-        """Per lenience, the share of a step."""
-        means: list[float] = (self._sums / max(self._steps, 1)).tolist()
-        return means
+        kept_BL = torch.zeros(len(law_BV), len(self._levels), dtype=torch.float64)
+        if draft.tokens_BN.shape[1] > 1:
+            token_B1 = draft.tokens_BN[:, 1:2].clamp(min=0)
+            guess_BV = torch.zeros_like(law_BV).scatter_(1, token_B1, 1.0)
+            proposed_B = (draft.draws_BNK[:, 0, 0] > 0).expand(len(law_BV))
+            kept_BL = _kept(law_BV, guess_BV, self._levels, greedy=self._temperature == 0)
+            kept_BL = torch.where(proposed_B[:, None], kept_BL, 0.0)
+        for row, request in enumerate(rows):
+            self._tally.add(self.prompts[request], kept_BL[row : row + 1])
 
 
 @torch.inference_mode()
@@ -161,25 +191,39 @@ def two_drafts(
     *,
     laws: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
     """Acceptance of two drafts at one node under each rule, and the bound, on recorded laws."""
     batch = [
-        asked(tasks[i % len(tasks)], Sampling(temperature, seed=seed + i), pair, -(-laws // ROWS))
-        for i in range(ROWS)
+        asked(
+            tasks[i % len(tasks)],
+            Sampling(temperature, top_p=top_p, seed=seed + i),
+            pair,
+            -(-laws // TEXTS),
+        )
+        for i in range(TEXTS)
     ]
     texts = _written(pair, batch)
-    how = Sampling(temperature)
+    how = Sampling(temperature, top_p=top_p)
     sides = [
         source.laws(texts, how).double().numpy()
         for source in (Source(pair.engine.target), Source(model))
     ]
-    p, q = (side[:laws] / side[:laws].sum(-1, keepdims=True) for side in sides)
-    slow = "one: coupled"  # V^2 at V = 4,096
-    return {
-        name: record.mean_interval(np.asarray(rule(p, q)).tolist())
-        for name, rule in METHODS.items()
-        if name != slow
-    }
+    p, q = (side / side.sum(-1, keepdims=True) for side in sides)
+    places = np.zeros(len(tasks))
+    which = np.repeat([i % len(tasks) for i in range(TEXTS)], [len(text.new) for text in texts])
+    np.add.at(places, which, 1)
+    found: record.Row = {}
+    for name, rule in METHODS.items():
+        if name == "one: coupled":  # V^2 at V = 4,096
+            continue
+        kept = np.zeros(len(tasks))
+        np.add.at(kept, which, np.asarray(rule(p, q)))
+        read = places > 0
+        found[name] = intervals.quotient(
+            kept[read].tolist(), places[read].tolist(), intervals.SHARE
+        ).row()
+    return found
 
 
 def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
@@ -222,21 +266,24 @@ def speed(
     repeats: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> record.Row:
     """Plain over speculative time per token, interleaved; times are without prefill."""
     plain = Engine(pair.engine.target, Root())
     arms = {"plain": plain, "fast": fast}
     for engine in arms.values():
-        decoded(engine, [asked(tasks[0], Sampling(temperature, seed=seed), pair, 8)])
+        decoded(engine, [asked(tasks[0], Sampling(temperature, top_p=top_p, seed=seed), pair, 8)])
     trials: list[measure.Trial[RequestStats]] = []
     for repeat, number, name in measure.turns(list(arms), len(tasks), repeats):
-        task = asked(tasks[number], Sampling(temperature, seed=seed + number), pair, new_tokens)
+        task = asked(
+            tasks[number], Sampling(temperature, top_p=top_p, seed=seed + number), pair, new_tokens
+        )
         stats = decoded(arms[name], [task])[1].stats
         trials.append(measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats))
     ratio = measure.ratio(trials, "fast", "plain")
     done = [trial.result for trial in trials if trial.arm == "fast"]
     tokens = sum(stats.new_tokens for stats in done) / sum(stats.steps for stats in done)
-    return {"median": ratio.median, "low": ratio.low, "high": ratio.high, "tokens a step": tokens}
+    return {"ratio": ratio.row(), "tokens a step": tokens}
 
 
 def rule_at(temperature: float, lenience: float) -> Verifier:

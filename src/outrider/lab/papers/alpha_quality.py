@@ -5,20 +5,18 @@ temperature 0 the texts themselves must be those of plain decoding. The paper pr
 the same reason.
 """
 
-import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider import Engine, Request, Root, Sampling, Speculator
-from outrider.errors import ConfigurationError
-from outrider.lab.papers import record
+from outrider.lab import intervals
+from outrider.lab.papers import record, score
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
 from outrider.lab.papers.alpha_measure import ROWS, decoded, rule_at
-from outrider.lab.papers.alpha_tasks import Rows, asked
+from outrider.lab.papers.alpha_tasks import Rows, asked, longest
 from outrider.types import Verifier
 
 PLAIN = "plain decoding"
-#: As many new tokens as the longest source has, and these: a correction is about as long.
-MORE = 32
 
 
 def table(
@@ -31,12 +29,13 @@ def table(
     judged: int,
     new_tokens: int,
     seed: int,
+    top_p: float = 1.0,
 ) -> list[record.Row]:
     """Scores of every drafter's texts at T = 0 and T = 1; none if no row has a reference."""
     known = [n for n, row in enumerate(rows) if row.get("reference")][:judged]
     if not known:
         return []
-    scorer()
+    score.ready()
     meant = [rows[n]["reference"] for n in known]
     read = [tasks[n] for n in known]
     found: list[record.Row] = []
@@ -48,7 +47,8 @@ def table(
         }
         plain: list[str] = []
         for name, engine in engines.items():
-            row = store.get(f"texts {name} {t}", _texts, pair, engine, read, t, seed)
+            how = Sampling(t, top_p=top_p, seed=seed)
+            row = store.get(f"texts {name} {t}", _texts, pair, engine, read, how)
             texts = row["texts"]
             plain = plain or texts
             same = sum(a == b for a, b in zip(texts, plain, strict=True)) / len(texts)
@@ -64,14 +64,12 @@ def _rule(source: Source | Copies, temperature: float) -> Verifier | None:
     return rule_at(temperature, 1.0) if isinstance(source, Source) else None
 
 
-def _texts(
-    pair: Speculator, engine: Engine, tasks: Sequence[Request], temperature: float, seed: int
-) -> record.Row:
+def _texts(pair: Speculator, engine: Engine, tasks: Sequence[Request], how: Sampling) -> record.Row:
     """Whole texts, side by side in groups."""
     texts: list[str] = []
     for first in range(0, len(tasks), ROWS):
         batch = [
-            asked(task, Sampling(temperature, seed=seed + first + n), pair, _longest(task))
+            asked(task, replace(how, seed=(how.seed or 0) + first + n), pair, longest(task))
             for n, task in enumerate(tasks[first : first + ROWS])
         ]
         ids, _ = decoded(engine, batch)
@@ -79,41 +77,18 @@ def _texts(
     return {"texts": texts}
 
 
-def _longest(task: Request) -> int:
-    assert task.inputs is not None
-    return int(task.inputs.mask_BS.sum()) + MORE
-
-
-def scorer() -> None:
-    """Say what is missing before anything is measured."""
-    try:
-        import rouge_score  # noqa: F401
-        import sacrebleu  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"scores against references need sacrebleu and rouge-score; {error.name} is not "
-            "installed; install the extra with pip install 'outrider[bench]', or give rows without "
-            "a reference"
-        ) from error
-
-
 def scores(texts: Sequence[str], meant: Sequence[str]) -> record.Row:
-    """BLEU and ROUGE-2 and -L (F, means), all of 100, and the share of texts exactly as meant.
+    """BLEU and ROUGE-2 and -L, all of 100 and with intervals, and the share exactly as meant.
 
     >>> scores(["a b c d e"], ["a b c d e"])["ROUGE-L"]
     100.0
     """
-    import sacrebleu
-    from rouge_score import rouge_scorer
-
-    kinds = ["rouge2", "rougeL"]
-    rouge = rouge_scorer.RougeScorer(kinds)
-    every = [rouge.score(right, text) for text, right in zip(texts, meant, strict=True)]
-    mean = {kind: 100 * statistics.fmean(one[kind].fmeasure for one in every) for kind in kinds}
-    exact = statistics.fmean(a == b for a, b in zip(texts, meant, strict=True))
-    return {
-        "BLEU": sacrebleu.corpus_bleu(list(texts), [list(meant)]).score,
-        "ROUGE-2": mean["rouge2"],
-        "ROUGE-L": mean["rougeL"],
-        "exact": exact,
-    }
+    found: record.Row = {}
+    for kind, most in ((score.BLEU, 1), (score.ROUGE_2, 100), (score.ROUGE_L, 100)):
+        reached = kind.interval(texts, meant)
+        found[kind.name] = most * reached.value
+        if len(texts) > 1:
+            found[f"{kind.name} 95 %"] = f"[{most * reached.low:.1f}, {most * reached.high:.1f}]"
+    same = [float(a == b) for a, b in zip(texts, meant, strict=True)]
+    exact = intervals.mean(same, intervals.SHARE)
+    return found | {"exact": exact.value, "exact 95 %": exact.text(2)}

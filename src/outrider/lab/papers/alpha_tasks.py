@@ -10,6 +10,8 @@ from outrider.text.asked import Reader
 #: What one task is: a row of a file, with its texts by name.
 Rows = Sequence[dict[str, str]]
 PROMPT = 64  #: tokens of a prompt that are read, the last ones
+#: As many new tokens as a source has, and these: a correction is about as long.
+MORE = 32
 
 
 def reads_sources(pair: Speculator) -> bool:
@@ -34,6 +36,22 @@ def tasks(pair: Speculator, rows: Rows) -> list[Request]:
         Request(start, inputs=encoded(target, [inputs]))
         for start, inputs in zip(asked.prompts, asked.inputs, strict=True)
     ]
+
+
+def longest(request: Request) -> int:
+    """The most new tokens of an answer to a source."""
+    assert request.inputs is not None
+    return int(request.inputs.mask_BS.sum()) + MORE
+
+
+def length(pair: Speculator, request: Request, new_tokens: int, wanted: int) -> int:
+    """New tokens of a greedy text, of `wanted` or more from every prompt.
+
+    Answers to sources are read to their ends, other texts as far as the target has room.
+    """
+    if request.inputs is not None:
+        return max(new_tokens, longest(request))
+    return min(max(new_tokens, wanted), pair.engine.target.context - len(request.prompt))
 
 
 def asked(request: Request, sampling: Sampling, pair: Speculator, new_tokens: int) -> Request:

@@ -15,7 +15,7 @@ from outrider.engine.request import Limits, Request
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.decode import Searched, search
 from outrider.engine.search.pace import Pace
-from outrider.lab import measure
+from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
@@ -95,7 +95,7 @@ def run(
     for number, (repeat, index, key) in enumerate(turns):
         progress(key, number, repeats * len(ids) * len(every))
         store.get(f"{key} | {index} {repeat}", measured, every[key], index)
-    rows = [_row(store, arm, every) for arm in every.values()]
+    rows = [row_of(store.rows, arm, every) for arm in every.values()]
     tables = {"beams": rows}
     store.write(tables)
     return tables
@@ -107,29 +107,40 @@ def _search(pair: Speculator, arm: Arm, request: Request, pace: Pace) -> Searche
     return search(target, arm.drafter, [request], beams, False, pace, arm.draft_beams)
 
 
-def _row(store: record.Store, arm: Arm, every: dict[str, Arm]) -> record.Row:
-    mine = _runs(store, arm.key)
-    tree = _runs(store, next(key for key, a in every.items() if a[:2] == (arm.width, "tree")))
-    steps = sum(row["steps"] for row in mine.values())
-    calls = sum(row["calls"] for row in mine.values())
+def row_of(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> record.Row:
+    """The line of an arm, of all runs by their keys: arm, prompt and repeat."""
+    mine = _runs(stored, arm.key)
+    tree = _runs(stored, next(key for key, a in every.items() if a[:2] == (arm.width, "tree")))
     same = sum(row["beams"] == tree[at]["beams"] for at, row in mine.items())
-    seconds, without = (sum(row["seconds"] for row in rows.values()) for rows in (mine, tree))
+
+    def each(name: str, rows: dict[str, record.Row] = mine) -> list[float]:
+        """Sums over a prompt's repeats, prompts in one order."""
+        sums = dict.fromkeys(sorted(at.split()[0] for at in mine), 0.0)
+        for at in mine:
+            sums[at.split()[0]] += rows[at][name]
+        return list(sums.values())
+
+    calls = intervals.quotient(each("calls"), each("steps"), intervals.LOG)
+    gain = intervals.quotient(each("seconds", tree), each("seconds"), intervals.LOG)
     return {
         "w": arm.width,
         "scored ahead": arm.name,
         "u": arm.draft_beams,
         "gamma": arm.ahead,
-        "calls/step": calls / steps,
-        "predicted": _predicted(store, arm, every),
-        "nodes/call": sum(row["nodes"] for row in mine.values()) / calls,
-        "ms/step": 1e3 * seconds / steps,
-        "speed against tree": without / seconds,
+        "calls/step": calls.value,
+        "95 %": calls.text(),
+        "predicted": _predicted(stored, arm, every),
+        "nodes/call": sum(each("nodes")) / sum(each("calls")),
+        "ms/step": 1e3 * sum(each("seconds")) / sum(each("steps")),
+        "speed against tree": gain.value,
+        "speed 95 %": gain.text(2),
+        "sign": gain.sign(1.0),
         "same beams": f"{same}/{len(mine)}",
         "least margin": min(row["margin"] for row in mine.values()),
     }
 
 
-def _predicted(store: record.Store, arm: Arm, every: dict[str, Arm]) -> float | None:
+def _predicted(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> float | None:
     """Calls a step that `Pace` expects of this depth, from what a deeper arm's calls answered."""
     kin = [
         other
@@ -141,12 +152,12 @@ def _predicted(store: record.Store, arm: Arm, every: dict[str, Arm]) -> float | 
         return None
     deepest = max(kin, key=lambda other: other.ahead)
     pace = Pace(deepest.ahead)
-    for row in _runs(store, deepest.key).values():
+    for row in _runs(stored, deepest.key).values():
         pace.answered += [(depth, steps) for depth, steps in row["answered"]]
     return 1 / pace.expected(arm.ahead)
 
 
-def _runs(store: record.Store, key: str) -> dict[str, record.Row]:
+def _runs(stored: dict[str, record.Row], key: str) -> dict[str, record.Row]:
     """The measurements of an arm, by prompt and turn."""
-    named = (stored.split(" | ") for stored in store.rows)
-    return {at: store.rows[f"{name} | {at}"] for name, at in named if name == key}
+    named = (name.split(" | ") for name in stored)
+    return {at: stored[f"{name} | {at}"] for name, at in named if name == key}

@@ -9,10 +9,12 @@ from rich.console import Console
 
 from outrider.certify.report import Row
 from outrider.lab.papers import options
+from outrider.lab.papers.chen_command import chen
 from outrider.lab.papers.options import RESULTS
-from outrider.lab.papers.published import CHEN_FIGURE
+from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
+from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
@@ -21,13 +23,20 @@ if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 
 
-def _show(tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
-    from outrider.lab.papers.record import table
+def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
+    """Print tables under their titles, which the experiment's document keeps, too."""
+    from outrider.lab.papers.record import entitle, table
 
+    about = (COMMANDS[name].__doc__ or "").strip().splitlines()[0]
+    entitle(out, name, about, names)
     for key, title in names.items():
         if tables.get(key):
             console.print(table(title, tables[key]))
     console.print(f"written to {out}", markup=False)
+
+
+def _law(temperature: float, top_p: float) -> str:
+    return f"T = {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
 
 
 def toy(
@@ -41,7 +50,36 @@ def toy(
 
     folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
-    _show({"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+    show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+
+
+def tree(
+    out: options.Out = RESULTS,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
+    from outrider.lab.papers import one_step as experiment
+    from outrider.laws.sampling import Sampling
+
+    tables = experiment.run(
+        options.loaded(target, draft, out, pictures, dtype, threads),
+        read_rows(prompts),
+        out,
+        Sampling(temperature, seed=seed),
+        pictures,
+    )
+    titles = {
+        "nodes": "one step behind the first prompt: every drafted token",
+        "steps": "what the step emitted",
+    }
+    show("tree", tables, titles, out)
 
 
 def _trees(name: str, about: str) -> Callable[..., None]:
@@ -57,7 +95,8 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         seed: options.Seed = 0,
         dtype: options.Dtype = "auto",
         threads: options.Threads = None,
-        temperature: Temperature = 1.0,
+        temperature: Temperature = 0.3,
+        top_p: options.TopP = 1.0,
         only: Annotated[
             str | None, typer.Option(help="Only these lengths or budgets, e.g. 14,30.")
         ] = None,
@@ -68,7 +107,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         samples: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 2,
         timed: Annotated[
             int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")
-        ] = 3,
+        ] = 20,
     ) -> None:
         from outrider.errors import ConfigurationError
         from outrider.lab.papers import tree_runs, tree_tables, trees
@@ -82,23 +121,30 @@ def _trees(name: str, about: str) -> Callable[..., None]:
         elif quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
-            count, choosing, samples, temperature=temperature, timed=timed, seed=seed
+            count,
+            choosing,
+            samples,
+            temperature=temperature,
+            top_p=top_p,
+            timed=timed,
+            seed=seed,
         )
         if quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, timed=1, rows=8, seed=seed)
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=seed)
         pair = options.loaded(target, draft, out, pictures, dtype, threads)
         rows = read_rows(prompts)
         with bar(name) as progress:
             tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
-        size = f"T = {temperature:g}, {plan.new_tokens} tokens"
+        size = f"{_law(temperature, top_p)}, {plan.new_tokens} tokens"
         titles = {
             "trees": f"{name}: every tree ({size}, {chosen} choosing prompts)",
             "methods": f"{name}: the chosen trees on {judged} other prompts x {plan.samples}",
             "differences": "paired differences of block efficiency on those prompts",
-            "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3",
+            "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3; all rows of "
+            "its 27 tables are in published-all",
         }
-        _show(tables, titles, out)
+        show(name, tables, titles, out)
 
     command.__doc__, command.__name__ = about, name.replace("-", "_")
     return command
@@ -125,12 +171,14 @@ def k_sweep(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     temperature: Temperature = 1.0,
+    top_p: options.TopP = 0.8,
     rule: Annotated[
         str, typer.Option(help="Verification rule; Chen's is rejection.")
     ] = "rejection",
 ) -> None:
     """Chen et al. 2023, figure 1: time for 128 tokens, acceptance and loop time for K = 0..7."""
     from outrider.lab.papers import k_sweep as experiment
+    from outrider.lab.papers.published import CHEN_FIGURE
 
     with bar("k-sweep") as progress:
         tables = experiment.run(
@@ -139,16 +187,17 @@ def k_sweep(
             out,
             progress,
             temperature=temperature,
+            top_p=top_p,
             repeats=2 if quick else 4,
             rule=rule,
             seed=seed,
             pictures=pictures,
         )
     titles = {
-        "k": f"draft length K, batch 1, rule {rule}, T = {temperature:g}",
+        "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
-    _show(tables, titles, out)
+    show("k-sweep", tables, titles, out)
 
 
 def alpha(
@@ -161,6 +210,7 @@ def alpha(
     seed: options.Seed = 0,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
 
@@ -169,9 +219,9 @@ def alpha(
     """
     from outrider.lab.papers import alpha as experiment
 
-    amount = experiment.Amount(seed=seed)
+    amount = experiment.Amount(seed=seed, top_p=top_p)
     if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed)
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed, top_p)
     sourced = options.reads_sources(target)
     rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
     if sourced and draft is None and target is not None:
@@ -188,7 +238,7 @@ def alpha(
         "lenience-speed": "improvement by lenience (published: expected only)",
         "quality": "texts against what was meant; 'as plain': the share of plain decoding's texts",
     }
-    _show(tables, titles, out)
+    show("alpha", tables, titles, out)
 
 
 def beams(
@@ -206,14 +256,14 @@ def beams(
     with bar("beams") as progress:
         tables = experiment.run(
             options.loaded(target, draft, out, False, dtype, threads),
-            read_rows(prompts)[: 3 if quick else 16],
+            read_rows(prompts)[: 3 if quick else 24],
             out,
             progress,
             new_tokens=32 if quick else 48,
             widths=(2, 5) if quick else experiment.WIDTHS,
         )
     titles = {"beams": "beam search: w beams, u of the draft model's, gamma steps scored ahead"}
-    _show(tables, titles, out)
+    show("beams", tables, titles, out)
 
 
 def layers(
@@ -234,22 +284,74 @@ def layers(
     if quick:
         amount = experiment.Amount(2, 32, temperature)
     alone = options.loaded_alone(target, out, False, dtype, threads)
+    rows = read_rows(prompts)[: amount.prompts]
     with bar("layers") as progress:
-        tables = experiment.run(alone, read_rows(prompts), out, progress, amount)
+        tables = experiment.run(alone, rows, out, progress, amount)
     titles = {
         "each": "each layer: how little it changes its input, and a draft without it",
         "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
     }
-    _show(tables, titles, out)
-    console.print(experiment.verdict(tables["layers"]), markup=False)
+    show("layers", tables, titles, out)
+    console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
+
+
+def speed(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
+    ] = 4,
+) -> None:
+    """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
+
+    A chain of --draft, or prompt lookup where there is a --target and no --draft.
+    """
+    from outrider.lab.papers import speed as experiment
+    from outrider.lab.papers.record import folder
+    from outrider.load import load
+
+    folder(out)
+    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 8 if quick else 30]]
+    pair = load(
+        target,
+        draft,
+        drafter="prompt_lookup" if target is not None and draft is None else None,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        threads="auto" if threads is None else threads,
+    )
+    tokens = 32 if quick else 64
+    with bar("speed") as progress:
+        tables = experiment.run(
+            pair, texts, out, progress, new_tokens=tokens, repeats=1 if quick else 2
+        )
+    title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
+    show("speed", tables, {"speed": f"times faster than plain decoding: {title}"}, out)
+
+
+#: Every experiment by its name, which is its command's and its document's.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "toy": toy,
+    "tree": tree,
+    "draft-length": draft_length,
+    "budget": budget,
+    "k-sweep": k_sweep,
+    "alpha": alpha,
+    "beams": beams,
+    "layers": layers,
+    "wagner": wagner,
+    "chen": chen,
+    "speed": speed,
+    "tasks": tasks,
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the experiments to `outrider bench`."""
-    app.command("toy")(toy)
-    app.command("draft-length")(draft_length)
-    app.command("budget")(budget)
-    app.command("k-sweep")(k_sweep)
-    app.command("alpha")(alpha)
-    app.command("beams")(beams)
-    app.command("layers")(layers)
+    for name, command in COMMANDS.items():
+        app.command(name)(command)

@@ -6,13 +6,16 @@ from pathlib import Path
 
 from outrider import verifiers
 from outrider.drafters import DraftModel
-from outrider.lab import measure
+from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import published, record
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
 Progress = Callable[[str, int, int], None]
+#: Chen's middle panel: accepted tokens and the one more, of the most that a call can give. At K = 0
+#: it is 1. Blocks count in full, those that the budget cuts as well.
+PANEL = "tokens per call / (K + 1)"
 
 
 def run(
@@ -23,6 +26,7 @@ def run(
     *,
     new_tokens: int = 128,
     temperature: float = 1.0,
+    top_p: float = 0.8,
     most: int = 7,
     repeats: int = 2,
     rule: str = "rejection",
@@ -31,11 +35,12 @@ def run(
 ) -> dict[str, list[record.Row]]:
     """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     settings = {
         "rule": rule,
         "new_tokens": new_tokens,
         "temperature": temperature,
+        "top_p": top_p,
         "seed": seed,
         "prompts": len(prompts),
         "of": record.of_prompts(prompts),
@@ -51,7 +56,7 @@ def run(
         arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
 
     def timed(k: int, index: int) -> record.Row:
-        how = Sampling(temperature, seed=seed + index)
+        how = Sampling(temperature, top_p=top_p, seed=seed + index)
         stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
         return {
             "seconds": stats.seconds,
@@ -64,10 +69,7 @@ def run(
     for number, (repeat, index, k) in enumerate(measure.turns(list(arms), len(texts), repeats)):
         progress(f"K = {k}", number, total)
         store.get(f"{k} {index} {repeat}", timed, k, index)
-    rows = [_row(store, k) for k in arms]
-    base = rows[0]["mean s"]
-    for row in rows:
-        row["speed-up"] = base / row["mean s"]
+    rows = [row_of(store.rows, k) for k in arms]
     papers: list[record.Row] = [
         {"task": task, "plain ms/token": plain, "K = 4 ms/token": fast, "speed-up": plain / fast}
         for task, (plain, fast) in published.CHEN.items()
@@ -79,23 +81,48 @@ def run(
     return tables
 
 
-def _row(store: record.Store, k: int) -> record.Row:
-    runs = [row for key, row in store.rows.items() if key.startswith(f"{k} ")]
-    seconds = sorted(row["seconds"] for row in runs)
-    steps = sum(row["steps"] for row in runs)
-    mean, low, high = record.mean_interval(seconds)
+def row_of(stored: dict[str, record.Row], k: int) -> record.Row:
+    """The line of draft length k, of all runs by their keys: K, prompt and repeat.
+
+    Intervals are over prompts: a prompt's repeats count as one. The speed-up is paired.
+    """
+    mine, plain = _by_prompt(stored, k), _by_prompt(stored, 0)
+    seconds = sorted(row["seconds"] for runs in mine.values() for row in runs)
+    prompts = sorted(mine)
+
+    def each(name: str, of: dict[int, list[record.Row]] = mine) -> list[float]:
+        return [statistics.fmean(row[name] for row in of[prompt]) for prompt in prompts]
+
+    mean = intervals.mean(each("seconds"), intervals.LOG)
+    loops = intervals.quotient([1e3 * s for s in each("seconds")], each("steps"), intervals.LOG)
+    emitted = [a + s for a, s in zip(each("accepted"), each("steps"), strict=True)]
+    panel = intervals.quotient(emitted, [s * (k + 1) for s in each("steps")], intervals.LOG)
+    gain = intervals.quotient(each("seconds", plain), each("seconds"), intervals.LOG)
     return {
         "K": k,
-        "mean s": mean,
-        "95 %": f"[{low:.3f}, {high:.3f}]",
+        "mean s": mean.value,
+        "95 %": mean.text(),
         "deviation s": statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
         "P90 s": _quantile(seconds, 0.90),
         "P99 s": _quantile(seconds, 0.99),
-        "accepted / (K + 1)": sum(row["accepted"] for row in runs) / (steps * (k + 1)),
-        "tokens per loop": sum(row["tokens"] for row in runs) / steps,
-        "ms per loop": 1e3 * sum(seconds) / steps,
+        PANEL: panel.value,
+        f"{PANEL} 95 %": panel.text(),
+        "ms per loop": loops.value,
+        "ms per loop 95 %": loops.text(2),
+        "speed-up": gain.value,
+        "speed-up 95 %": gain.text(2),
+        "sign": gain.sign(1.0) if k else "",
         "runs": len(seconds),
     }
+
+
+def _by_prompt(stored: dict[str, record.Row], k: int) -> dict[int, list[record.Row]]:
+    found: dict[int, list[record.Row]] = {}
+    for key, row in stored.items():
+        draft, prompt, _ = map(int, key.split())
+        if draft == k:
+            found.setdefault(prompt, []).append(row)
+    return found
 
 
 def _quantile(ordered: Sequence[float], level: float) -> float:
@@ -103,19 +130,24 @@ def _quantile(ordered: Sequence[float], level: float) -> float:
 
 
 def _draw(rows: Sequence[record.Row], out: Path) -> None:
-    plt = record.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
+    figure, grid = drawing.panels(1, 3, (14, 4.5))
+    axes = grid[0]
     k = [row["K"] for row in rows]
-    axes[0].errorbar(k, [r["mean s"] for r in rows], [r["deviation s"] for r in rows], fmt="o-")
+    axes[0].errorbar(
+        k,
+        [r["mean s"] for r in rows],
+        [r["deviation s"] for r in rows],
+        fmt="o-",
+        label="mean and deviation",
+    )
     axes[0].plot(k, [r["P90 s"] for r in rows], "--", label="P90")
     axes[0].plot(k, [r["P99 s"] for r in rows], ":", label="P99")
-    axes[0].legend()
-    axes[0].set_title("time for the tokens, s")
-    axes[1].plot(k[1:], [r["accepted / (K + 1)"] for r in rows[1:]], "o-")
-    axes[1].set_title("accepted / (K + 1)")
+    axes[0].set_title("time of a text, s")
+    axes[1].plot(k, [r[PANEL] for r in rows], "o-")
+    axes[1].set_title(PANEL)
     axes[2].plot(k, [r["ms per loop"] for r in rows], "o-")
     axes[2].set_title("time per loop, ms")
     for axis in axes:
         axis.set_xlabel("K")
-    record.save(figure, out, "k-sweep")
-    plt.close(figure)
+    drawing.legend(figure, axes, 3)
+    drawing.save(figure, out, "k-sweep")

@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import Sampling, Speculator, Stop
 from outrider.certify.judge import Progress
+from outrider.lab import intervals
 from outrider.lab.papers import record
 from outrider.models import shallow
 from outrider.models.nodes import causal
@@ -42,7 +43,7 @@ DEEPEST = 12  #: longest chain that a speed-up is looked for at
 class Amount:
     """How much is measured."""
 
-    prompts: int = 6
+    prompts: int = 24
     new_tokens: int = 96
     temperature: float = 0.7
 
@@ -90,12 +91,14 @@ def written(
 
 @torch.inference_mode()
 def agreement(model: LanguageModel, texts: Sequence[Written], temperature: float) -> record.Row:
-    """alpha of drafts of one token by some of the layers, at temperature 0 and at another one.
+    """What is accepted of drafts of one token by some of the layers, at temperature 0 and another.
+
+    Sums over the places of each text.
 
     Every place sees what the target has written for the text ahead of it, and its own entries,
     which go to slots behind the text: no draft sees another's.
     """
-    same, shared, places = 0.0, 0.0, 0
+    found: dict[str, list[float]] = {name: [] for name in ("greedy", "drawn", "places")}
     for text in texts:
         many = text.at_1m.shape[1]
         wide = model.width(int(text.at_1m[0, -1]) + 1 + many)
@@ -105,10 +108,15 @@ def agreement(model: LanguageModel, texts: Sequence[Written], temperature: float
         nodes = Nodes(text.tokens_1m, text.at_1m, slots, seen)
         logits = model.forward(text.cache, nodes).logits_BQV[0]
         law_mV = (logits.float() / temperature).softmax(-1)
-        same += float((logits.argmax(-1) == text.best_m).sum())
-        shared += float(torch.minimum(law_mV, text.law_mV).sum())
-        places += many
-    return {"greedy": same / places, "drawn": shared / places, "places": places}
+        found["greedy"].append(float((logits.argmax(-1) == text.best_m).sum()))
+        found["drawn"].append(float(torch.minimum(law_mV, text.law_mV).sum()))
+        found["places"].append(many)
+    return found
+
+
+def alpha_of(found: record.Row, how: str) -> intervals.Interval:
+    """alpha at temperature 0 ("greedy") or at the other one ("drawn"), over texts."""
+    return intervals.quotient(found[how], found["places"], intervals.SHARE)
 
 
 class Weights(NamedTuple):
@@ -175,20 +183,16 @@ class _Trial:
     def row(self, how: str, kept: Sequence[int]) -> record.Row:
         """A line of the table."""
         out = [number for number in range(self.layers) if number not in kept]
-        alpha, cost = self.alpha(kept), self.weights.share(kept)
-        gains = {name: best(alpha[name], cost) for name in ("greedy", "drawn")}
-        heat = f"T = {self.amount.temperature:g}"
-        return {
-            "order": how,
-            "left out": f"{out[0]} to {out[-1]}" if how == "early exit" else str(out)[1:-1],
-            "alpha, T = 0": alpha["greedy"],
-            f"alpha, {heat}": alpha["drawn"],
-            "c": cost,
-            "speed-up, T = 0": gains["greedy"][1],
-            "gamma, T = 0": gains["greedy"][0],
-            f"speed-up, {heat}": gains["drawn"][1],
-            f"gamma, {heat}": gains["drawn"][0],
-        }
+        found, cost = self.alpha(kept), self.weights.share(kept)
+        left_out = f"{out[0]} to {out[-1]}" if how == "early exit" else str(out)[1:-1]
+        row: record.Row = {"order": how, "left out": left_out, "c": cost}
+        heats = {"greedy": "T = 0", "drawn": f"T = {self.amount.temperature:g}"}
+        for name, heat in heats.items():
+            alpha = alpha_of(found, name)
+            gamma, gain = best(alpha.value, cost)
+            row |= {f"alpha, {heat}": alpha.value, f"95 %, {heat}": alpha.text()}
+            row |= {f"speed-up, {heat}": gain, f"gamma, {heat}": gamma}
+        return row
 
 
 def best(alpha: float, cost: float) -> tuple[int, float]:
@@ -216,7 +220,9 @@ def run(
     have = trial.layers
     cosines = torch.stack([text.cosines for text in trial.texts]).mean(0).tolist()
     every = range(have)
-    singles = [trial.alpha([n for n in every if n != left])["drawn"] for left in every]
+    singles = [
+        alpha_of(trial.alpha([n for n in every if n != left]), "drawn").value for left in every
+    ]
     orders = {
         "cosine": sorted(range(have - 1), key=lambda n: -cosines[n]),
         "ablation": sorted(every, key=lambda n: -singles[n]),
@@ -235,11 +241,13 @@ def run(
     return tables
 
 
-def verdict(table: Sequence[record.Row]) -> str:
-    """What to do about it, in a sentence or two.
+def verdict(table: Sequence[record.Row], prompts: int) -> str:
+    """What to do about it, in a sentence or two; nothing from few prompts.
 
     The best of two dozen candidates on the same texts flatters itself a little.
     """
+    if prompts < intervals.LEAST:
+        return f"fewer than {intervals.LEAST} prompts: no verdict; leave --quick out"
     columns = [name for name in table[0] if name.startswith("speed-up")]
     top = max(table, key=lambda row: sum(row[name] for name in columns))
     if max(top[name] for name in columns) <= 1.02:

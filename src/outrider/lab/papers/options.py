@@ -8,7 +8,8 @@ import typer
 
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
-from outrider.lab.papers.record import folder, pyplot
+from outrider.lab.drawing import pyplot
+from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
 from outrider.load import CORRECTOR, load, shipped
 from outrider.text.speculator import Speculator
@@ -45,6 +46,9 @@ Pictures = Annotated[
     bool, typer.Option("--pictures/--no-pictures", help="Also PNG and SVG (needs matplotlib).")
 ]
 Seed = Annotated[int, typer.Option(help="Of all draws; recorded with the results.")]
+TopP = Annotated[
+    float, typer.Option(help="Nucleus: only the likeliest tokens up to this mass; 1 is off.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")
@@ -63,6 +67,13 @@ def loaded(
     """The pair; what is missing for the results is said before anything is loaded or measured."""
     both(target, draft)
     return _loaded(target, draft, None, out, pictures, dtype, threads)
+
+
+def loaded_with(
+    drafter: str, target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
+) -> Speculator:
+    """A target with a drafter that needs no draft model, by its name."""
+    return _loaded(target, None, drafter, out, pictures, dtype, threads)
 
 
 def loaded_alone(

@@ -3,12 +3,10 @@
 import csv
 import hashlib
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from rich.table import Table
 from rich.text import Text
@@ -17,13 +15,10 @@ from outrider.certify.matrix import read_results
 from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
-from outrider.lab.measure import interval as interval
+from outrider.lab import machine
 from outrider.load import CORRECTOR, Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 
@@ -51,8 +46,18 @@ class Store:
         return self.rows[key]
 
     def write(self, tables: dict[str, list[Row]]) -> None:
-        """All tables as one JSON document and one CSV file each."""
-        document = {"experiment": self.name, "settings": self.settings, "tables": tables}
+        """All tables as one JSON document and one CSV file each.
+
+        The document says besides how it came about: `command`, `date`, and `machine` with versions.
+        """
+        document = {
+            "experiment": self.name,
+            "command": machine.command(),
+            "date": machine.today(),
+            "machine": machine.environment(),
+            "settings": self.settings,
+            "tables": tables,
+        }
         path = self.folder / f"{self.name}.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         for name, rows in tables.items():
@@ -64,6 +69,17 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+def entitle(where: Path, name: str, about: str, titles: dict[str, str]) -> None:
+    """Add to an experiment's document what it is about, and its tables' titles, best known late.
+
+    `about` is the first line of the command's help: paper, table, figure.
+    """
+    path = where / f"{name}.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document |= {"about": about, "titles": titles}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def folder(path: Path) -> Path:
@@ -136,32 +152,3 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and interval of independent values."""
-    return interval(lambda units: statistics.fmean(values[u] for u in units), len(values))
-
-
-def pyplot() -> ModuleType:
-    """matplotlib.pyplot without a display."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigurationError(
-            "pictures need matplotlib, which is not installed; install the extra with "
-            "pip install 'outrider[bench]', or pass --no-pictures"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    module: ModuleType = plt
-    return module
-
-
-def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """The picture as PNG and SVG."""
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=130, bbox_inches="tight")
-    return paths

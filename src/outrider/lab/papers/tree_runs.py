@@ -33,8 +33,9 @@ class Plan:
     choosing: int = 16  #: prompts on which trees are chosen, none of the above
     samples: int = 2  #: completions of each judging prompt
     new_tokens: int = 128
-    temperature: float = 1.0
-    timed: int = 3  #: prompts under the clock; 0: no times
+    temperature: float = 0.3  #: the paper's, for summaries and translation
+    top_p: float = 1.0
+    timed: int = 20  #: prompts under the clock; 0: no times
     rows: int = 16  #: rows of a batch
     seed: int = 0
 
@@ -129,7 +130,10 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
     found: dict[str, list[float]] = {n: [] for n in ("steps", "accepted", "parsed", "alike")}
     for start in range(0, len(prompts), plan.rows):
         part = prompts[start : start + plan.rows]
-        how = [Sampling(plan.temperature, seed=seed + start + i) for i in range(len(part))]
+        how = [
+            Sampling(plan.temperature, top_p=plan.top_p, seed=seed + start + i)
+            for i in range(len(part))
+        ]
         result = speculator.generate([p["prompt"].rstrip() for p in part], how, stop)
         for prompt, done in zip(part, result.completions, strict=True):
             found["steps"].append(done.stats.steps)
@@ -191,8 +195,8 @@ def _times(
         text = prompts[number]["prompt"].rstrip()
         if key not in warm:
             warm[key] = using(arms[key])
-            warm[key].generate(text, Sampling(plan.temperature, seed=0), Stop(8))
-        how = Sampling(plan.temperature, seed=plan.seed + number)
+            warm[key].generate(text, Sampling(plan.temperature, top_p=plan.top_p, seed=0), Stop(8))
+        how = Sampling(plan.temperature, top_p=plan.top_p, seed=plan.seed + number)
         stats = warm[key].generate(text, how, Stop(plan.new_tokens, token_ids=())).stats
         return {
             "tokens": stats.new_tokens,

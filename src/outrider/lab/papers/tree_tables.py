@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.lab.papers import published, record, tree_runs
+from outrider.lab import drawing, intervals
+from outrider.lab.papers import record, tree_published, tree_runs
 from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
 from outrider.text.speculator import Speculator
@@ -40,21 +41,20 @@ def run(
 ) -> Tables:
     """Measure what is missing, write and return the tables."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
     ratio = size_ratio(pair)
-    theirs = published.RSD_BUDGET if name == "budget" else published.RSD_LENGTH
+    asked = list(groups)
     tables: Tables = {
         "methods": [_row(found, key, arm, ratio) for key, arm in found.arms.items()],
-        "differences": [row for group in groups for row in differences(found, group, theirs)],
-        "trees": [_tree_row(found, group, arm) for group, arms in groups.items() for arm in arms],
-        "published": [
-            {"group": g, "method": m, "tree": t, "block efficiency": e, "MBSU": s, "rate": r / ar}
-            for g, methods in theirs.items()
-            if g in groups
-            for ar in [published.RSD_PLAIN_RATE[name]]
-            for m, (t, e, s, r) in methods.items()
+        "differences": [row for group in groups for row in differences(name, found, group)],
+        "trees": [
+            _tree_row(found, group, arm) | tree_published.beside(name, group, arm.method, arm.tree)
+            for group, arms in groups.items()
+            for arm in arms
         ],
+        "published": tree_published.best(name, asked),
+        "published-all": tree_published.every(name, asked),
     }
     store.write(tables)
     if pictures:
@@ -80,48 +80,57 @@ def _total(times: Sequence[record.Row], name: str) -> float:
     return float(sum(t[name] for t in times))
 
 
+def per_second(times: Sequence[record.Row]) -> intervals.Statistic:
+    """Steps a second over some of the timed prompts."""
+    return intervals.over([t["steps"] for t in times], [t["seconds"] for t in times])
+
+
 def _row(found: Measured, key: tuple[int, str], arm: Arm, ratio: float) -> record.Row:
-    """Rates take the time of a step from the clock and its tokens from all judging prompts: the
-    tokens of a few timed prompts would be their luck.
+    """One line.
+
+    Rates take the time of a step from the timed prompts, paired with plain's, and its tokens from
+    all judging prompts; their intervals know what both leave open.
     """
     row, times = found.chosen[key[0], arm.method, arm.tree], found.times[key]
     count, samples = len(row["steps"]), row["samples"]
-    tau, low, high = record.interval(lambda units: efficiency(row, units), count)
+    tokens = intervals.Factor(partial(efficiency, row), count)
+    tau = intervals.product(tokens)
     made: record.Row = {
         "group": key[0],
         "method": arm.method,
         "tree": arm.tree,
-        "block efficiency": tau,
-        "tau 95 %": f"[{low:.3f}, {high:.3f}]",
-        "MBSU": memory_bound_speedup(tau, arm.depth, ratio),
+        "block efficiency": tau.value,
+        "tau 95 %": tau.text(),
+        "MBSU": memory_bound_speedup(tau.value, arm.depth, ratio),
     }
     if times:
-        step = 1e3 * _total(times, "seconds") / _total(times, "steps")
-        plain = found.times[0, PLAIN.method]
-        one = 1e3 * _total(plain, "seconds") / _total(plain, "steps")
+        fast, plain = per_second(times), per_second(found.times[0, PLAIN.method])
+        gain = intervals.Factor(lambda units: fast(units) / plain(units), len(times))
+        rate = intervals.product(tokens, gain)
         made |= {
-            "tokens/s": 1e3 * tau / step,
-            "rate": tau * one / step,
-            "rate 95 %": f"[{low * one / step:.2f}, {high * one / step:.2f}]",
+            "tokens/s": tau.value * fast(range(len(times))),
+            "rate": rate.value,
+            "rate 95 %": rate.text(2),
+            "sign": rate.sign(1.0) if key[0] else "",
+            "timed": len(times),
             "models ms": _total(times, "models ms") / _total(times, "steps"),
             "outside ms": _total(times, "outside ms") / _total(times, "steps"),
         }
     for name, source in (("parses", "parsed"), ("edit similarity", "alike")):
-        mean, low, high = record.mean_interval([value / samples for value in row[source]])
-        made |= {name: mean, f"{name} 95 %": f"[{low:.2f}, {high:.2f}]"}
+        score = intervals.mean([value / samples for value in row[source]], intervals.SHARE)
+        made |= {name: score.value, f"{name} 95 %": score.text(2)}
     return made
 
 
 def _tree_row(found: Measured, group: int, arm: Arm) -> record.Row:
     row = found.every[group, arm.method, arm.tree]
-    count = len(row["steps"])
-    tau, low, high = record.interval(lambda units: efficiency(row, units), count)
+    tau = intervals.interval(partial(efficiency, row), len(row["steps"]), intervals.LOG)
     return {
         "group": group,
         "method": arm.method,
         "tree": arm.tree,
-        "block efficiency": tau,
-        "95 %": f"[{low:.3f}, {high:.3f}]",
+        "block efficiency": tau.value,
+        "95 %": tau.text(),
         "chosen": "yes" if found.arms[group, arm.method] is arm else "",
     }
 
@@ -130,10 +139,8 @@ def _gap(better: record.Row, worse: record.Row, units: Sequence[int]) -> float:
     return efficiency(better, units) - efficiency(worse, units)
 
 
-def differences(
-    found: Measured, group: int, theirs: dict[int, dict[str, tuple[str, float, float, float]]]
-) -> list[record.Row]:
-    """Paired differences of block efficiency on the judging prompts, 95 % by bootstrap."""
+def differences(name: str, found: Measured, group: int) -> list[record.Row]:
+    """Differences of block efficiency on the judging prompts, paired by prompt."""
     made = []
     for better, worse in PAIRS:
         if (group, better) not in found.arms or (group, worse) not in found.arms:
@@ -141,27 +148,25 @@ def differences(
         one, other = found.arms[group, better], found.arms[group, worse]
         a = found.chosen[group, better, one.tree]
         b = found.chosen[group, worse, other.tree]
-        gap, low, high = record.interval(partial(_gap, a, b), len(a["steps"]))
-        paper = theirs.get(group, {})
-        known = better in paper and worse in paper
+        gap = intervals.interval(partial(_gap, a, b), len(a["steps"]))
         made.append(
             {
                 "group": group,
                 "difference": f"{better} ({one.tree}) - {worse} ({other.tree})",
-                "block efficiency": gap,
-                "95 %": f"[{low:+.3f}, {high:+.3f}]",
-                "sign": "+" if low > 0 else "-" if high < 0 else "open",
-                "published": round(paper[better][1] - paper[worse][1], 3) if known else None,
+                "block efficiency": gap.value,
+                "95 %": gap.text(signed=True),
+                "sign": gap.sign(),
             }
+            | tree_published.difference(name, group, better, worse)
         )
     return made
 
 
 def draw(name: str, tables: Tables, out: Path) -> None:
     """Block efficiency, MBSU, token rate and task score by group; the paper's values dashed."""
-    plt = record.pyplot()
     label = "draft length" if name == "draft-length" else "tokens scored by the target"
-    figure, axes = plt.subplots(1, 4, figsize=(18, 4))
+    figure, grid = drawing.panels(1, 4, (18, 5))
+    axes = grid[0]
     ours = [r for r in tables["methods"] if r["method"] != PLAIN.method]
     methods = list(dict.fromkeys(r["method"] for r in ours))
     colours = {m: f"C{i}" for i, m in enumerate(methods)}
@@ -175,6 +180,5 @@ def draw(name: str, tables: Tables, out: Path) -> None:
             axis.plot(x, y, ":", color=colours[method], linewidth=1)
         axis.set_xlabel(label)
         axis.set_title("tokens/s over plain" if value == "rate" else value)
-    axes[0].legend(fontsize=7)
-    record.save(figure, out, name)
-    plt.close(figure)
+    drawing.legend(figure, axes, 5)
+    drawing.save(figure, out, name)
