@@ -7,23 +7,17 @@ import pytest
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-import outrider
 from outrider.cli import app
 from outrider.lab import bandwidth
 from outrider.lab.equivalence import equivalence
 from outrider.lab.papers import chen
 
 
-@pytest.fixture(scope="module")
-def speculator():
-    return outrider.load(planner="fixed", threads=1)
-
-
-def test_every_cell_of_the_table(speculator, tmp_path):
-    tasks = chen.code_tasks(speculator, 2)
+def test_every_cell_of_the_table(shipped, tmp_path):
+    tasks = chen.code_tasks(shipped, 2)
     amount = chen.Amount(2, 2, 6)
     said = []
-    tables = chen.run(speculator, tasks, tmp_path, lambda *a: said.append(a), amount, False)
+    tables = chen.run(shipped, tasks, tmp_path, lambda *a: said.append(a), amount, False)
     rows = {(r["task"], r["law"], r["method"]): r for r in tables["table-1"]}
     assert len(rows) == 8
     for (task, law, method), row in rows.items():
@@ -45,10 +39,18 @@ def test_every_cell_of_the_table(speculator, tmp_path):
     assert published["code", "nucleus"] == 0.019
     assert published["code", "greedy"] is None
     again = len((tmp_path / "chen.jsonl").read_text())
-    chen.run(speculator, tasks, tmp_path, lambda *a: None, amount, False)
+    chen.run(shipped, tasks, tmp_path, lambda *a: None, amount, False)
     assert len((tmp_path / "chen.jsonl").read_text()) == again
 
 
+def test_both_panels_are_drawn(shipped, tmp_path):
+    pytest.importorskip("matplotlib")
+    tasks = chen.code_tasks(shipped, 1)
+    chen.run(shipped, tasks, tmp_path, lambda *a: None, chen.Amount(1, 1, 4))
+    assert (tmp_path / "chen.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_the_command_draws_and_names_the_paper(tmp_path):
     pytest.importorskip("matplotlib")
     words = ["bench", "chen", "--quick", "--count", "1", "--threads", "1", "--out", str(tmp_path)]

@@ -11,15 +11,10 @@ from outrider.text.tokens import encode
 PROMPT = "def add(a, b):\n    return"
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return outrider.load(planner="fixed", threads=1)
-
-
 @pytest.mark.parametrize("arm", one_step.ARMS, ids=lambda arm: arm.method)
-def test_laws_and_verdicts_are_the_steps(pair, arm):
+def test_laws_and_verdicts_are_the_steps(shipped, arm):
     how = Sampling(1.0, seed=5)
-    nodes, following = one_step.taken(pair, record.draft_of(pair), arm, PROMPT, how)
+    nodes, following = one_step.taken(shipped, record.draft_of(shipped), arm, PROMPT, how)
     by_number = {node.number: node for node in nodes}
     kept = [node for node in nodes if node.verdict == "kept"]
     assert [node.depth for node in kept] == list(range(1, len(kept) + 1))
@@ -30,8 +25,8 @@ def test_laws_and_verdicts_are_the_steps(pair, arm):
         assert node.depth == (1 if parent is None else parent.depth + 1)
         if node.verdict == "refused":
             assert node.parent == 0 or by_number[node.parent].verdict == "kept"
-    model = pair.engine.target
-    ids = encode(pair.tokenizer, PROMPT)
+    model = shipped.engine.target
+    ids = encode(shipped.tokenizer, PROMPT)
     capacity = model.width(len(ids) + 4)
     batch = one_step.step.begin(
         model, outrider.Root(), [outrider.Request(ids, how, outrider.Limits(2))], capacity
@@ -45,9 +40,9 @@ def test_laws_and_verdicts_are_the_steps(pair, arm):
     assert following
 
 
-def test_the_picture_and_its_table(pair, tmp_path):
+def test_the_picture_and_its_table(shipped, tmp_path):
     pytest.importorskip("matplotlib")
-    tables = one_step.run(pair, [{"prompt": PROMPT}], tmp_path, Sampling(1.0, seed=1), True)
+    tables = one_step.run(shipped, [{"prompt": PROMPT}], tmp_path, Sampling(1.0, seed=1), True)
     trees = {row["tree"] for row in tables["nodes"]}
     assert trees == {"RSD-C 3-2-1", "RSD-S 3x3", "hub + traversal 3-2-1"}
     for row in tables["steps"]:

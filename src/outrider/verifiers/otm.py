@@ -35,6 +35,7 @@ from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.siblings import Level, pick
 
 _STEP, _FARTHEST = 1.7, 3.0  # over-relaxed, and never by more than e^3 at once
+_LOWEST = -600.0  # of the logarithms of weights: float64 has exponentials down to here
 
 
 class Letters(NamedTuple):
@@ -86,40 +87,46 @@ class Plan(NamedTuple):
 
 
 def fitted(letters: Letters, iterations: int) -> Plan:
-    """The plan after so many steps of proportional fitting."""
-    target = letters.target_BnA
-    size, most = target.shape[-1], letters.guess_BnKA.shape[2]
-    every = torch.arange(size + 1, device=target.device)
-    tuple_TK = torch.cartesian_prod(*[every] * most).view(-1, most)
+    """The plan after so many steps of proportional fitting, in float64."""
+    target, guess = letters.target_BnA.double(), letters.guess_BnKA.double()
+    size, most, vocab = target.shape[-1], guess.shape[2], letters.outside_BnV.shape[-1]
+    every = [letter for letter in range(size + 1) if letter != size - 1 or size <= vocab]
+    tuple_TK = torch.cartesian_prod(*[torch.tensor(every, device=target.device)] * most)
+    tuple_TK = tuple_TK.view(-1, most)
     mass_BnT = torch.ones_like(target[..., :1])
     for k in range(most):
-        mass_BnT = mass_BnT * letters.guess_BnKA[:, :, k, tuple_TK[:, k]]
-    again_TK = _again(tuple_TK)
-    spread = torch.nn.functional.one_hot(tuple_TK.flatten(), size + 1).to(target.dtype)
+        mass_BnT = mass_BnT * guess[:, :, k, tuple_TK[:, k]]
+    has_TA = torch.nn.functional.one_hot(tuple_TK, size + 1)[..., :size].amax(1).double()
     least = torch.finfo(target.dtype).tiny
-    drawn = letters.guess_BnKA[..., :size].sum(2)
-    score = (target.clamp(min=least) / drawn.clamp(min=least)).log()
+    drawn = guess[..., :size].sum(2)
+    idle = drawn <= 0  # never drawn: no tuple has it
+
+    def levelled(score_BnA: Tensor) -> Tensor:
+        highest = score_BnA.masked_fill(idle, _LOWEST).amax(-1, keepdim=True)
+        return (score_BnA - highest).clamp(min=_LOWEST).masked_fill(idle, _LOWEST)
+
+    score = levelled((target.clamp(min=least) / drawn.clamp(min=least)).log())
 
     def served(score_BnA: Tensor) -> Tensor:
-        chosen = _choice(_with_absent(score_BnA)[..., tuple_TK], again_TK)
-        return ((mass_BnT[..., None] * chosen).flatten(-2) @ spread)[..., :size]
+        weight = score_BnA.exp()
+        below = weight @ has_TA.T
+        each = torch.where(below > 0, mass_BnT / below, 0.0)
+        return weight * (each @ has_TA)
 
     for _ in range(iterations):
         short = (target.clamp(min=least) / served(score).clamp(min=least)).log()
-        score = score + _STEP * short.clamp(-_FARTHEST, _FARTHEST)
-        score = score - score.mean(-1, keepdim=True)
+        score = levelled(score + _STEP * short.clamp(-_FARTHEST, _FARTHEST))
     taken = served(score)
     share = torch.where(taken > target, target / taken.clamp(min=least), 1.0)
-    return Plan(_with_absent(score), share, _norm((target - taken * share).clamp(min=0), target))
+    left = _norm((target - taken * share).clamp(min=0), target)
+    like = letters.target_BnA
+    score = torch.nn.functional.pad(score, (0, 1), value=-torch.inf)
+    return Plan(score.to(like.dtype), share.to(like.dtype), left.to(like.dtype))
 
 
 def _norm(part_xV: Tensor, otherwise_xV: Tensor) -> Tensor:
     total = part_xV.sum(-1, keepdim=True)
     return torch.where(total > 0, part_xV / total, otherwise_xV)
-
-
-def _with_absent(score_BnA: Tensor) -> Tensor:
-    return torch.nn.functional.pad(score_BnA, (0, 1), value=-torch.inf)
 
 
 def _again(letter_xK: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from outrider.lab.papers import options
 
 TITLES = {
     "table-1": "ordinary (ArS) and speculative (SpS) sampling, batch 1, up to {tokens} tokens, "
-    "{drafter} and rule {rule}",
+    "{drafter}, rule {rule}",
     "scores": "whether they score the same: two one-sided tests at 5 %, margin {margin:g}; power "
     "is the chance to show it if there is no difference",
     "ceiling": "reading the weights once a token: what memory allows plain decoding",

@@ -114,7 +114,7 @@ class Ingress:
                         return
                     mine = going.absorb(chunk)
                     if mine is not None:
-                        yield event(mine, options)
+                        yield event(json.dumps(mine), options)
                 raise _Lost  # a stream that ends without saying so
             except _Lost:
                 _log.warning("a replica was lost in mid-stream; another one goes on")
