@@ -85,6 +85,7 @@ class Notes:
     encoder: str | None = None  #: whose states a draft model attends to
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
     shards: int = 1  #: processes that hold a part of the target each
+    means: str = ""  #: how the target runs
 
 
 def load(
@@ -421,13 +422,15 @@ def _notes(
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
+    target = running.models[0]
+    assert isinstance(target, CausalModel), "heads draft; they are no targets"
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,
         str(place),
         running.setting.dtype,
         running.setting.threads,
-        _packed(running.models[0]),
+        target.runner.packed,
         words.size,
         running.tree_check,
         running.calibration,
@@ -435,4 +438,5 @@ def _notes(
         or None,
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
+        target.runner.means,
     )

@@ -24,7 +24,9 @@ from outrider.types import RowStore
 FIRST = 4096  #: slots of a row to begin with
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's part of the cache, as transformers' layers of a cache are."""
+
     is_compileable = True
     is_croppable = True
     is_sliding = False  # windows are the mask's business: a ring buffer could not be rolled back
@@ -62,6 +64,16 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
             values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
         return keys[:rows, :, : owner.width], values[:rows, :, : owner.width]
+
+    def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """All slots of keys and values, [seats, heads, S, size] each, for who writes there itself.
+
+        They are made, with the dtype of `like`, if nothing has been written yet.
+        """
+        if not self.is_initialized:
+            entry = like.new_empty(0, heads, 0, size)
+            self.lazy_initialization(entry, entry)
+        return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.width, 0
@@ -103,7 +115,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         self._positions_BS: Tensor | None = None
-        super().__init__(layers=[_SlotLayer(self, i) for i in range(layers)])
+        super().__init__(layers=[SlotLayer(self, i) for i in range(layers)])
 
     def allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Zeroed buffers for a layer with entries like these."""

@@ -69,6 +69,7 @@ class TransformersRunner:
 
     trees = True  #: whether nodes may branch
     packed = False
+    means = "the model's own forward"
     reader: Reader | None = None
     tracks = False  #: whether it reads the position of every cache slot
     states = "hidden_states"  #: the field of an output with the states after each layer
