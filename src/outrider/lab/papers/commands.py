@@ -200,6 +200,7 @@ def alpha(
         tables = experiment.run(pair, rows, out, progress, amount, pictures)
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
+        "tasks": "alpha by task: the prompts' category",
         "speed": "expected against measured improvement",
         "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
