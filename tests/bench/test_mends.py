@@ -22,6 +22,7 @@ from outrider.lab.papers import (
     app,
     k_sweep,
     score,
+    theory,
     toy,
     tree_runs,
     tree_tables,
@@ -153,10 +154,18 @@ def _figures(tmp_path):
     tree_tables.draw("budget", {"methods": rows, "published": []}, tmp_path)
 
 
+def _theory(tmp_path):
+    names = ("tokens/call, i.i.d.", "by betas", "by texts", "measured")
+    lags = [{"T": t, "lag": n, "autocorrelation": 0.1} for t in (0.0, 1.0) for n in (1, 2)]
+    runs = {"beta": [{"share": 0.1}] * 10, "lags": lags, "calls": [dict.fromkeys(names, 2.0)]}
+    theory.draw(theory.curves() | runs, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("made", "count"),
     [
         (_figures, 3),
+        pytest.param(_theory, 1, marks=pytest.mark.slow),
         pytest.param(lambda path: toy.run(path, 5, True), 1, marks=pytest.mark.slow),
     ],
 )
@@ -169,8 +178,8 @@ def test_titles_and_legends_do_not_overlap(made, count, tmp_path, monkeypatch):
         figure.canvas.draw()
         boxes = [axis.title.get_window_extent() for axis in figure.axes if axis.get_title()]
         boxes += [axis.get_window_extent() for axis in figure.axes]
-        assert not any(axis.get_legend() for axis in figure.axes)
-        boxes += [one.get_window_extent() for one in figure.legends]
+        legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes)]
+        boxes += [one.get_window_extent() for one in legends if one]
         for one, other in combinations(boxes, 2):
             assert not one.padded(-1).overlaps(other.padded(-1)), figure.axes[0].get_title()
         drawing.pyplot().close(figure)

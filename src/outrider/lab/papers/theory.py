@@ -190,11 +190,11 @@ def draw(tables: Tables, out: Path) -> None:
         for number, column in enumerate(key for key in rows[0] if key != "alpha"):
             mark = ":" if column.startswith("operations") else "-"
             colour = f"C{number % len(LENGTHS if name == 'figure4' else rows[0])}"
-            axis.plot(x, [row[column] for row in rows], mark, color=colour, label=column)
+            label = None if mark == ":" else column.removeprefix("speed, ")
+            axis.plot(x, [row[column] for row in rows], mark, color=colour, label=label)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("alpha")
-        axis.legend(fontsize=7, loc="upper left")
-    grid[0][1].set_yscale("symlog", linthresh=10)
+        drawing.below(axis)
     _draw_runs(grid[1], tables)
     drawing.save(figure, out, "theory")
 
@@ -211,7 +211,7 @@ def _draw_runs(axes: Sequence["Axes"], tables: Tables) -> None:
     lags.axhline(0, color="grey", linewidth=0.8)
     lags.set_title("autocorrelation of beta", fontsize=10)
     lags.set_xlabel("tokens apart")
-    lags.legend(fontsize=7)
+    drawing.below(lags)
     for name, mark in (("tokens/call, i.i.d.", "x"), ("by betas", "+"), ("by texts", "o")):
         measured = [row["measured"] for row in tables["calls"]]
         calls.plot(measured, [row[name] for row in tables["calls"]], mark, label=name)
@@ -219,4 +219,4 @@ def _draw_runs(axes: Sequence["Axes"], tables: Tables) -> None:
     calls.plot([1, most], [1, most], "k:", linewidth=1)
     calls.set_title("tokens per call: predicted", fontsize=10)
     calls.set_xlabel("measured")
-    calls.legend(fontsize=7)
+    drawing.below(calls)
