@@ -1,13 +1,10 @@
-"""Exactness and speed of the shipped pair on held-out prompts: the figures behind the README table.
+"""Exactness of the shipped pair on held-out prompts (its speed: `outrider bench speed`).
 
     python benchmarks/foundation.py exact          greedy texts, float32 and bfloat16, every drafter
     python benchmarks/foundation.py coupled        coupled mode, temperatures 0.7 and 1.0
-    python benchmarks/foundation.py speed          plain against speculative, with the ceiling
-    python benchmarks/foundation.py speed --drafter prompt_lookup --gamma 4 8    another drafter
     python benchmarks/foundation.py all --json out.json
 
-Arms are interleaved in one process with the same dtype, weights and packing. Run it on an idle
-machine with OMP_WAIT_POLICY=PASSIVE.
+All arms have the same dtype, weights and packing.
 """
 
 import argparse
@@ -24,7 +21,6 @@ import torch
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.lab import measure
 from outrider.lab.prompts import read_prompts
 from outrider.models.nodes import causal
 from outrider.text.speculator import Speculator
@@ -32,8 +28,8 @@ from outrider.text.speculator import Speculator
 TREE = (3, 2, 1)
 
 
-def pair(dtype: str, gamma: int = 4, drafter: str = "draft_model") -> Speculator:
-    return outrider.load(drafter=drafter, dtype=dtype, num_speculative_tokens=gamma)
+def pair(dtype: str) -> Speculator:
+    return outrider.load(dtype=dtype, num_speculative_tokens=4)
 
 
 def arms_of(base: Speculator, coupled: bool = False) -> dict[str, Speculator]:
@@ -171,71 +167,11 @@ def coupled(prompts: list[str], budget: int) -> list[dict[str, Any]]:
     return rows
 
 
-def speed(
-    prompts: list[str],
-    budget: int,
-    repeats: int,
-    dtype: str,
-    gammas: tuple[int, ...],
-    drafter: str = "draft_model",
-) -> Any:
-    rows = []
-    for gamma in gammas:
-        base = pair(dtype, gamma, drafter)
-        arms = {"plain": base.plain(), "speculative": base}
-        notes = base.notes
-        for temperature in (0.0, 0.6, 1.0):
-            trials = measure.interleave(
-                arms,
-                prompts,
-                lambda n, t=temperature: outrider.Sampling(t, seed=n),
-                outrider.Stop(budget, token_ids=()),
-                repeats,
-            )
-            ratio = measure.ratio(trials, "speculative", "plain")
-            top = measure.ceiling(trials, "speculative", "plain")
-            stats = [t.result.stats for t in trials if t.arm == "speculative"]
-            steps = sum(s.engine_steps for s in stats)
-            verify = sum(s.verify_ms for s in stats) / steps
-            host = sum(s.host_ms for s in stats) / steps
-            overlaps = sum(s.overlaps for s in stats)
-            alpha = sum(s.overlap for s in stats) / overlaps if overlaps else None
-            rows.append(
-                {
-                    "drafter": drafter,
-                    "dtype": notes.dtype,
-                    "threads": notes.threads,
-                    "packed": notes.packed,
-                    "gamma": gamma,
-                    "temperature": temperature,
-                    "ratio": ratio.row(),
-                    "ceiling": vars(top),
-                    "verify_ms": verify,
-                    "host_ms": host,
-                    "alpha": alpha,
-                }
-            )
-            print(
-                f"{drafter} {notes.dtype} x{notes.threads} gamma {gamma} T={temperature}: {ratio}, "
-                f"ceiling {top.ceiling:.2f}x, reached {top.reached:.1%}; per step: "
-                f"score {top.score_block_ms:.2f} (plain {top.score_one_ms:.2f}) "
-                f"propose {top.propose_ms:.2f} verify {verify:.2f} "
-                f"host {host:.2f} ms, outside {top.outside_share:.1%}; "
-                f"{top.tokens_per_step:.2f} tokens per call, alpha {alpha or float('nan'):.3f}",
-                flush=True,
-            )
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("section", choices=["exact", "coupled", "speed", "all"])
+    parser.add_argument("section", choices=["exact", "coupled", "all"])
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--budget", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--gamma", type=int, nargs="+", default=[4])
-    parser.add_argument("--drafter", default="draft_model", help="of speed")
     parser.add_argument("--json", dest="path")
     given = parser.parse_args()
     prompts = read_prompts(count=given.prompts)
@@ -248,10 +184,6 @@ def main() -> None:
         report["exact"] = exact(prompts, given.budget)
     if given.section in ("coupled", "all"):
         report["coupled"] = coupled(prompts, given.budget)
-    if given.section in ("speed", "all"):
-        report["speed"] = speed(
-            prompts, given.budget, given.repeats, given.dtype, tuple(given.gamma), given.drafter
-        )
     if given.path:
         with open(given.path, "w", encoding="utf-8") as out:
             json.dump(report, out, indent=1)

@@ -1,6 +1,8 @@
 """Fixtures for all tests. Threads are fixed so that results do not depend on the machine's load."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,6 +18,7 @@ if not torch.cuda.is_available():
     # (transformers does). Nothing else in the tests uses Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 
 
@@ -61,3 +64,21 @@ def held_out():
 
     lines = packaged("heldout_prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].rstrip() for line in lines[::12]]
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One Chromium for all tests of pages."""
+    from browsing import opened
+
+    with opened() as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(chromium):
+    """It, with nothing left of an earlier test's page."""
+    chromium.get("about:blank")
+    for log in ("browser", "performance"):
+        chromium.get_log(log)
+    return chromium

@@ -9,6 +9,7 @@ OutriderError
 ├── AudioError                  a recording that is missing, empty or cannot be read
 ├── CapacityError               the cache is too small for prompt, budget and tree
 ├── NumericalError              a model returned NaN, or a law with no mass
+├── ShardLost                   a process that holds a part of the target is gone
 └── BackendUnavailable          an ops backend that was asked for cannot run here
 """
 
@@ -59,6 +60,10 @@ class CapacityError(OutriderError, ValueError):
 
 class NumericalError(OutriderError, ArithmeticError):
     """A model returned NaN logits, or masked every token of a row."""
+
+
+class ShardLost(OutriderError, RuntimeError):
+    """A process that holds a part of a sharded target is gone, or no longer in step."""
 
 
 class BackendUnavailable(OutriderError, RuntimeError):

@@ -19,21 +19,19 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, reads_more, refusals
+from outrider.models import CausalModel, calibrate, check, reads_more, refusals, sharded
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.config import vocabulary_of
 from outrider.models.heads import HeadModel
-from outrider.models.retold import Translation, between
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
-from outrider.models.translated import TranslatedModel
+from outrider.models.vocabularies import Words, shared
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
-from outrider.types import Drafter, LanguageModel, Verifier
+from outrider.types import Drafter, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,6 +41,10 @@ if TYPE_CHECKING:
 
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
+
+#: What runs: a target, and what drafts beside it.
+Target: TypeAlias = CausalModel | sharded.ShardedModel
+Beside: TypeAlias = CausalModel | HeadModel
 
 #: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
 CORRECTOR = "corrector"
@@ -82,6 +84,8 @@ class Notes:
     calibration: Calibration | None
     encoder: str | None = None  #: whose states a draft model attends to
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
+    shards: int = 1  #: processes that hold a part of the target each
+    means: str = ""  #: how the target runs
 
 
 def load(
@@ -110,6 +114,7 @@ def load(
     tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     draft_tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     share_encoder: ShareEncoder = "auto",
+    tensor_parallel: int | None = None,
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -149,6 +154,7 @@ def load(
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
                     instead of running its own; "auto": if the two encoders are equal
+    tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
 
     Raises ConfigurationError and its kin before any prompt is read.
 
@@ -160,11 +166,12 @@ def load(
     wish = Wish(dtype, threads, packed)
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
-    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target")
+    group = None if tensor_parallel is None else sharded.join(tensor_parallel, device)
+    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target", group)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
-    words = _vocabulary(sources, tokenizer, draft_tokenizer)
+    words = shared(sources, tokenizer, draft_tokenizer)
     drafter = drafter or _usual(first, draft, words, place, options)
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
@@ -254,6 +261,8 @@ def _sources(
         )
     beside = [source_of(draft, first) for draft in drafts]
     refusals.check_pair(first.config, [source.config for source in beside])
+    if first.group is not None:
+        refusals.check_cut(first.config, all(isinstance(source, Source) for source in beside))
     return first, *beside
 
 
@@ -270,7 +279,7 @@ def _engine(
     target = running.models[0]
     if costs is not None:
         return Engine(target, drafter, rule, planner, costs)
-    about = (running.setting, place, drafter.name, drafter.shapes, rule)
+    about = (running.setting, place, drafter.name, drafter.shapes, rule, sources[0].shards)
     key = calibrate.key(*(source.config for source in sources), about=repr(about))
     engine = Engine(
         target,
@@ -293,6 +302,8 @@ def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
 
 def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
     """The device that all models share."""
+    if sources[0].group is not None:
+        return sources[0].group.device
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(sources[0].loaded_device() or usual if device is None else device)
     for source in sources:
@@ -303,49 +314,6 @@ def _place(sources: Sources, device: str | torch.device | None) -> torch.device:
                 f"{source.role} model on {home} and {place} for the rest; move one of them"
             )
     return place
-
-
-class _Words(NamedTuple):
-    """The target's vocabulary, and how draft models with another one are translated into it."""
-
-    size: int
-    drafts: tuple[Translation | None, ...] = ()  #: None: the target's own vocabulary
-
-    def over(self, models: Sequence[CausalModel | HeadModel]) -> tuple[LanguageModel, ...]:
-        """Draft models over the target's tokens."""
-        each = zip(models, self.drafts, strict=True)
-        return tuple(
-            model if words is None else TranslatedModel(model, words, self.size)
-            for model, words in each
-        )
-
-
-def _vocabulary(
-    sources: Sources,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    other: "str | Path | PreTrainedTokenizerBase | None",
-) -> _Words:
-    """How many tokens the target has, and which of them its draft models share."""
-    check.draft_tokenizer(other, sources[1:])
-    own = None if other is None else read_tokenizer(other)
-    most, *rest = (vocabulary_of(source.config) for source in sources)
-    found = _Words(check.vocabulary(tokenizer, None, {"target": most}))
-    for source, size in zip(sources[1:], rest, strict=True):
-        each = {"target": most, "draft": size}
-        told = own or source.tokenizer()
-        words = None
-        if tokenizer is None or told is None:
-            check.vocabulary(tokenizer, None, each)
-        elif not (isinstance(source, Source) and _of_text(sources[0]) and _of_text(source)):
-            check.vocabulary(tokenizer, told, each)
-        elif (words := between(tokenizer, told)) is None:
-            check.vocabulary(tokenizer, None, each)
-        found = found._replace(drafts=(*found.drafts, words))
-    return found
-
-
-def _of_text(source: Source) -> bool:
-    return not reads_more(source.config)
 
 
 def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
@@ -362,14 +330,14 @@ def _counts(table: str | Path | Table | None, vocab: int) -> Table | None:
 class _Running(NamedTuple):
     """Models ready to run, and how they were set up."""
 
-    models: tuple[CausalModel | HeadModel, ...]  #: the target ahead of its draft models
+    models: tuple[Target, *tuple[Beside, ...]]  #: the target ahead of its draft models
     setting: Setting
     calibration: Calibration | None
     tree_check: float  #: how far the target's scores of trees are from those of their paths
 
 
 def _usual(
-    first: Source, draft: object, words: _Words, place: torch.device, options: DraftOptions
+    first: Source, draft: object, words: Words, place: torch.device, options: DraftOptions
 ) -> str:
     """The drafter of a user who names none."""
     reads, differs = reads_more(first.config), any(words.drafts)
@@ -380,7 +348,7 @@ def _run(
     sources: Sources,
     wish: Wish,
     place: torch.device,
-    words: _Words,
+    words: Words,
     ahead: int,
     share: ShareEncoder,
 ) -> _Running:
@@ -393,42 +361,43 @@ def _run(
     each = [words.size if other is None else other.draft.size for other in words.drafts]
     sizes = dict(zip(drafts, each, strict=True))
 
-    def driven(source: Draft, setting: Setting) -> CausalModel | HeadModel:
+    def driven(source: Draft, setting: Setting) -> Beside:
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, CausalModel | HeadModel | None]:
+    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
         own = target.driven(setting, place, words.size)
         return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    own = target.driven(setting, place, words.size)
-    models = (own, *(driven(source, setting) for source in drafts))
-    if wish.packed is True and not _packed(models[0]):
+    whole = target.driven(setting, place, words.size)
+    own = whole if target.group is None else sharded.split(whole, target.group)
+    beside = [driven(source, setting) for source in drafts]
+    if wish.packed is True and not _packed(own):
         raise ConfigurationError(
             f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
             "through its own forward; leave it out"
         )
-    for draft in models[1:]:  # a draft need not round alike in every call: no dummy nodes
+    for draft in beside:  # a draft need not round alike in every call: no dummy nodes
         if isinstance(draft, CausalModel):
             draft.rounding = draft.rounding._replace(rows=Rows())
     worst = [
         check.trees(model, source.role) if model.trees and not model.taps else 0.0
-        for source, model in zip(sources, models, strict=True)
+        for source, model in zip(sources, (own, *beside), strict=True)
     ]
-    return _Running(models, setting, calibration, worst[0])
+    return _Running((own, *beside), setting, calibration, worst[0])
 
 
-def _packed(model: CausalModel | HeadModel) -> bool:
+def _packed(model: Target | Beside) -> bool:
     return isinstance(model, CausalModel) and model.runner.packed
 
 
 def _check_shape(
     drafter: Drafter,
     sources: Sources,
-    models: Sequence[CausalModel | HeadModel],
+    models: Sequence[Target | Beside],
     options: DraftOptions,
 ) -> None:
     """Refuse trees of draft models that score chains only."""
@@ -449,21 +418,25 @@ def _notes(
     sources: Sources,
     running: _Running,
     place: torch.device,
-    words: _Words,
+    words: Words,
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
+    target = running.models[0]
+    assert isinstance(target, CausalModel), "heads draft; they are no targets"
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,
         str(place),
         running.setting.dtype,
         running.setting.threads,
-        _packed(running.models[0]),
+        target.runner.packed,
         words.size,
         running.tree_check,
         running.calibration,
         ", ".join(_WHOSE[model.reads] for model in running.models[1:] if model.reads != "text")
         or None,
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
+        sources[0].shards,
+        target.runner.means,
     )

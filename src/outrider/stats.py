@@ -57,6 +57,8 @@ class Clock:
 class RequestStats:
     """Counts of one request, or of many summed.
 
+    prompt_tokens            tokens of the prompt
+    cached_tokens            those of them whose entries were copied from a prompt read before
     steps                    target calls while the request was running
     new_tokens               tokens emitted, the stop token included
     drafted, accepted        drafted children offered to the rule, and those it kept
@@ -65,6 +67,7 @@ class RequestStats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
     drafted: int = 0
@@ -109,7 +112,8 @@ class RequestStats:
 
     def add(self, other: "RequestStats") -> None:
         """Add another request's counts (not its seconds: requests overlap in time)."""
-        for name in ("prompt_tokens", "new_tokens", "steps", "drafted", "accepted", "overlaps"):
+        names = ("prompt_tokens", "cached_tokens", "new_tokens", "steps", "drafted", "accepted")
+        for name in (*names, "overlaps"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.overlap += other.overlap
         mine, theirs = self.accepted_per_position, other.accepted_per_position
@@ -121,6 +125,7 @@ class RequestStats:
         """Plain values for JSON, derived figures included."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "new_tokens": self.new_tokens,
             "steps": self.steps,
             "drafted": self.drafted,

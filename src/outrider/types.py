@@ -448,6 +448,16 @@ class Tokenizer(Protocol):
         """Ids by token."""
 
 
+class Known(Protocol):
+    """The prompts of rows that are being read, and what is kept of others that begin alike."""
+
+    def begin(self, model: LanguageModel, cache: Any) -> int:
+        """Copy what is kept of the prompts; so many tokens of every row are in the cache then."""
+
+    def keep(self, model: LanguageModel, cache: Any) -> None:
+        """Keep the entries of the prompts, all but each last token's, for others."""
+
+
 class Context(NamedTuple):
     """What a drafter may see of a batch: committed tokens and how they are sampled."""
 
@@ -466,6 +476,8 @@ class Context(NamedTuple):
     #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
     #: it writes there lies at and behind the pending token's slot, which the target writes anew
     cache: Any = None
+    #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
+    known: Known | None = None
 
     @property
     def seed_B(self) -> Tensor:

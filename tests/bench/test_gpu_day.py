@@ -36,7 +36,7 @@ def environment():
     return dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
-def until(condition, seconds=120.0):
+def until(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

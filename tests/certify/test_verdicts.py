@@ -23,12 +23,17 @@ def judged(engine, tokens=32, sampling=None):
 
 
 def exact_pairs():
+    """Every pair; by default each rule with one drafter of each kind, the others are slow."""
     _, small = pair(0.5)
+    met = set()
     for name, make in DRAFTERS.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
             if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
-                yield pytest.param(name, rule, id=f"{name}-{rule.name}")
+                kind = rule.name, drafter.kinds, drafter.shapes[0].is_chain
+                marks = [pytest.mark.slow] if kind in met else []
+                yield pytest.param(name, rule, id=f"{name}-{rule.name}", marks=marks)
+                met.add(kind)
 
 
 @pytest.mark.parametrize(("name", "rule"), list(exact_pairs()))

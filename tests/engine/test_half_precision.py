@@ -4,7 +4,10 @@ import pytest
 
 import outrider
 from outrider import Sampling, Stop
+from outrider.engine.engine import Run
+from outrider.engine.request import Request
 from outrider.models import rounding
+from outrider.models.prefixes import Prefixes
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -23,6 +26,34 @@ def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
     for made in (pair, plain):
         result = made.generate(*beside, stop, capacity=500)
         assert [one.token_ids for one in result.completions[:-1]] == expected
+
+
+def test_texts_do_not_depend_on_copied_prompts(held_out):
+    """A prompt read whole, in pieces beside others, or copied in part from another one."""
+    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, coupled=True)
+    text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
+    prompts = [text[:cut] + text[300:340] for cut in (61, 140, 203)] + [text[:61] + text[400:420]]
+    requests = [
+        Request(ids, Sampling(0.8, seed=seed), outrider.Limits(16))
+        for seed, ids in enumerate(prompts)
+    ]
+
+    def written(prefixes):
+        run = Run(pair.engine, 2, 400, prefixes=prefixes)
+        run.submit_all(requests)
+        texts = [[] for _ in prompts]
+        while not run.done:
+            for block in run.step():
+                texts[block.row] += block.token_ids
+        return texts, sum(map(run.cached, range(len(prompts))))
+
+    expected, nothing = written(None)
+    assert nothing == 0
+    prefixes = Prefixes(1 << 28)
+    found, copied = written(prefixes)
+    assert found == expected
+    assert copied >= 61 + 140
+    assert written(prefixes) == (expected, sum(len(prompt) - 1 for prompt in prompts))
 
 
 def test_a_model_in_half_precision_says_what_it_pads():

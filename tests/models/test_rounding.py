@@ -139,6 +139,11 @@ def lean():
     return CausalModel(LlamaRunner(model.to(BF16), False))
 
 
+def compiled():
+    model = models.llama(num_key_value_heads=2, head_dim=16, max_position_embeddings=512)
+    return CausalModel(LlamaRunner(model.to(BF16), False))
+
+
 def transformers_own():
     model = models.llama(max_position_embeddings=512).to(BF16)
     return CausalModel(TransformersRunner(model))
@@ -173,7 +178,7 @@ def alike(make):
     return all(torch.equal(x, whole[: len(x)]) for x in (scores(*call) for call in calls))
 
 
-@pytest.mark.parametrize("make", [lean, transformers_own])
+@pytest.mark.parametrize("make", [lean, compiled, transformers_own])
 def test_a_row_has_the_same_bits_in_any_call(make, monkeypatch):
     assert alike(make)  # by the paths that this processor has
     patch(monkeypatch)

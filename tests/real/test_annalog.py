@@ -32,12 +32,12 @@ END = Stop(98)
 
 
 @pytest.fixture(scope="module")
-def opened(models_directory):
-    path = annalog.wheel(models_directory)
-    if path is None:
-        pytest.skip("needs the wheel of annalog 1.0.6 in the folder annalog")
-    tokens = annalog.vocabulary(path)
-    model, sources = annalog.model(path), [annalog.source(tokens, one) for one in MOLECULES]
+def opened(annalog_wheel):
+    tokens = annalog.vocabulary(annalog_wheel)
+    model, sources = (
+        annalog.model(annalog_wheel),
+        [annalog.source(tokens, one) for one in MOLECULES],
+    )
     speculator = outrider.load(model, dtype="float32", threads=1, packed=False)
     return model, speculator, sources
 

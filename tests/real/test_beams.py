@@ -33,19 +33,11 @@ MOLECULES = ["CC(=O)Oc1ccccc1C(=O)O", "CC(C)Cc1ccc(cc1)C(C)C(=O)O"]
 FIRST, END = [50258, 50259, 50359, 50363], 50257  # English, transcribe, no timestamps
 
 
-def folder(models_directory, name):
-    path = models_directory / name
-    if not path.is_dir():
-        pytest.skip(f"needs {name} in {models_directory}")
-    return path
-
-
-def test_a_chat_model(models_directory):
-    path = folder(models_directory, "smollm2")
-    speculator = outrider.load(path, drafter="prompt_lookup", dtype="float32", threads=1)
+def test_a_chat_model(smollm2):
+    speculator = outrider.load(smollm2, drafter="prompt_lookup", dtype="float32", threads=1)
     prompt = "One, two, three, four, five, six,"
     found = speculator.generate(prompt, stop=Stop(12), beams=Beams(4, num_return_sequences=2))
-    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     ids = speculator.tokenizer(prompt, return_tensors="pt")
     how = {"num_beams": 4, "num_return_sequences": 2, "max_new_tokens": 12, "do_sample": False}
     expected = network.generate(**ids, **how)
@@ -56,11 +48,8 @@ def test_a_chat_model(models_directory):
     assert torch.equal(fast, expected)
 
 
-def test_molecules(models_directory):
-    path = annalog.wheel(models_directory)
-    if path is None:
-        pytest.skip("needs the wheel of annalog 1.0.6 in the folder annalog")
-    network, tokens = annalog.model(path), annalog.vocabulary(path)
+def test_molecules(annalog_wheel):
+    network, tokens = annalog.model(annalog_wheel), annalog.vocabulary(annalog_wheel)
     target = adapt(network)
     for smiles in MOLECULES:
         ids = torch.tensor([annalog.source(tokens, smiles)])
@@ -74,10 +63,9 @@ def test_molecules(models_directory):
                 assert one.token_ids == line[: len(one.token_ids)]
 
 
-def test_speech(models_directory):
-    path, speech = (folder(models_directory, name) for name in ("whisper-base", "speech"))
-    network = WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
-    extractor = WhisperFeatureExtractor.from_pretrained(path)
+def test_speech(whisper, speech):
+    network = WhisperForConditionalGeneration.from_pretrained(whisper, dtype=torch.float32)
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper)
     samples = [window.samples for window in joined(asterisk(speech, "en"))][:2]
     columns = extractor(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
     for name in ("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids"):
@@ -121,20 +109,19 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore")
-def test_the_speech_pipeline_as_it_comes(models_directory, way):
+def test_the_speech_pipeline_as_it_comes(whisper, speech, way):
     """Its five beams: windows one after another, chunks side by side, times of words."""
-    path, speech = (folder(models_directory, name) for name in ("whisper-base", "speech"))
     count, how = WAYS[way]
     recordings = [window.samples for window in joined(asterisk(speech, "en"))][:count]
     transformers.logging.set_verbosity_error()
     model = WhisperForConditionalGeneration.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager" if way == "words" else "sdpa"
+        whisper, dtype=torch.float32, attn_implementation="eager" if way == "words" else "sdpa"
     )
     asr = transformers.pipeline(
         "automatic-speech-recognition",
         model=model,
-        tokenizer=transformers.AutoTokenizer.from_pretrained(path, pad_token="<|endoftext|>"),
-        feature_extractor=WhisperFeatureExtractor.from_pretrained(path),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(whisper, pad_token="<|endoftext|>"),
+        feature_extractor=WhisperFeatureExtractor.from_pretrained(whisper),
     )
     call = Speculative(drafter="root")
     told = [

@@ -28,15 +28,7 @@ NAMES = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>")
 
 
 @pytest.fixture(scope="module")
-def folder(models_directory):
-    path = models_directory / "whisper-base"
-    if not path.is_dir():
-        pytest.skip(f"needs Whisper base as {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def heard(models_directory, folder):
+def heard(models_directory, whisper):
     """Log-mel frames [1, 3000, 80] of a recording at 8 kHz."""
     path = next(iter((models_directory / "speech").rglob(f"{RECORDING}.wav")), None)
     if path is None:
@@ -44,7 +36,7 @@ def heard(models_directory, folder):
     with wave.open(str(path)) as sound:
         samples = np.frombuffer(sound.readframes(sound.getnframes()), "<i2") / 2**15
         samples = resample_poly(samples, 16000, sound.getframerate()).astype("float32")
-    made = WhisperFeatureExtractor.from_pretrained(folder)(samples, 16000, return_tensors="pt")
+    made = WhisperFeatureExtractor.from_pretrained(whisper)(samples, 16000, return_tensors="pt")
     frames = made.input_features.transpose(1, 2)
     return Inputs(None, frames, torch.ones(1, frames.shape[1], dtype=torch.bool))
 
@@ -69,11 +61,11 @@ def rules(folder, timed):
     return (prompt if timed else [*prompt, mark]), how
 
 
-def test_whisper_with_two_of_its_layers_as_the_draft_passes(folder, heard):
-    model = loaded(folder)
+def test_whisper_with_two_of_its_layers_as_the_draft_passes(whisper, heard):
+    model = loaded(whisper)
     draft = adapt(shallow.cut(model, (0, 5)), shares=True)
     engine = Engine(adapt(model), DraftModel(draft, (2, 1)))
-    prompt, how = rules(folder, timed=True)
+    prompt, how = rules(whisper, timed=True)
     few = Power(tokens=384, samples=48, equality=32, new_tokens=32, rows=4, effect=0.3)
     report = certify(engine, [prompt], how, few, inputs=[heard])
     print(report.verdict, report.seconds, report.detectable, report.setup["alpha"])
@@ -83,11 +75,11 @@ def test_whisper_with_two_of_its_layers_as_the_draft_passes(folder, heard):
     assert report.verdict == "exact", report.as_dict()
 
 
-def test_transformers_assisted_sampling_is_flagged_and_its_plain_sampling_is_not(folder, heard):
+def test_transformers_assisted_sampling_is_flagged_and_its_plain_sampling_is_not(whisper, heard):
     """It drops begin_suppress_tokens. What nearly always comes first is among them here, so that a
     few texts show it."""
-    model, assistant = loaded(folder), loaded(folder)
-    prompt, how = rules(folder, timed=False)
+    model, assistant = loaded(whisper), loaded(whisper)
+    prompt, how = rules(whisper, timed=False)
     with torch.no_grad():
         text = torch.tensor([prompt])
         logits = model(heard.features.transpose(1, 2), decoder_input_ids=text).logits[0, -1]

@@ -40,20 +40,9 @@ def texts(engine, prompts, limits, inputs):
 
 
 @pytest.fixture(scope="module")
-def molecules(models_directory):
-    path = annalog.wheel(models_directory)
-    if path is None:
-        pytest.skip("needs the wheel of annalog 1.0.6 in the folder annalog")
-    tokens = annalog.vocabulary(path)
-    return annalog.model(path), [annalog.source(tokens, smiles) for smiles in MOLECULES]
-
-
-@pytest.fixture(scope="module")
-def whisper(models_directory):
-    path = models_directory / "whisper-base"
-    if not path.is_dir():
-        pytest.skip(f"needs Whisper base as {path}")
-    return path
+def molecules(annalog_wheel):
+    tokens = annalog.vocabulary(annalog_wheel)
+    return annalog.model(annalog_wheel), [annalog.source(tokens, smiles) for smiles in MOLECULES]
 
 
 @pytest.fixture(scope="module")

@@ -15,17 +15,9 @@ HOW = {"dtype": "bfloat16", "threads": 1, "packed": True}
 LENGTHS, BUDGET = (110, 118, 244, 250), 24
 
 
-@pytest.fixture(scope="module")
-def path(models_directory):
-    path = models_directory / "smollm2"
-    if not path.is_dir():
-        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
-    return path
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_chains_write_what_plain_decoding_writes(path, temperature):
-    lookup = outrider.load(path, drafter="prompt_lookup", rule="match", **HOW)
+def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
+    lookup = outrider.load(smollm2, drafter="prompt_lookup", rule="match", **HOW)
     text = lookup.tokenizer(outrider.load.__doc__)["input_ids"]
     prompts = [text[20 * row : 20 * row + length] for row, length in enumerate(LENGTHS)]
     settings = [Sampling(temperature, seed=row) for row in range(len(prompts))]
@@ -38,7 +30,7 @@ def test_chains_write_what_plain_decoding_writes(path, temperature):
     prompts.append(text[:400])  # beside the others
     settings.append(Sampling(1.0, seed=9))
     layers = (0, 1, 14, 28, 29)
-    draft = outrider.load(path, draft_layers=layers, coupled=temperature > 0, **HOW)
+    draft = outrider.load(smollm2, draft_layers=layers, coupled=temperature > 0, **HOW)
     for made in (lookup, draft, plain):
         result = made.generate(prompts, settings, stop, capacity=512)
         texts = [completion.token_ids for completion in result.completions]

@@ -21,17 +21,9 @@ LOAD = {"dtype": "float32", "threads": 1, "packed": False}
 
 
 @pytest.fixture(scope="module")
-def path(models_directory):
-    path = models_directory / "smollm2"
-    if not path.is_dir():
-        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def own(path):
+def own(smollm2):
     """What the model says to the prompt, and the tokens of the whole conversation."""
-    plain = outrider.load(path, drafter="root", **LOAD)
+    plain = outrider.load(smollm2, drafter="root", **LOAD)
     chat = [{"role": "user", "content": PROMPT}]
     told = plain.generate(chat, GREEDY, BUDGET).completions[0].token_ids
     text = plain.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -39,10 +31,10 @@ def own(path):
 
 
 @pytest.fixture(scope="module")
-def fitted(path, own, tmp_path_factory):
+def fitted(smollm2, own, tmp_path_factory):
     """The folder of a head for the tokens of that text alone."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     tokens = torch.tensor([own[2]])
     ids = tokens.unique()
     layer = model.config.__class__(**{**model.config.to_dict(), "num_hidden_layers": 1})
@@ -69,9 +61,9 @@ def fitted(path, own, tmp_path_factory):
 
 
 @pytest.mark.parametrize("more", [{}, {"drafter": "dynamic_tree"}, {"branching": (2, 2)}])
-def test_a_fitted_head_drafts_and_the_text_is_the_models_own(path, own, fitted, more):
+def test_a_fitted_head_drafts_and_the_text_is_the_models_own(smollm2, own, fitted, more):
     chat, told, _ = own
-    speculator = outrider.load(path, fitted, planner="fixed", **LOAD, **more)
+    speculator = outrider.load(smollm2, fitted, planner="fixed", **LOAD, **more)
     result = speculator.generate(chat, GREEDY, BUDGET)
     assert result.completions[0].token_ids == told
     assert result.stats.block_efficiency > 1.5

@@ -24,18 +24,10 @@ END, CPU = 50257, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def path(models_directory):
-    for name in ("whisper-base", "speech"):
-        if not (models_directory / name).is_dir():
-            pytest.skip(f"needs Whisper base and recordings: {models_directory / name} is missing")
-    return models_directory
-
-
-@pytest.fixture(scope="module")
-def columns(path):
+def columns(whisper, speech):
     """Log-mel frames of one window, [1, mels, frames]."""
-    window = next(joined(asterisk(path / "speech", "en")))
-    extractor = WhisperFeatureExtractor.from_pretrained(path / "whisper-base")
+    window = next(joined(asterisk(speech, "en")))
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper)
     return extractor(window.samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
 
 
@@ -46,7 +38,7 @@ def inputs(columns):
 
 def driven(path, dtype):
     packed = can_pack(getattr(torch, dtype))
-    source, setting = Source(path / "whisper-base", "target"), Setting(1, dtype, packed)
+    source, setting = Source(path, "target"), Setting(1, dtype, packed)
     target = source.driven(setting, CPU, 51865)
     return target, ShallowSource(source, Layers((0, 5))).driven(setting, CPU, 51865)
 
@@ -59,9 +51,9 @@ def text(target, drafter, source):
 
 
 @torch.inference_mode()
-def test_states_scores_and_text_are_transformers(path, columns):
-    model = WhisperForConditionalGeneration.from_pretrained(path / "whisper-base").float()
-    target, _ = driven(path, "float32")
+def test_states_scores_and_text_are_transformers(whisper, columns):
+    model = WhisperForConditionalGeneration.from_pretrained(whisper).float()
+    target, _ = driven(whisper, "float32")
     source = target.encode(inputs(columns))
     states = model.model.encoder(columns).last_hidden_state
     assert (source.encoded.states_BTE - states).abs().max() < 1e-3 * states.abs().max()
@@ -76,8 +68,8 @@ def test_states_scores_and_text_are_transformers(path, columns):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
-def test_drafts_of_its_own_layers_leave_the_text_alone(path, columns, dtype):
-    target, draft = driven(path, dtype)
+def test_drafts_of_its_own_layers_leave_the_text_alone(whisper, columns, dtype):
+    target, draft = driven(whisper, dtype)
     source = target.encode(inputs(columns))
     expected, _ = text(target, Root(), source)
     for counts in ((1, 1, 1), (2, 2)):

@@ -18,11 +18,8 @@ LEFT = [number for number in range(30) if number not in (3, 4, 5)]  # outrider b
 
 
 @pytest.fixture(scope="module")
-def plain(models_directory):
-    path = models_directory / "smollm2"
-    if not path.is_dir():
-        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
-    return outrider.load(path, drafter="root", dtype="float32", threads=1, packed=False)
+def plain(smollm2):
+    return outrider.load(smollm2, drafter="root", dtype="float32", threads=1, packed=False)
 
 
 def texts(plain, drafter, sampling, tokens=20):

@@ -19,17 +19,9 @@ PROMPTS = ["def mean(values):\n", "class Stack:\n    def __init__(self):\n", "# 
 
 
 @pytest.fixture(scope="module")
-def path(models_directory):
-    path = models_directory / "smollm2"
-    if not path.is_dir():
-        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def pair(path):
+def pair(smollm2):
     how = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 4}
-    return outrider.load(path, shipped("draft"), **how)
+    return outrider.load(smollm2, shipped("draft"), **how)
 
 
 def test_greedy_text_is_plain_decodings_and_code_is_drafted_well(pair):
@@ -52,11 +44,11 @@ def test_text_of_a_seed_is_plain_decodings(pair, shape):
         assert fast.texts == pair.using(drafter, "match").plain().generate(prompts, how, END).texts
 
 
-def test_generate_takes_both_tokenizers(path):
+def test_generate_takes_both_tokenizers(smollm2):
     """As transformers calls them; sequences are those of its own greedy decoding."""
-    target = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    target = AutoModelForCausalLM.from_pretrained(smollm2, dtype="float32")
     draft = AutoModelForCausalLM.from_pretrained(shipped("draft"), dtype="float32")
-    ours, theirs = (AutoTokenizer.from_pretrained(where) for where in (path, shipped("draft")))
+    ours, theirs = (AutoTokenizer.from_pretrained(where) for where in (smollm2, shipped("draft")))
     inputs = ours(PROMPTS[:1], return_tensors="pt")
     how = {"do_sample": False, "max_new_tokens": 24}
     drafts = Speculative(draft_model=draft, num_speculative_tokens=4)

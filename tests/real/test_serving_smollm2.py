@@ -25,11 +25,12 @@ def volume(width, height, depth):
 
 
 @pytest.fixture(scope="module")
-def client(models_directory):
-    model = models_directory / "smollm2"
-    if not model.is_dir():
-        pytest.skip("needs the folder smollm2 in the directory of models")
-    speculator = outrider.load(model, dtype="bfloat16", threads=1, packed=True)
+def speculator(smollm2):
+    return outrider.load(smollm2, dtype="bfloat16", threads=1, packed=True)
+
+
+@pytest.fixture(scope="module")
+def client(speculator):
     with serving(speculator, capacity=1024) as server:
         yield server.client()
 
@@ -53,6 +54,19 @@ def test_a_talk_has_a_history(client):
     again = talk(client, first, answer, "And the smallest?")
     assert "smallest" in text(again)
     assert text(again) != text(talk(client, "And the smallest?"))
+
+
+def test_a_talk_is_copied_from_turn_to_turn(speculator, client):
+    """The second turn reads what is new; its text is the one of a server that keeps nothing."""
+    first = "List three colours. Answer in one line, and give a reason for each of them, please."
+    answer = talk(client, first, seed=3, temperature=0.7)
+    again = talk(client, first, text(answer), "And three fruits?", seed=4, temperature=0.7)
+    assert again.usage.prompt_tokens_details.cached_tokens >= answer.usage.prompt_tokens - 8
+    with serving(speculator, capacity=1024, kept_bytes=0) as server:
+        bare = server.client()
+        other = talk(bare, first, text(answer), "And three fruits?", seed=4, temperature=0.7)
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert text(other) == text(again)
 
 
 def test_an_answer_follows_a_schema(client):

@@ -34,27 +34,19 @@ CANCELLED, STOPPED = 1, 3
 
 
 @pytest.fixture(scope="module")
-def path(models_directory):
-    path = models_directory / "smollm2"
-    if not path.is_dir():
-        pytest.skip(f"needs SmolLM2-135M-Instruct as {path}")
-    return path
+def speculator(smollm2):
+    return outrider.load(smollm2, drafter="prompt_lookup", dtype="float32", threads=1, packed=False)
 
 
 @pytest.fixture(scope="module")
-def speculator(path):
-    return outrider.load(path, drafter="prompt_lookup", dtype="float32", threads=1, packed=False)
-
-
-@pytest.fixture(scope="module")
-def chat(path):
+def chat(smollm2):
     """The conversation's token ids, by transformers' own means."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_greedy_text_of_a_chat_is_plain_decodings_and_transformers(speculator, chat, path):
+def test_greedy_text_of_a_chat_is_plain_decodings_and_transformers(speculator, chat, smollm2):
     stop = Stop(BUDGET)
     result = speculator.generate(CHAT, GREEDY, stop)
     (completion,) = result.completions
@@ -63,7 +55,7 @@ def test_greedy_text_of_a_chat_is_plain_decodings_and_transformers(speculator, c
         completion.token_ids
         == speculator.plain().generate([chat], GREEDY, stop).completions[0].token_ids
     )
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     ids = torch.tensor([chat])
     expected = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=BUDGET
@@ -143,8 +135,8 @@ def test_copies_and_likely_tokens_leave_the_text_as_it_is(speculator, name):
     assert found.stats.accepted > 12  # lists of apples and numbers go on as they did
 
 
-def test_nobody_has_to_name_a_drafter(path):
-    loaded = outrider.load(path, dtype="float32", threads=1, packed=False)
+def test_nobody_has_to_name_a_drafter(smollm2):
+    loaded = outrider.load(smollm2, dtype="float32", threads=1, packed=False)
     assert loaded.engine.drafter.name == "recall"
     prompt = f"{LINE}, {LINE},"
     result = loaded.generate(prompt, GREEDY, Stop(BUDGET))

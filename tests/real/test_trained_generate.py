@@ -46,13 +46,10 @@ def sounds(models_directory):
 
 
 @pytest.fixture(scope="module")
-def whisper(models_directory):
-    path = models_directory / "whisper-base"
-    if not path.is_dir():
-        pytest.skip(f"needs Whisper base as {path}")
-    model = WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
-    processor = transformers.WhisperFeatureExtractor.from_pretrained(path)
-    tokenizer = transformers.WhisperTokenizer.from_pretrained(path)
+def whisper(whisper):
+    model = WhisperForConditionalGeneration.from_pretrained(whisper, dtype=torch.float32).eval()
+    processor = transformers.WhisperFeatureExtractor.from_pretrained(whisper)
+    tokenizer = transformers.WhisperTokenizer.from_pretrained(whisper)
     tokenizer.pad_token_id = model.config.pad_token_id
     return model, processor, tokenizer
 
@@ -137,11 +134,8 @@ def test_assisted_decoding_drops_the_rule_that_ours_keeps(whisper):
     assert bool(first["assisted"].isfinite().any())
 
 
-def test_molecules(models_directory):
-    path = annalog.wheel(models_directory)
-    if path is None:
-        pytest.skip("needs the wheel of annalog 1.0.6 in the folder annalog")
-    model, tokens = annalog.model(path), annalog.vocabulary(path)
+def test_molecules(annalog_wheel):
+    model, tokens = annalog.model(annalog_wheel), annalog.vocabulary(annalog_wheel)
     sources = [annalog.source(tokens, smiles) for smiles in MOLECULES]
     longest = max(map(len, sources))
     ids = torch.tensor([[*ids, *[annalog.PAD] * (longest - len(ids))] for ids in sources])

@@ -26,19 +26,13 @@ def outline(transcript):
 
 
 @pytest.fixture(scope="module")
-def speculator(models_directory):
-    path = models_directory / "whisper-base"
-    if not path.is_dir():
-        pytest.skip(f"needs openai/whisper-base as {path}")
-    return outrider.load(path, drafter="root", dtype="float32", threads=1)
+def speculator(whisper):
+    return outrider.load(whisper, drafter="root", dtype="float32", threads=1)
 
 
 @pytest.fixture(scope="module")
-def windows(models_directory):
-    folder = models_directory / "speech"
-    if not folder.is_dir():
-        pytest.skip(f"needs recordings with texts as {folder} (training.whisper_recordings)")
-    return [window.samples for window in joined(asterisk(folder, "en"))][:WINDOWS]
+def windows(speech):
+    return [window.samples for window in joined(asterisk(speech, "en"))][:WINDOWS]
 
 
 def test_texts_are_transformers(speculator, windows):
@@ -54,11 +48,14 @@ def test_texts_are_transformers(speculator, windows):
     assert len(set(texts)) == WINDOWS
 
 
-def test_drafts_and_references_do_not_change_the_text(speculator, windows, models_directory):
-    path = models_directory / "whisper-base"
+def test_drafts_and_references_do_not_change_the_text(speculator, windows, whisper):
     plain = speculator.transcribe(windows[0], **GREEDY)
     layers = outrider.load(
-        path, draft_layers=(0, 1, 2, 3, 5), num_speculative_tokens=3, dtype="float32", threads=1
+        whisper,
+        draft_layers=(0, 1, 2, 3, 5),
+        num_speculative_tokens=3,
+        dtype="float32",
+        threads=1,
     )
     mine = layers.transcribe(windows[0], **GREEDY)
     assert outline(mine) == outline(plain)

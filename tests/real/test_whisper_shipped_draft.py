@@ -21,11 +21,10 @@ def recordings(models_directory):
 
 
 @pytest.fixture(scope="module")
-def speculator(models_directory):
-    path = models_directory / "whisper-base"
-    if not path.is_dir():
-        pytest.skip(f"needs openai/whisper-base as {path}")
-    return outrider.load(path, draft="whisper-base-draft", dtype="float32", threads=1, packed=True)
+def speculator(whisper):
+    return outrider.load(
+        whisper, draft="whisper-base-draft", dtype="float32", threads=1, packed=True
+    )
 
 
 @pytest.mark.parametrize("timestamps", ["none", "segment"])

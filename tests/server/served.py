@@ -1,13 +1,16 @@
 """A real server in a thread of the test's process, and a real client."""
 
+import json
 import socket
 import threading
+import time
+import urllib.request
 from contextlib import contextmanager
 
 import openai
 import uvicorn
 
-from outrider.server.app import Service, engine_loop, make
+from outrider.server.app import Service, make
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
@@ -16,14 +19,14 @@ PROMPT = "def fibonacci(n):\n"
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, speculator, **settings):
+    def __init__(self, speculator, http="auto", **settings):
         settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
         service = Service(**settings)
-        self.loop = engine_loop(speculator, service)
-        self.app = make(speculator, service, self.loop)
+        self.clients = []
+        self.app, self.loop = make(speculator, service)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
         self.uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
@@ -35,13 +38,17 @@ class Server:
         return self
 
     def stop(self):
+        for client in self.clients:
+            client.close()
         self.uvicorn.should_exit = True
         self.thread.join(20)
         assert not self.thread.is_alive()
 
     def client(self, key="none"):
         """OpenAI's own client; it tries nothing twice."""
-        return openai.OpenAI(base_url=self.address + "/v1", api_key=key, max_retries=0, timeout=60)
+        url = self.address + "/v1"
+        self.clients.append(openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60))
+        return self.clients[-1]
 
 
 @contextmanager
@@ -58,6 +65,27 @@ def write(client, prompt=PROMPT, **options):
     """A completion."""
     options = {"model": NAME, "max_tokens": 24, "temperature": 0.8} | options
     return client.completions.create(prompt=prompt, **options)
+
+
+def idle(server, seconds=20.0):
+    """Wait until no row is taken; whether it came to that."""
+    ends = time.monotonic() + seconds
+    while server.loop.load[:2] != (0, 0) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return server.loop.load[:2] == (0, 0)
+
+
+def events(server, body):
+    """The events of a stream as they were sent, one by one."""
+    request = urllib.request.Request(
+        server.address + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        for line in answer:
+            if line.strip():
+                yield line.decode().removeprefix("data: ").strip()
 
 
 def streamed(client, prompt=PROMPT, **options):

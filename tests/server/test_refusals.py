@@ -1,7 +1,6 @@
 """What is refused, in OpenAI's format; what goes wrong disturbs nobody else."""
 
 import json
-import socket
 import threading
 import time
 import urllib.error
@@ -9,7 +8,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, serving, streamed, write
+from served import NAME, PROMPT, events, idle, serving, streamed, write
 
 from outrider.server.lanes import Lanes
 
@@ -108,28 +107,6 @@ def test_a_key_is_needed_where_there_are_keys(shipped):
         refused(server, 401, None, path="/metrics", method="GET")
 
 
-def idle(server, seconds=20.0):
-    """Wait until no row is taken; whether it came to that."""
-    ends = time.monotonic() + seconds
-    while server.loop.load[:2] != (0, 0) and time.monotonic() < ends:
-        time.sleep(0.02)
-    return server.loop.load[:2] == (0, 0)
-
-
-def test_a_client_that_goes_away_frees_its_row(server):
-    stream = write(server.client(), max_tokens=400, stream=True)
-    next(iter(stream))
-    stream.close()
-    assert idle(server, 5)
-    whole = json.dumps(BODY | {"max_tokens": 400}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(server.socket.getsockname()) as raw:
-        raw.sendall(head + b"content-length: %d\r\n\r\n" % len(whole) + whole)
-        while not server.loop.load.running:
-            time.sleep(0.01)
-    assert idle(server, 5)
-
-
 def test_a_full_queue_says_when_to_come_back(shipped):
     with serving(shipped, rows=1, most_waiting=1) as server:
         client, texts = server.client(), []
@@ -154,27 +131,15 @@ def test_a_deadline_counts_from_arrival(server):
     error = refused(server, 504, body, "deadline")
     assert error["type"] == "server_error"
     assert idle(server, 5)
-    events = list(_broken_off(server, body | {"stream": True, "timeout": 0.8}))
-    assert "[DONE]" not in events
-    assert json.loads(events[-1])["error"]["code"] == "deadline"
-
-
-def _broken_off(server, body):
-    request = urllib.request.Request(
-        server.address + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        for line in answer:
-            if line.strip():
-                yield line.decode().removeprefix("data: ").strip()
+    told = list(events(server, body | {"stream": True, "timeout": 0.8}))
+    assert "[DONE]" not in told
+    assert json.loads(told[-1])["error"]["code"] == "deadline"
 
 
 def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     with serving(shipped) as server:
-        stream = _broken_off(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
+        stream = events(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
         next(stream)
 
         def broken(lanes, name):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import torch
-from served import NAME, PROMPT, serving, streamed, write
+from served import NAME, PROMPT, events, serving, streamed, write
 
 from outrider import Sampling, Stop
 
@@ -25,7 +25,7 @@ def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
     assert answer.choices[0].finish_reason == "length"
     text, last = streamed(client, temperature=0)
     assert text == expected.text
-    assert last.usage == answer.usage
+    assert last.usage.total_tokens == answer.usage.total_tokens
     assert (
         last.model_extra["metrics"]["speculative_decoding"]
         == (answer.model_extra["metrics"]["speculative_decoding"])
@@ -52,9 +52,10 @@ def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, c
     assert some.text + said(write(client, sent, seed=3, max_tokens=15))[0] == alone[0][0]
 
 
-def test_several_completions_of_several_prompts(client):
+def test_several_completions_of_several_prompts(shipped, client):
     prompts = [PROMPT, "import os\n"]
     every = write(client, prompts, seed=3, n=2, max_tokens=12, stop=["\n\n\n"])
+    assert every.usage.prompt_tokens == sum(len(shipped.tokenizer(p)["input_ids"]) for p in prompts)
     assert [choice.index for choice in every.choices] == [0, 1, 2, 3]
     single = [said(write(client, p, seed=s, max_tokens=12))[0] for p in prompts for s in (3, 4)]
     assert [text.split("\n\n\n")[0] for text in single] == said(every)
@@ -63,6 +64,29 @@ def test_several_completions_of_several_prompts(client):
         for choice in chunk.choices:
             parts[choice.index] = parts.get(choice.index, "") + choice.text
     assert [parts[index] for index in range(4)] == single
+
+
+def test_a_prompt_that_others_began_with_is_copied(shipped):
+    with serving(shipped) as server:
+        client = server.client()
+        words = "import os\nimport re\n\n\n" + PROMPT * 3
+        first = write(client, words, seed=3)
+        read = first.usage.prompt_tokens
+        assert first.usage.prompt_tokens_details.cached_tokens == 0
+        again, last = streamed(client, words, seed=3)
+        assert again == said(first)[0]
+        assert last.usage.prompt_tokens_details.cached_tokens == read - 1
+        more = write(client, words + said(first)[0], seed=5, n=3)
+        assert more.usage.prompt_tokens > read
+        assert read - 1 <= more.usage.prompt_tokens_details.cached_tokens < 2 * read
+        usages = [first.usage, last.usage, more.usage]
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+    told = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+    assert f'prefix_cache_hits_total{{model_name="pair"}} {float(sum(told))}' in page
+    with serving(shipped, kept_bytes=0) as server:
+        alike = [write(server.client(), words, seed=3) for _ in range(2)]
+        assert [said(answer) for answer in alike] == [said(first)] * 2
+        assert alike[1].usage.prompt_tokens_details.cached_tokens == 0
 
 
 def test_stop_strings_and_tokens_cut_text_tokens_and_usage(shipped, client):
@@ -202,18 +226,6 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
     whole = [json.loads(event) for event in events(server, body) if event != "[DONE]"]
     assert "".join(chunk["choices"][0]["text"] for chunk in whole) == "".join(texts)
     assert all("obfuscation" not in chunk for chunk in whole)
-
-
-def events(server, body):
-    request = urllib.request.Request(
-        server.address + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        for line in answer:
-            if line.strip():
-                yield line.decode().removeprefix("data: ").strip()
 
 
 def test_counters_equal_the_sum_of_the_answers(shipped):

@@ -12,7 +12,7 @@ from outrider.text.speech.script import Script
 
 
 def segment(text, start, end, words=None):
-    return Segment(text, start, end, (1, 2), 0.0, -0.25, 1.5, 0.125, 0, 0, words)
+    return Segment(text, start, end, (1, 2), 0.0, -0.25, 1.5, 0.125, 0, 0, 0, words)
 
 
 def transcript(*segments):

@@ -267,3 +267,15 @@ def test_a_draft_with_another_encoder_reads_its_own_features(tiny):
 def test_hearing_goes_on_with_another_drafter(tiny):
     assert tiny.using(ReferenceLookup(2)).hearing is tiny.hearing
     assert replace(tiny.hearing, name="x").vocabulary == tiny.hearing.vocabulary
+
+
+def test_a_tokenizer_without_timestamps_will_do():
+    """Those of Whisper's first English checkpoints end at the special tokens."""
+    talk = whispers.sound(3, 1)
+    old, new = (whispers.loaded(english=True, timed=timed) for timed in (False, True))
+    assert old.engine.target.vocab_size == new.engine.target.vocab_size
+    mine, usual = (one.transcribe(talk, temperature=0) for one in (old, new))
+    assert [(s.start, s.tokens) for s in mine.segments] == [
+        (s.start, s.tokens) for s in usual.segments
+    ]
+    assert len(old.tokenizer) < old.engine.target.vocab_size

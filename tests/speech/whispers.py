@@ -21,19 +21,19 @@ MULTILINGUAL = [f"<|{code}|>" for code in LANGUAGES] + ["<|translate|>", "<|tran
 LAST = ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 
 
-def specials(english):
+def specials(english, timed=True):
     """Special tokens in Whisper's order, timestamps behind them."""
     stamps = [f"<|{0.02 * step:.2f}|>" for step in range(STATES + 1)]
-    return NAMES + ([] if english else MULTILINGUAL) + LAST + stamps
+    return NAMES + ([] if english else MULTILINGUAL) + LAST + (stamps if timed else [])
 
 
-def tokenizer(english=False):
+def tokenizer(english=False, timed=True):
     """Every byte is a token, in front of the special ones."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(specials(english))
+    made.add_special_tokens(specials(english, timed))
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=NAMES[0], pad_token=NAMES[0])
 
 
@@ -119,11 +119,11 @@ def sound(seconds, seed=0):
 
 def loaded(**changes):
     """A speculator of a tiny Whisper in float32, nothing measured."""
-    english = changes.pop("english", False)
+    english, timed = changes.pop("english", False), changes.pop("timed", True)
     model = whisper(english=english)
     return outrider.load(
         model,
-        tokenizer=tokenizer(english),
+        tokenizer=tokenizer(english, timed),
         dtype="float32",
         threads=1,
         packed=False,

@@ -1,10 +1,12 @@
 """The corrector: its damages, its pairs, its model against transformers', and a rehearsal."""
 
+import itertools
 import json
 import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,6 +166,8 @@ def run(module, *words):
 def test_rehearsal(tmp_path, capsys, monkeypatch):
     """Train, stop, go on, export, write pairs, evaluate."""
     monkeypatch.chdir(ROOT)
+    clock = itertools.count(0, 0.02)  # seconds: as many steps on a busy machine as on a quiet one
+    monkeypatch.setattr(corrector, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     data = tmp_path / "corpus"
     data.mkdir()
     for split, texts in (("train", TEXTS[:2]), ("heldout", TEXTS[2:])):

@@ -5,11 +5,13 @@ import sys
 import typer
 
 from outrider.cli import (
+    batch,
     certify,
     chat,
     compare,
     demo,
     generate,
+    plan,
     serve,
     train_draft,
     transcribe,
@@ -26,11 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command("batch")(batch.batch)
 app.command("certify")(certify.command)
 app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("train-draft")(train_draft.command)
 app.command("transcribe")(transcribe.transcribe)

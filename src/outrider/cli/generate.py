@@ -248,14 +248,15 @@ def _finish(
 def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     notes = speculator.notes
     err.print(
-        f"target {notes.target}\ndraft {notes.draft}"
+        f"target {notes.target}{f' in {notes.shards} processes' if notes.shards > 1 else ''}\n"
+        f"draft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
         f"\ndevice {notes.device}, {notes.dtype}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
-        f"tree check {notes.tree_check:.2g}",
+        f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
         markup=False,
     )
     changed = [

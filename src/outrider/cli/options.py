@@ -137,6 +137,10 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
 ]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(min=2, help="Cut the target for so many processes of torchrun (docs/scale.md)."),
+]
 SourceText = Annotated[
     str | None,
     typer.Option(
@@ -195,10 +199,12 @@ class Setup:
     costs: CostsFile = None
     device: Device = None
     threads: Threads = None
+    tensor_parallel: TensorParallel = None
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ("target", "draft", "draft_layers", "costs", "device", "threads")
+        models = ["target", "draft", "draft_layers", "costs", "device", "threads"]
+        models.append("tensor_parallel")
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -229,6 +235,7 @@ class Setup:
                 dtype=dtype,
                 device=self.device,
                 threads="auto" if self.threads is None else self.threads,
+                tensor_parallel=self.tensor_parallel,
             )
 
 

@@ -43,6 +43,9 @@ def serve(
     most_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more are refused.")
     ] = 64,
+    kept_prompts: Annotated[
+        int, typer.Option(min=0, help="MiB of read prompts kept for others that begin alike.")
+    ] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names in /metrics.")] = "outrider:",
     per_request_metrics: Annotated[
@@ -72,7 +75,7 @@ def serve(
     speculator = setup.load(dtype)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
-    name = served_model_name or _named(setup.target)
+    name = served_model_name or named(setup.target)
     service = Service(
         (name,),
         rows,
@@ -84,8 +87,9 @@ def serve(
         public_metrics or host in LOOPBACK,
         per_request_metrics,
         metrics_prefix,
+        kept_prompts << 20,
     )
-    app = make(speculator, service)
+    app, _ = make(speculator, service)
     err.print(f"serving {name} at http://{host}:{port} ({rows} rows of {capacity} tokens)")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
@@ -97,8 +101,8 @@ def _keys(path: Path | None) -> tuple[str, ...]:
     return tuple(key.strip() for key in [*lines, own] if key.strip())
 
 
-def _named(target: str | None) -> str:
-    """What clients call a target."""
+def named(target: str | None) -> str:
+    """What clients and files of requests call a target."""
     if target is None:
         return "outrider-pair"
     return Path(target).name if Path(target).exists() else target

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
 from outrider.models.prefill import behind, inference, ingest
+from outrider.models.prefixes import Prefixes
 from outrider.rows import picked, placed
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
@@ -131,6 +132,7 @@ class Prefill:
     """Rows on their way into a batch of their own: their prompts are read, a part at a time.
 
     Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end.
+    With `prefixes` the beginning that each has in common with a prompt read before is copied.
     """
 
     def __init__(
@@ -139,9 +141,10 @@ class Prefill:
         drafter: Drafter,
         requests: Sequence[Request],
         capacity: int,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests
-        self.capacity, self._read = capacity, 0
+        self.capacity = capacity
         prompts = [request.prompt for request in requests]
         self._need = max(map(len, prompts)) - 1
         device = torch.device(target.device)
@@ -152,7 +155,7 @@ class Prefill:
         stops = [request.limits.stop_ids for request in requests]
         shaped = shaping.build(
             settings,
-            prompts,
+            [request.asked for request in requests],
             stops,
             target.vocab_size,
             device,
@@ -169,9 +172,19 @@ class Prefill:
             tokens_BL.to(device), length_B, self._need + 1, rows, inputs, reference_BS
         )
         self.cache = target.open(len(prompts), capacity, inputs)
+        self._known = None if prefixes is None else prefixes.of(prompts)
+        #: tokens of every prompt that were read before and are copied
+        self.copied = self._read = (
+            0 if self._known is None else self._known.begin(target, self.cache)
+        )
         self._hidden: list[tuple[Tensor, ...]] = []
         #: logits behind each row's watched place, or last token, once all is read; if any watches
         self.watched_BV: Tensor | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all of the prompts was read before, so that the target has nothing to read."""
+        return self.copied == self._need
 
     @inference
     def step(self, tokens: int | None = None) -> Batch | None:
@@ -202,8 +215,11 @@ class Prefill:
                 [len(request.prompt) for request in self.requests],
                 [request.watched for request in self.requests],
             )
+        if self._known is not None:
+            self._known.keep(self.target, self.cache)
         hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
-        memory = self.drafter.open(context._replace(hidden=hidden), self.capacity)
+        opening = context._replace(hidden=hidden, known=self._known)
+        memory = self.drafter.open(opening, self.capacity)
         device = context.length_B.device
         ends = [request.end(self.target.context) for request in self.requests]
         stops = [list(request.limits.stop_ids) for request in self.requests]

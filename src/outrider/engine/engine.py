@@ -38,6 +38,7 @@ from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import Sampling, fresh_seed
 from outrider.models.prefill import inference
+from outrider.models.prefixes import Prefixes
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     PLAIN,
@@ -205,6 +206,8 @@ class Run(Iterator[HostBlock]):
 
     seats     how many rows run side by side; the others wait, first come first served
     capacity  slots of a row: prompt, budget and draft tree. None: the model's context
+    prefixes  what is kept of prompts, for others that begin alike; runs of one thread may share it.
+              Of models that read more than text, and for heads, nothing is kept
 
     Iterating ends when nothing is left to do. A request that failed raises its error there, once;
     the others go on if the iteration does.
@@ -218,6 +221,7 @@ class Run(Iterator[HostBlock]):
         *,
         trace: bool = False,
         observe: Observer | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.engine, self._trace, self._observe = engine, trace, observe
         self._size = engine.drafter.shapes[0].max_nodes
@@ -234,7 +238,7 @@ class Run(Iterator[HostBlock]):
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
-        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room)
+        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
@@ -339,6 +343,11 @@ class Run(Iterator[HostBlock]):
         """Why a request is over, None while it is not."""
         self._ledger.check(number)
         return self._ledger.entries[number].reason
+
+    def cached(self, number: int) -> int:
+        """How many tokens of a request's prompt were copied from one that was read before."""
+        self._ledger.check(number)
+        return self._ledger.entries[number].stats.cached_tokens
 
     @property
     def requests(self) -> list[RequestStats]:

@@ -7,6 +7,7 @@ from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.request import Request
 from outrider.engine.seats import Seats
+from outrider.models.prefixes import Prefixes
 from outrider.types import Drafter, LanguageModel
 
 CHUNK = 64  #: prompt tokens read between two steps of those who run
@@ -26,8 +27,12 @@ class Seating:
         ledger: Ledger,
         seats: int,
         capacity: int,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
+        # entries of other sources, and states that heads read, are not kept
+        plain = target.reads == "text" and not drafter.taps
+        self.prefixes = prefixes if plain else None
         self.ledger, self.seats = ledger, Seats(seats)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
@@ -56,6 +61,8 @@ class Seating:
         assert batch is not None
         holes, movers = self.seats.moves(over)
         if any(entries[rows[row]].poisoned for row in over):
+            if self.prefixes is not None:
+                self.prefixes.clear()
             # a NaN in a seat's slots would poison who sits there next, masked or not
             moved = dict(zip(holes, movers, strict=True))
             alive = [moved.get(row, row) for row in range(left)]
@@ -93,7 +100,7 @@ class Seating:
                     newcomers = newcomers.take(alive)
                 self._sit([numbers[at] for at in alive], newcomers)
             self._prefill = None  # not before they sit: what fails on the way is tried again
-            if not through:
+            if not through and not prefill.nothing:
                 break
         return time.perf_counter() - started
 
@@ -102,14 +109,21 @@ class Seating:
         ahead = self.seats.ahead()
         if not ahead:
             return False
-        lengths = [len(request.prompt) for request in self.requests(ahead)]
-        group = next(sorted(rows) for rows in groups(lengths) if 0 in rows)
-        numbers = [ahead[at] for at in group]
-        requests = self.requests(numbers)
-        self._prefill = numbers, Prefill(self.target, self.drafter, requests, self.capacity)
+        prompts = [request.prompt for request in self.requests(ahead)]
+        some: Sequence[int] = range(len(ahead))
+        if self.prefixes is not None:
+            some = self.prefixes.together(self.target, prompts)
+        group = next(sorted(g) for g in groups([len(prompts[at]) for at in some]) if 0 in g)
+        numbers = [ahead[some[at]] for at in group]
+        prefill = Prefill(
+            self.target, self.drafter, self.requests(numbers), self.capacity, self.prefixes
+        )
+        self._prefill = numbers, prefill
         for number in numbers:
             self.seats.waiting.remove(number)
-            self.ledger.entries[number].move(Phase.PREFILLING)
+            entry = self.ledger.entries[number]
+            entry.move(Phase.PREFILLING)
+            entry.stats.cached_tokens = prefill.copied
         return True
 
     def _sit(self, numbers: list[int], newcomers: Batch) -> None:

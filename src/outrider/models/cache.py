@@ -24,7 +24,9 @@ from outrider.types import RowStore
 FIRST = 4096  #: slots of a row to begin with
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's part of the cache, as transformers' layers of a cache are."""
+
     is_compileable = True
     is_croppable = True
     is_sliding = False  # windows are the mask's business: a ring buffer could not be rolled back
@@ -62,6 +64,16 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             keys.view(-1, keys.shape[3]).index_copy_(0, flat, key_states.flatten(0, 2))
             values.view(-1, values.shape[3]).index_copy_(0, flat, value_states.flatten(0, 2))
         return keys[:rows, :, : owner.width], values[:rows, :, : owner.width]
+
+    def buffers(self, heads: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """All slots of keys and values, [seats, heads, S, size] each, for who writes there itself.
+
+        They are made, with the dtype of `like`, if nothing has been written yet.
+        """
+        if not self.is_initialized:
+            entry = like.new_empty(0, heads, 0, size)
+            self.lazy_initialization(entry, entry)
+        return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.width, 0
@@ -103,7 +115,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.line: Tensor | None = None
         self._flat: dict[int, Tensor] = {}
         self._positions_BS: Tensor | None = None
-        super().__init__(layers=[_SlotLayer(self, i) for i in range(layers)])
+        super().__init__(layers=[SlotLayer(self, i) for i in range(layers)])
 
     def allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Zeroed buffers for a layer with entries like these."""
@@ -185,8 +197,10 @@ class SlotCache(Cache):  # type: ignore[misc]
             few._positions_BS = torch.cat([table[:0, own], *(table[r : r + 1, own] for r in rows)])
         return few
 
-    def put(self, seats: Sequence[int], other: "SlotCache") -> Self:
+    def put(self, seats: Sequence[int], other: "SlotCache", slots: int | None = None) -> Self:
         """Write the rows of `other` into these seats, their used slots alone; returns this cache.
+
+        With `slots`, no more than their first ones.
 
         Seats behind the last row add rows. Nobody else's entries are copied, unless the seats are
         used up or a row of `other` is longer than the slots that are there: buffers grow then.
@@ -199,8 +213,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.inputs = other.inputs
         else:
             self.inputs = self.inputs.put(seats, other.inputs)
-        self.width = max(self.width if self.rows else 0, other.width)
-        self.capacity = max(self.capacity, other.capacity)
+        wide = other.width if slots is None else slots
+        self.width = max(self.width if self.rows else 0, wide)
+        self.capacity = max(self.capacity, other.capacity if slots is None else slots)
         self._fit(rows, self.width)
         self._show(rows)
         if not self.stacks and other.stacks:
@@ -210,7 +225,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             ]
             self._places = dict(other._places)
             self._attach()
-        used = slice(0, other.width)
+        used = slice(0, wide)
         for mine, theirs in zip(self.stacks, other.stacks, strict=bool(other.stacks)):
             for row, seat in enumerate(seats):
                 mine[:, seat, :, used].copy_(theirs[:, row, :, used])

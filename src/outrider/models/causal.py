@@ -39,6 +39,7 @@ class Runner(Protocol):
     vocab_size: int
     context: int  #: most positions it can address
     layers: int
+    means: str  #: how it runs, in words, for `--verbose`
 
     @property
     def name(self) -> str:

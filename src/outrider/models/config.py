@@ -37,6 +37,11 @@ def encoder_of(config: PretrainedConfig) -> PretrainedConfig:
     return read(config, "encoder", PretrainedConfig) or config
 
 
+def hears(config: PretrainedConfig) -> bool:
+    """Whether it is a Whisper with an encoder of its own."""
+    return bool(config.model_type == "whisper" and config.is_encoder_decoder)
+
+
 def states_width(config: PretrainedConfig) -> int:
     """The width of the encoder's states that a decoder attends to, before it projects them."""
     if read(config, "is_encoder_decoder", bool):

@@ -58,11 +58,18 @@ def layers_asked(taps: tuple[int, ...]) -> dict[str, object]:
     return {"output_hidden_states": layers} if layers else {}
 
 
+def _local(weight: Tensor) -> Tensor:
+    """This process's part of a sharded weight."""
+    part = read(weight, "_local_tensor", Tensor)
+    return weight if part is None else part
+
+
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
     trees = True  #: whether nodes may branch
     packed = False
+    means = "the model's own forward"
     reader: Reader | None = None
     tracks = False  #: whether it reads the position of every cache slot
     states = "hidden_states"  #: the field of an output with the states after each layer
@@ -96,12 +103,14 @@ class TransformersRunner:
         heads = read(self.config, "num_attention_heads", int) or rounding.HEADS
         wide = read(self.config, "hidden_size", int)
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
+        heads //= read(self.model, "_tp_size", int) or 1  # of a sharded model: its own
         torchs = self.model.config._attn_implementation == "sdpa"
         found = rounding.of_attention(
             attention.fused if torchs else attention.products, heads, size, self.dtype
         )
         rows = found.rows
-        weights = [part.weight for part in self._parts if type(part) is torch.nn.Linear]
+        linears = [part.weight for part in self._parts if type(part) is torch.nn.Linear]
+        weights = [_local(weight) for weight in linears]
         for shape in {tuple(w.shape) for w in weights if w.dtype == self.dtype}:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
         return found._replace(rows=rows)

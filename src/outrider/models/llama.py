@@ -2,8 +2,8 @@
 
 transformers spends most of a small model's step in operators around the products. Here query, key
 and value are one product, gate and up another, rotary factors come from a table, and the weights
-may be packed. Scores equal transformers' to rounding (tests/models); plain and speculative decoding
-run through it alike.
+may be packed; in bfloat16 what stands between the products is compiled. Scores equal transformers'
+to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,19 +15,26 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from outrider.models import native
 from outrider.models.attention import fused as attend
 from outrider.models.attention import steady
+from outrider.models.between import Between, Operators
 from outrider.models.cache import SlotCache
-from outrider.models.causal import Reader, additive
+from outrider.models.causal import Reader
 from outrider.models.config import read
 from outrider.models.linear import fused
+from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the lean runner computes this model: a Llama with fixed rotary tables."""
+    """Whether the lean runner computes this model: a Llama with fixed rotary tables.
+
+    Not one whose weights are sharded: a process has a part of each, and the model's own forward is
+    what brings the parts together.
+    """
     config = model.config
     rope = read(config, "rope_parameters", dict) or {}
     return (
@@ -35,8 +42,13 @@ def fits(model: PreTrainedModel) -> bool:
         and type(model).__name__ == "LlamaForCausalLM"
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
-        and all(type(m) is torch.nn.Linear for m in _linears(model))
+        and all(_whole(m) for m in _linears(model))
     )
+
+
+def _whole(layer: torch.nn.Module) -> bool:
+    """Whether it is a plain product with a weight of its own: not quantised, and not a shard."""
+    return type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
 
 
 def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
@@ -50,29 +62,14 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 class _Layer:
     """One decoder layer with fused products."""
 
-    def __init__(self, layer: LlamaDecoderLayer, packed: bool) -> None:
+    def __init__(self, layer: LlamaDecoderLayer, packed: bool, between: Between) -> None:
         a, m = layer.self_attn, layer.mlp
-        self.before = mirrored(layer.input_layernorm.weight)
-        self.between = mirrored(layer.post_attention_layernorm.weight)
+        self.before = between.weight(layer.input_layernorm.weight)
+        self.between = between.weight(layer.post_attention_layernorm.weight)
         self.qkv = fused([a.q_proj, a.k_proj, a.v_proj], packed)
         self.out = fused([a.o_proj], packed)
         self.gate_up = fused([m.gate_proj, m.up_proj], packed)
         self.down = fused([m.down_proj], packed)
-
-
-def mirrored(weight: Tensor) -> Tensor:
-    """A norm's weight for `rms_norm`: once for x, once for -x."""
-    return torch.cat([weight, weight]).detach()
-
-
-def rms_norm(x: Tensor, weight_2E: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, as the layer norm of (x, -x).
-
-    That row has mean 0 and variance mean(x^2), and layer_norm is one fused kernel on a CPU where
-    rms_norm is a dozen operators (60 against 9 microseconds at width 256).
-    """
-    both = torch.cat([x, -x], -1)
-    return torch.layer_norm(both, weight_2E.shape, weight_2E, None, eps)[..., : x.shape[-1]]
 
 
 class LlamaRunner:
@@ -90,23 +87,36 @@ class LlamaRunner:
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
-        self._eps: float = config.rms_norm_eps
+        self.eps: float = config.rms_norm_eps
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
-        self._attention, self.rounding = steady(
-            attend, self.kv_heads, self.heads // self.kv_heads, self.size, self._embedding
-        )
-        self._layers = [_Layer(layer, packed) for layer in model.model.layers]
-        self._norm = mirrored(model.model.norm.weight)
+        self._between, self.rounding, self.means = self._choose(model)
+        self._layers = [_Layer(layer, packed, self._between) for layer in model.model.layers]
+        self._norm = self._between.weight(model.model.norm.weight)
         self._head = fused([model.lm_head], packed)
-        # the function itself where it is one: a module call costs as much as the operator
-        self._act = F.silu if config.hidden_act in ("silu", "swish") else ACT2FN[config.hidden_act]
+
+    def _choose(self, model: LlamaForCausalLM) -> tuple[Between, Rounding, str]:
+        """What runs between the products, what is left to look after, and what it is called."""
+        config = model.config
         with torch.no_grad():
             every = torch.arange(self.context, device=self.device)[None]
             cos, sin = model.model.rotary_emb(self._embedding[:1], every)
         half = self.size // 2
         sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
-        # rotate_half(x) * sin == roll(x, half) * (sin with its first half negated)
-        self._cos, self._sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
+        cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
+        sizes = config.hidden_size, config.intermediate_size
+        unfit = native.unfit(self, *sizes, config.hidden_act, self._embedding)
+        if unfit is None:
+            return native.Compiled(self, cos, sin), native.ROUNDING, "a lean decoder, compiled"
+        attention, rounding = steady(
+            attend, self.kv_heads, self.heads // self.kv_heads, self.size, self._embedding
+        )
+        # the function itself where it is one: a module call costs as much as the operator
+        act = F.silu if config.hidden_act in ("silu", "swish") else ACT2FN[config.hidden_act]
+        return (
+            Operators(self, attention, act, cos, sin),
+            rounding,
+            f"a lean decoder, torch's operators: {unfit}",
+        )
 
     @property
     def device(self) -> torch.device:
@@ -140,31 +150,19 @@ class LlamaRunner:
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
         """Logits of the (last) nodes, and their states at the taps."""
-        tokens_BQ, positions_BQ, _, visible_BQW = nodes
-        batch, queries = tokens_BQ.shape
-        heads, kv_heads, size = self.heads, self.kv_heads, self.size
-        rotated = heads + kv_heads
-        mask = self._attention.mask(additive(visible_BQW, self.dtype))
-        cos = self._cos[positions_BQ][:, :, None]
-        sin = self._sin[positions_BQ][:, :, None]
-        state = F.embedding(tokens_BQ, self._embedding)
+        call = self._between.open(nodes)
+        state, more = F.embedding(nodes.tokens_BQ, self._embedding), None
         kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            state, x = call.norm(state, more, layer.before)
             if number in taps:
                 kept[number] = state
-            x = rms_norm(state, layer.before, self._eps)
-            qkv = layer.qkv(x).view(batch, queries, rotated + kv_heads, size)
-            qk = qkv[:, :, :rotated]
-            qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin).transpose(1, 2)
-            keys, values = store.update(qk[:, heads:], qkv[:, :, rotated:].transpose(1, 2))
-            x = self._attention(qk[:, :heads], keys, values, mask)
-            state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, heads * size))
-            x = rms_norm(state, layer.between, self._eps)
-            gate, up = layer.gate_up(x).chunk(2, -1)
-            state = state + layer.down(self._act(gate) * up)
+            x = call.attend(layer.qkv(x), store)
+            state, x = call.norm(state, layer.out(x), layer.between)
+            more = layer.down(call.gate(layer.gate_up(x)))
         if last is not None:
-            state = state[:, -last:]
-        state = rms_norm(state, self._norm, self._eps)
+            state, more = state[:, -last:], None if more is None else more[:, -last:]
+        _, state = call.norm(state, more, self._norm)
         kept[-1] = state
         few = slice(-state.shape[1], None)
         return Output(self._head(state), tuple(kept[tap][:, few] for tap in taps))

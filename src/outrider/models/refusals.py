@@ -147,6 +147,24 @@ def check_pair(target: PretrainedConfig, drafts: Sequence[PretrainedConfig]) -> 
             check_widths(target, draft)
 
 
+def check_cut(target: PretrainedConfig, apart: bool) -> None:
+    """Refuse to cut what nobody has tried, and drafts that are not `apart` from their target.
+
+    Raises UnsupportedModel.
+    """
+    if target.is_encoder_decoder or reads_states(target):
+        raise UnsupportedModel(
+            f"a target that is cut for several processes reads text alone; got "
+            f"{target.model_type!r}, which has an encoder; leave tensor_parallel out"
+        )
+    if not apart:
+        raise UnsupportedModel(
+            "heads and drafts made of the target's layers are lent its weights, of which a process "
+            "has only a part; got one with tensor_parallel; use a draft model of its own, or a "
+            "drafter without a model"
+        )
+
+
 def check_widths(target: PretrainedConfig, draft: PretrainedConfig) -> None:
     """Refuse a draft model that cannot attend to the target's states: ConfigurationError."""
     made, wanted = states_width(target), states_width(draft)

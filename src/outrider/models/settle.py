@@ -56,7 +56,7 @@ def settle(
     dtype = str(wish.dtype)
     if dtype == "auto":
         dtype = target.loaded_dtype() or "auto"
-    if place.type != "cpu":
+    if place.type != "cpu" or target.group is not None:
         return _elsewhere(wish, dtype, target, place), None
     dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
     able = all(can_pack(DTYPES[name]) for name in dtypes)
@@ -85,10 +85,12 @@ def settle(
 
 
 def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> Setting:
-    """On a GPU nothing is measured."""
+    """On a GPU nothing is measured, nor where several processes must choose alike."""
     if wish.packed is True:
         raise ConfigurationError(
-            f"weights are packed on a CPU only; got packed=True on {place}; leave it out"
+            f"whole weights are packed, on a CPU; got packed=True for {target.shards} process(es) "
+            f"on {place}; leave it out"
         )
     name = target.checkpoint_dtype() if dtype == "auto" else dtype
-    return Setting(torch.get_num_threads(), name, False)
+    threads = wish.threads if isinstance(wish.threads, int) else torch.get_num_threads()
+    return Setting(threads, name, False)

@@ -1,6 +1,8 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -9,9 +11,19 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals, sharing
+from outrider.models import (
+    SUPPORTED,
+    CausalModel,
+    adapt,
+    check,
+    gguf,
+    reads_more,
+    refusals,
+    sharing,
+)
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
+from outrider.models.sharded.group import Group
 from outrider.types import Tokenizer
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
@@ -25,8 +37,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Source:
     """A model by path, hub name or object: config first, weights when they are needed."""
 
-    def __init__(self, given: Given, role: str) -> None:
+    def __init__(self, given: Given, role: str, group: Group | None = None) -> None:
         self.given, self.role = given, role
+        self.group = group  #: the processes that have a part each; None: this one has it all
+        self.shards = 1 if group is None else group.size
         self._models: dict[str, PreTrainedModel] = {}
         self._chain_only: bool | None = None  # unknown until the first check
         self._shares: bool | None = None  # unknown until the weights are compared
@@ -34,16 +48,21 @@ class Source:
         if not isinstance(given, (str, Path)):
             refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
+            self._check_whole()
             return
         from transformers import AutoConfig
 
+        self._where, self._how = gguf.located(given)
+        if self._how:
+            self._check_whole()
         try:
-            self.config = AutoConfig.from_pretrained(str(given))
+            self.config = AutoConfig.from_pretrained(self._where, **self._how)
         except (OSError, ValueError) as error:
+            is_no = "local folder with a config.json and no hub name that can be reached"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with "
-                f"a config.json and no hub name that can be reached ({first_line(error)}); check "
-                "the path or download the model first"
+                f"cannot load the {role} model; got {str(given)!r}, which is no "
+                f"{'GGUF file that can be read' if self._how else is_no} ({first_line(error)}); "
+                "check the path or download the model first"
             ) from error
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
@@ -134,12 +153,36 @@ class Source:
             from transformers.utils import logging
 
             logging.disable_progress_bar()
-            self._models[dtype] = (
-                auto_class(self.config)
-                .from_pretrained(str(self.given), dtype=DTYPES[dtype])
-                .to(device)
-            )
+            made = auto_class(self.config).from_pretrained
+            read = partial(made, self._where, dtype=DTYPES[dtype], **self._how)
+            if self._how:
+                self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
+            elif self.group is not None:
+                self._models[dtype] = self._sharded(read)
+            else:
+                self._models[dtype] = read().to(device)
         return self._models[dtype]
+
+    def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+        """This process's part of the model, by the plan that transformers has for its family."""
+        from transformers.distributed import DistributedConfig
+
+        try:
+            return made(distributed_config=DistributedConfig(tp_size=self.shards, tp_plan="auto"))
+        except ValueError as error:
+            raise UnsupportedModel(
+                f"{self.config.model_type!r} cannot be cut for {self.shards} processes "
+                f"({first_line(error)}); got {self}; use another number of processes, or another "
+                "model"
+            ) from error
+
+    def _check_whole(self) -> None:
+        """Refuse to cut a model that is loaded already: ConfigurationError."""
+        if self.shards > 1:
+            raise ConfigurationError(
+                f"tensor_parallel={self.shards} reads a part of the weights in each process, from "
+                f"safetensors; got {self}; give the path or hub name of such a model"
+            )
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer beside the weights, or None."""
@@ -148,7 +191,7 @@ class Source:
         from transformers import AutoTokenizer
 
         try:
-            made = AutoTokenizer.from_pretrained(str(self.given))
+            made = AutoTokenizer.from_pretrained(self._where, **self._how)
         except (OSError, ValueError):
             return None
         except ImportError as error:
@@ -166,7 +209,9 @@ class Source:
         from transformers import GenerationConfig
 
         settings: PretrainedConfig | GenerationConfig = self.config
-        if isinstance(self.given, (str, Path)):
+        if gguf.is_file(self.given):
+            pass  # a file beside it may be another model's
+        elif isinstance(self.given, (str, Path)):
             with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
         else:  # models that cannot generate by themselves have none
@@ -208,8 +253,9 @@ def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTok
         return given
     from transformers import AutoTokenizer
 
+    where, how = gguf.located(given)
     try:
-        return AutoTokenizer.from_pretrained(str(given))
+        return AutoTokenizer.from_pretrained(where, **how)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "

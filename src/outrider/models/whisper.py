@@ -173,6 +173,7 @@ class WhisperRunner:
     """Runs a Whisper's weights on one CPU device; `shares` leaves an encoder that it has unused."""
 
     trees = True
+    means = "a lean decoder, torch's operators"
 
     def __init__(self, model: Whisper, packed: bool, shares: bool = False) -> None:
         config, decoder = model.config, model.model.decoder

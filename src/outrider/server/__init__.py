@@ -6,6 +6,7 @@ bodies   what requests may say
 orders   from what is said to what the engine is asked
 grammar  answers that follow a JSON schema, a regular expression or a grammar
 answers  events as choices, whole or in chunks
+desk     a loop with what reads bodies and writes answers, for HTTP and for files
 counts   what `/metrics` tells
 guard    keys, sizes and origins
 app      the routes

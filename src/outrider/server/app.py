@@ -1,14 +1,13 @@
 """The routes of `outrider serve`."""
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Annotated, NamedTuple
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Form
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -17,21 +16,23 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import outrider
-from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
-from outrider.laws.sampling import Sampling
 from outrider.server import faults
-from outrider.server.answers import Chats, Completions, Writer
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
+from outrider.server.desk import KEPT_BYTES, Desk, running
 from outrider.server.guard import OPEN, App, Guard
-from outrider.server.lanes import Lanes
-from outrider.server.loop import Event, Loop, Ticket, spread
-from outrider.server.orders import Orders
+from outrider.server.guard import Limits as Sizes
+from outrider.server.loop import Loop
 from outrider.server.serving import Serving
-from outrider.server.words import Words
+from outrider.server.spoken import Recordings, Spoken
+from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
+from outrider.text.speech.transcriber import Transcription, transcription
 
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+#: Of a recording: as much as OpenAI takes, and it is no JSON.
+RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
 #: The page asks nobody but this server.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -51,6 +52,7 @@ class Service:
     public        whether /metrics and the page need no key
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
+    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
     """
 
     names: tuple[str, ...]
@@ -63,60 +65,24 @@ class Service:
     public: bool = False
     metrics: bool = True
     prefix: str = "outrider:"
+    kept_bytes: int = KEPT_BYTES
 
 
-def fingerprint(speculator: Speculator) -> str:
-    """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
+class Site(NamedTuple):
+    """What is served: the ASGI application, and the thread that decodes while it runs."""
 
-    A hash of what the model says of a few tokens, to the last bit.
-    """
-    engine, said = speculator.engine, []
-    vocab = engine.target.vocab_size
-    prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = outrider.Run(engine, 1, 256)
-    run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
-    run.close()
-    for block in run:
-        said.append((block.token_ids, block.logprobs, block.likeliest))
-    identity = repr((said, vocab, outrider.__version__)).encode()
-    return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
+    app: App
+    loop: Loop
 
 
-def engine_loop(speculator: Speculator, service: Service) -> Loop:
-    """The thread that decodes, not yet started."""
-    lanes = Lanes(speculator.engine)
-    return Loop(lanes, service.rows, service.capacity, service.most_waiting)
-
-
-def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> App:
-    """The ASGI application; its loop runs while it does."""
-    loop = loop or engine_loop(speculator, service)
-    lanes = loop.lanes
-    counts = Counts(service.prefix, service.names[0])
-    counts.watch(loop)
-    orders = Orders(speculator, lanes, service.names, service.rows, service.capacity)
-    serving = Serving(loop, counts, service.timeout)
-    words, mark, started = Words(speculator.tokenizer), fingerprint(speculator), int(time.time())
-
-    @asynccontextmanager
-    async def running(app: FastAPI) -> AsyncIterator[None]:
-        asynchronous = asyncio.get_running_loop()
-
-        def deliver(events: list[tuple[Ticket, Event]]) -> None:
-            asynchronous.call_soon_threadsafe(spread, events)
-
-        loop.deliver = deliver
-        loop.start()
-        yield
-        loop.close()
-        await asyncio.to_thread(loop.join, 10)
-
-    faulty = {kind: {"model": FaultBody} for kind in ("4XX", "5XX")}
+def make(speculator: Speculator, service: Service) -> Site:
+    """The application; its loop runs while it does. A Whisper transcribes, others write text."""
+    loop: Loop
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
-        lifespan=running,
-        responses=faulty,  # type: ignore[arg-type]
+        lifespan=lambda app: running(loop),
+        responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
     _errors(app)
     if service.origins:
@@ -126,28 +92,91 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type"],
         )
+    counts = Counts(service.prefix, service.names[0])
+    serves = _texts if speculator.hearing is None else _speech
+    loop = serves(app, speculator, service, counts)
+    counts.watch(loop)
+    _about(app, service, loop, counts)
+    free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
+    return Site(Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING}), loop)
+
+
+def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+    """Completions and chats, and the page on which they can be watched."""
+    desk = Desk.open(
+        speculator,
+        service.names,
+        service.rows,
+        service.capacity,
+        service.most_waiting,
+        service.kept_bytes,
+        service.metrics,
+    )
+    serving = Serving(desk.loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
-        chat = isinstance(body, ChatBody)
         try:
-            choices = await asyncio.to_thread(
-                orders.chat if chat else orders.completions,  # type: ignore[arg-type]
-                body,
-            )
+            choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
-        form = Chats() if chat else Completions()
-        writer = Writer(form, body.model, mark, words, service.metrics)
         echo = isinstance(body, CompletionBody) and body.echo
-        return await serving.answer(http, body, choices, writer, echo)
+        return await serving.answer(http, body, choices, desk.writer(body), echo)
 
-    @app.post("/v1/completions")
+    @app.post(COMPLETIONS)
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
         return await answered(http, body)
 
-    @app.post("/v1/chat/completions")
+    @app.post(CHATS)
     async def chat(http: HttpRequest, body: ChatBody) -> Response:
         return await answered(http, body)
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        text = (files("outrider.server") / "page.html").read_text("utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
+
+    what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
+    _unserved(app, service, what, TRANSCRIPTIONS)
+    return desk.loop
+
+
+def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+    """Transcriptions."""
+    hearing, engine = speculator.hearing, speculator.engine
+    assert hearing is not None
+
+    def begin(spoken: Spoken) -> Transcription:
+        given = {"array": spoken.samples, "sampling_rate": hearing.rate}
+        return transcription(engine, hearing, given, spoken.settings)
+
+    loop = Loop(lambda lane: Recordings(begin), service.rows, service.most_waiting)
+    ear = Ear(hearing, service.names, loop, counts, service.timeout)
+
+    @app.post(TRANSCRIPTIONS)
+    async def transcriptions(
+        http: HttpRequest, form: Annotated[TranscriptionForm, Form()]
+    ) -> Response:
+        return await ear.answer(http, form)
+
+    what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
+    _unserved(app, service, what, COMPLETIONS, CHATS)
+    return loop
+
+
+def _unserved(app: FastAPI, service: Service, what: str, *paths: str) -> None:
+    """Routes of another kind of model say why they are not served."""
+    message = f"{service.names[0]} {what}"
+
+    async def refuse() -> Response:
+        return faults.response(faults.Refusal(message, "model"))
+
+    for path in paths:
+        app.post(path, include_in_schema=False)(refuse)
+
+
+def _about(app: FastAPI, service: Service, loop: Loop, counts: Counts) -> None:
+    """What is served, and how it is."""
+    started = int(time.time())
 
     def model(name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
@@ -159,9 +188,7 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name not in service.names:
-            known = ", ".join(service.names)
-            message = f"no model {name!r} here; served: {known}"
-            return faults.response(faults.Refusal(message, "model", 404, "model_not_found"))
+            return faults.response(faults.unknown_model(name, service.names))
         return JSONResponse(model(name))
 
     @app.get("/health")
@@ -173,14 +200,6 @@ def make(speculator: Speculator, service: Service, loop: Loop | None = None) -> 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/")
-    async def page() -> HTMLResponse:
-        text = (files("outrider.server") / "page.html").read_text("utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
-
-    free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
-    return Guard(app, tuple(service.keys), free)
 
 
 def _errors(app: FastAPI) -> None:

@@ -1,12 +1,16 @@
 """What `/metrics` tells: vLLM's names behind a prefix of ours, counted when answers end."""
 
+import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from outrider.server.loop import Loop
+from outrider.server.answers import prompts
+from outrider.server.loop import Loop, Ticket
 from outrider.server.orders import Choice
+from outrider.stats import RequestStats
+from outrider.text.speech.result import Transcript
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _RATES = tuple(tenth / 10 for tenth in range(1, 11))
@@ -19,7 +23,10 @@ class Counts:
         self.registry = CollectorRegistry()
         self._prefix, self._model = prefix, model
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read")
+        self.asked = self._counter("prefix_cache_queries", "Prompt tokens looked up")
+        self.copied = self._counter("prefix_cache_hits", "Prompt tokens copied from other prompts")
         self.generation_tokens = self._counter("generation_tokens", "Tokens written")
+        self.seconds = self._counter("audio_seconds", "Seconds of recordings transcribed")
         self.drafts = self._counter("spec_decode_num_drafts", "Steps that drafted")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens kept")
@@ -62,22 +69,38 @@ class Counts:
 
     def over(self, choices: Sequence[Choice]) -> None:
         """Count an answer, whole or cut off by its client."""
-        prompts = {id(choice.request.prompt): len(choice.request.prompt) for choice in choices}
-        self.prompt_tokens.inc(sum(prompts.values()))
+        read, copied = prompts(choices)
+        self.prompt_tokens.inc(read)
+        self.asked.inc(read)
+        self.copied.inc(copied)
         for choice in choices:
             self._count(choice)
 
-    def _count(self, choice: Choice) -> None:
-        stats, model = choice.stats, self._model
-        self.generation_tokens.inc(len(choice.answer.tokens))
+    def heard(self, transcript: Transcript, ticket: Ticket) -> None:
+        """Count a recording that was transcribed."""
+        stats, now = transcript.stats.decoded, time.monotonic()
+        self.seconds.inc(transcript.duration)
+        self._counted(stats)
+        self.ended.labels(self._model, "stop").inc()
+        if ticket.seated is not None:
+            self.queued.observe(ticket.seated - ticket.arrived)
+        self.whole.observe(now - ticket.arrived)
+
+    def _counted(self, stats: RequestStats) -> None:
+        """What was drafted, and kept."""
+        self.generation_tokens.inc(stats.new_tokens)
         self.drafts.inc(stats.steps)
         self.drafted.inc(stats.drafted)
         self.accepted.inc(stats.accepted)
         for place, kept in enumerate(stats.accepted_per_position):
-            self.per_position.labels(model, place).inc(kept)
-        self.ended.labels(model, choice.reason or "cancelled").inc()
+            self.per_position.labels(self._model, place).inc(kept)
         if stats.drafted:
             self.rate.observe(stats.draft_acceptance_rate)
+
+    def _count(self, choice: Choice) -> None:
+        stats = choice.stats
+        self._counted(stats)
+        self.ended.labels(self._model, choice.reason or "cancelled").inc()
         if choice.seated is not None:
             self.queued.observe(choice.seated - choice.arrived)
         if choice.first is None or choice.last is None:

@@ -1,5 +1,6 @@
 """What went wrong, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +18,12 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.param, self.status, self.code = param, status, code
+
+
+def unknown_model(name: str, served: Sequence[str]) -> Refusal:
+    """Nobody of this name is served."""
+    message = f"no model {name!r} here; served: {', '.join(served)}"
+    return Refusal(message, "model", 404, "model_not_found")
 
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
@@ -53,12 +60,17 @@ def response(error: BaseException) -> JSONResponse:
 
 
 def invalid(error: RequestValidationError) -> JSONResponse:
-    """What a body or a path lacks or has too much of, with the field's name."""
-    first = error.errors()[0]
+    """What a body or a path lacks or has too much of, as an answer."""
+    return JSONResponse(rejected(error.errors()), 400)
+
+
+def rejected(errors: Sequence[Any]) -> dict[str, Any]:
+    """The body of an error: the first of pydantic's, with the field's name."""
+    first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place) or None
-    reason = str(first["msg"])
+    reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         reason = "this field is not supported; leave it out"
     message = f"{param}: {reason}" if param else reason
-    return JSONResponse(content(message, 400, param), 400)
+    return content(message, 400, param)

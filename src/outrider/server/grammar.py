@@ -27,7 +27,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
     return llguidance.hf.from_tokenizer(tokenizer, n_vocab=max(size, len(tokenizer)))
 
 
-def source(body: Common) -> str | None:
+def grammar_of(body: Common) -> str | None:
     """The grammar that a request asks for; None for free text."""
     name, text = "response_format", None
     asked = body.response_format

@@ -6,9 +6,9 @@ An ASGI layer around the routes. What it refuses never reaches them.
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.server.faults import content
@@ -30,7 +30,7 @@ class Limits:
     body_bytes: int = 1 << 20
     header_bytes: int = 16 << 10
     body_seconds: float = 30.0
-    depth: int = 32  #: of JSON
+    depth: int | None = 32  #: of JSON; None: it is none
 
 
 class _Over(Exception):
@@ -49,6 +49,7 @@ class Guard:
     keys: Sequence[str] = ()
     open: Sequence[str] = OPEN
     limits: Limits = Limits()
+    others: Mapping[str, Limits] = field(default_factory=dict)  #: of some paths
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request."""
@@ -94,9 +95,10 @@ class Guard:
         """All that the client sends; its own word about the length is not trusted."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return b""
-        most, parts, size = self.limits.body_bytes, [], 0
+        limits = self.others.get(scope["path"], self.limits)
+        most, parts, size = limits.body_bytes, [], 0
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(limits.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -109,12 +111,12 @@ class Guard:
                     if not message.get("more_body", False) or size > _PATIENCE * most:
                         break
         except TimeoutError:
-            raise _Over(408, f"no body within {self.limits.body_seconds:g} s") from None
+            raise _Over(408, f"no body within {limits.body_seconds:g} s") from None
         if size > most:
             raise _Over(413, f"the body has more than {most} bytes")
         whole = b"".join(parts)
-        if nesting(whole) > self.limits.depth:
-            raise _Over(400, f"JSON is nested more than {self.limits.depth} levels deep")
+        if limits.depth is not None and nesting(whole) > limits.depth:
+            raise _Over(400, f"JSON is nested more than {limits.depth} levels deep")
         return whole
 
 

@@ -8,16 +8,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from outrider.engine.blocks import HostBlock
-from outrider.engine.engine import Run
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
-from outrider.server.lanes import Lanes
+from outrider.server.spoken import Heard, Spoken
 
 
 class Full(Exception):
@@ -29,9 +28,9 @@ class Stopped(Exception):
 
 
 class Event(NamedTuple):
-    """What has happened to a request: a block of tokens, or why there will be none."""
+    """What has happened to a request: a block of its answer, or why there will be none."""
 
-    block: HostBlock | None = None
+    block: HostBlock | Heard | None = None
     error: BaseException | None = None
     over: bool = False
 
@@ -41,12 +40,13 @@ class Ticket:
     """One request on its way. `sink` is called with its events, on the thread that delivers."""
 
     lane: str
-    request: Request
+    request: Request | Spoken
     sink: Callable[[Event], None]
     deadline: float | None = None  #: when it is given up, by `time.monotonic`
     arrived: float = field(default_factory=time.monotonic)
     seated: float | None = None  #: when a row was free for it
     number: int | None = None  #: in its lane's run
+    cached: int = 0  #: tokens of its prompt that were copied from another one
     over: bool = False
 
 
@@ -58,35 +58,60 @@ class Load(NamedTuple):
     rows: int
 
 
+class Running(Protocol):
+    """A lane's requests being decoded: an `outrider.Run`, or recordings being transcribed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """Of requests that failed."""
+
+    def submit(self, request: Any) -> int:
+        """Take a request; its number."""
+
+    def step(self) -> Sequence[HostBlock | Heard]:
+        """One step of all of them, and what it brought; the last block of each says why it ends."""
+
+    def end(self, number: int, reason: str) -> None:
+        """Nobody wants it any more."""
+
+    def forget(self, number: int) -> object:
+        """Keep nothing of a request that is over."""
+
+    def cached(self, number: int) -> int:
+        """Tokens of its prompt that were copied from another one."""
+
+
 Delivery = Callable[[list[tuple[Ticket, Event]]], None]
 
 
 class Loop(threading.Thread):
     """Decodes requests of all lanes, `rows` at a time, first come first served.
 
-    capacity      slots of a row: prompt, answer and draft
+    opened        makes a lane's run when its first request sits down
     most_waiting  requests in the queue beyond which more are refused: `Full`
     deliver       hands events to their tickets' sinks on another thread; None: at once
     """
 
     def __init__(
         self,
-        lanes: Lanes,
+        opened: Callable[[str], Running],
         rows: int,
-        capacity: int,
         most_waiting: int,
         deliver: Delivery | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
-        self.lanes, self.rows, self.capacity = lanes, rows, capacity
-        self.most_waiting = most_waiting
+        self._opened, self.rows, self.most_waiting = opened, rows, most_waiting
         self.deliver = deliver or spread
         self.fault: BaseException | None = None
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0  # orders under way included
         self._waiting: deque[Ticket] = deque()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Running] = {}
         self._seated: dict[tuple[str, int], Ticket] = {}
         self._events: list[tuple[Ticket, Event]] = []
         self._closing = False
@@ -178,17 +203,18 @@ class Loop(threading.Thread):
             self._waiting.popleft()
             self._left(1)
 
-    def _run(self, lane: str) -> Run:
+    def _run(self, lane: str) -> Running:
         if lane not in self._runs:
-            self._runs[lane] = Run(self.lanes[lane], self.rows, self.capacity)
+            self._runs[lane] = self._opened(lane)
         return self._runs[lane]
 
-    def _tell(self, lane: str, run: Run) -> None:
+    def _tell(self, lane: str, run: Running) -> None:
         """One step of a lane."""
         for block in run.step():
             ticket = self._seated.get((lane, block.row))
             if ticket is None:
                 continue
+            ticket.cached = run.cached(block.row)
             reason = block.finish_reason
             error = run.errors.get(block.row) if reason == "error" else None
             self._event(ticket, Event(block, error, reason is not None))
@@ -206,7 +232,7 @@ class Loop(threading.Thread):
             self._leave(ticket, run)
         ticket.over = True
 
-    def _leave(self, ticket: Ticket, run: Run) -> None:
+    def _leave(self, ticket: Ticket, run: Running) -> None:
         assert ticket.number is not None
         del self._seated[ticket.lane, ticket.number]
         run.forget(ticket.number)

@@ -162,7 +162,10 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
         wide = width(model, most, 0, cache.capacity)
         model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
     if not model.taps or model.follows:
-        ingest(model, cache, context.tokens_BL, context.bound - 1)
+        start = 0 if context.known is None else context.known.begin(model, cache)
+        ingest(model, cache, context.tokens_BL, context.bound - 1, start=start)
+        if context.known is not None:
+            context.known.keep(model, cache)
     return cache
 
 

@@ -9,9 +9,12 @@ from rich.console import Console
 
 from outrider.certify.report import Row
 from outrider.lab.papers import options
+from outrider.lab.papers.chen_command import chen
 from outrider.lab.papers.options import RESULTS
+from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
+from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
 
@@ -48,6 +51,35 @@ def toy(
     folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
     show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+
+
+def tree(
+    out: options.Out = RESULTS,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
+    from outrider.lab.papers import one_step as experiment
+    from outrider.laws.sampling import Sampling
+
+    tables = experiment.run(
+        options.loaded(target, draft, out, pictures, dtype, threads),
+        read_rows(prompts),
+        out,
+        Sampling(temperature, seed=seed),
+        pictures,
+    )
+    titles = {
+        "nodes": "one step behind the first prompt: every drafted token",
+        "steps": "what the step emitted",
+    }
+    show("tree", tables, titles, out)
 
 
 def _trees(name: str, about: str) -> Callable[..., None]:
@@ -294,9 +326,49 @@ def layers(
     console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
+def speed(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
+    ] = 4,
+) -> None:
+    """What speculation is worth: against plain decoding, at three temperatures, with its ceiling.
+
+    A chain of --draft, or prompt lookup where there is a --target and no --draft.
+    """
+    from outrider.lab.papers import speed as experiment
+    from outrider.lab.papers.record import folder
+    from outrider.load import load
+
+    folder(out)
+    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 8 if quick else 30]]
+    pair = load(
+        target,
+        draft,
+        drafter="prompt_lookup" if target is not None and draft is None else None,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        threads="auto" if threads is None else threads,
+    )
+    tokens = 32 if quick else 64
+    with bar("speed") as progress:
+        tables = experiment.run(
+            pair, texts, out, progress, new_tokens=tokens, repeats=1 if quick else 2
+        )
+    title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
+    show("speed", tables, {"speed": f"times faster than plain decoding: {title}"}, out)
+
+
 #: Every experiment by its name, which is its command's and its document's.
 COMMANDS: dict[str, Callable[..., None]] = {
     "toy": toy,
+    "tree": tree,
     "draft-length": draft_length,
     "budget": budget,
     "k-sweep": k_sweep,
@@ -304,6 +376,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "beams": beams,
     "theory": theory,
     "layers": layers,
+    "wagner": wagner,
+    "chen": chen,
+    "speed": speed,
+    "tasks": tasks,
 }
 
 

@@ -69,6 +69,13 @@ def loaded(
     return _loaded(target, draft, None, out, pictures, dtype, threads)
 
 
+def loaded_with(
+    drafter: str, target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
+) -> Speculator:
+    """A target with a drafter that needs no draft model, by its name."""
+    return _loaded(target, None, drafter, out, pictures, dtype, threads)
+
+
 def loaded_alone(
     target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
 ) -> Speculator:

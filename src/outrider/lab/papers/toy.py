@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.lab import drawing
-from outrider.lab.papers import record
+from outrider.lab.papers import published, record
 from outrider.theory import node, transport
 from outrider.theory.node import Array
 
@@ -18,7 +18,7 @@ METHODS: dict[str, Callable[[Array, Array], Array | float]] = {
     "one: rejection, block (SD)": node.single,
     "two iid: multi-round (SpecInfer)": lambda p, q: node.multi_round(p, q, 2),
     "two iid: K-SEQ (SpecTr)": lambda p, q: node.k_seq(p, q, 2),
-    "two iid: transport bound": lambda p, q: transport.independent(p, q, 2),
+    "two iid: OTM, the bound (SpecTr)": lambda p, q: transport.independent(p, q, 2),
     "two without: recursive, traversal (RSD)": lambda p, q: _each(
         p, q, lambda a, b: node.recursive(a, b, 2)
     ),
@@ -26,6 +26,17 @@ METHODS: dict[str, Callable[[Array, Array], Array | float]] = {
     "hub, traversal": lambda p, q: node.hub(p, q, 2),
     "top 2: match": lambda p, q: node.top_k(p, q, 2),
     "one: lenience 0.5 (lossy)": lambda p, q: node.lenient(p, q, 0.5),
+}
+
+
+_SURE = published.stated("jeon", "figure 1: recursive rejection accepts")
+
+#: What the paper says of figure 1, which prints no numbers: its four methods, two drafts.
+PUBLISHED = {
+    "two iid: multi-round (SpecInfer)": "falls as the laws part",
+    "two iid: K-SEQ (SpecTr)": "falls as the laws part",
+    "two iid: OTM, the bound (SpecTr)": "falls as the laws part; the best with replacement",
+    "two without: recursive, traversal (RSD)": f"{_SURE:.0f} %, however the laws part",
 }
 
 
@@ -57,6 +68,7 @@ def run(out: Path, points: int = 101, pictures: bool = True) -> list[record.Row]
             "least": float(grid.min()),
             "at draft .3, target .4": float(grid[here]),
             "share of grid at 1": float((grid > 1 - 1e-9).mean()),
+            "published": PUBLISHED.get(name, ""),
         }
         for name, grid in found.items()
     ]

@@ -11,14 +11,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-SECONDS = 2
 _MEMORY = 1 << 30
-#: Reads code, tests and a word, Python literals, from its standard input; the word is its last line
-#: if all tests are true. Code that ends the process has not passed.
+#: Reads code, tests, a word and seconds, Python literals, from its standard input; the word is its
+#: last line if all tests are true. Code that ends the process has not passed.
 _RUNNER = f"""
 import ast, resource, sys
-code, tests, word = ast.literal_eval(sys.stdin.read())
-for what, most in ((resource.RLIMIT_CPU, {SECONDS}), (resource.RLIMIT_AS, {_MEMORY}),
+code, tests, word, seconds = ast.literal_eval(sys.stdin.read())
+for what, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, {_MEMORY}),
                    (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
     resource.setrlimit(what, (most, most))
 refused = ("socket.", "subprocess.", "os.", "shutil.", "ctypes.", "pty.", "fcntl.", "urllib.")
@@ -34,7 +33,7 @@ if all(eval(test, names) for test in tests):
 """
 
 
-def passes(code: str, tests: Sequence[str]) -> bool:
+def passes(code: str, tests: Sequence[str], seconds: int = 2) -> bool:
     """Whether code runs and all tests, Python expressions, are true of what it defines.
 
     >>> passes("def one(): return 1", ["one() == 1"]), passes("def one(): return 2", ["one() == 1"])
@@ -45,11 +44,11 @@ def passes(code: str, tests: Sequence[str]) -> bool:
         try:
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _RUNNER],
-                input=repr((code, list(tests), word)).encode("utf-8", "replace"),
+                input=repr((code, list(tests), word, seconds)).encode("utf-8", "replace"),
                 capture_output=True,
                 cwd=folder,
                 env={},
-                timeout=5 * SECONDS,
+                timeout=5 * seconds,
             )
         except subprocess.TimeoutExpired:
             return False

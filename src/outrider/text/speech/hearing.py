@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
+from outrider.models.config import hears
 from outrider.models.nodes import causal
 from outrider.models.prefill import inference
 from outrider.text.speech.vocabulary import Vocabulary
@@ -103,11 +104,6 @@ def opened(
         with suppress(OSError):  # a folder of weights alone has the usual one
             extractor = WhisperFeatureExtractor.from_pretrained(str(given))
     return Hearing(name, model, tokenizer, extractor, None if other is None else usual(other))
-
-
-def hears(config: PretrainedConfig) -> bool:
-    """Whether it is a Whisper with an encoder of its own."""
-    return bool(config.model_type == "whisper" and config.is_encoder_decoder)
 
 
 def usual(config: PretrainedConfig) -> WhisperFeatureExtractor:

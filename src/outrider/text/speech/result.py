@@ -33,6 +33,7 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     window: int  #: number of the window, from 0
+    seek: int  #: hundredths of a second at which the window begins
     recording: int  #: number of the recording in the call
     words: tuple[Word, ...] | None = None  #: if they were asked for
 

@@ -83,6 +83,14 @@ class Transcription(Iterator[Segment]):
                 return track.segments[-1].end
         return 0.0
 
+    def step(self) -> list[Segment]:
+        """One turn, a step of the decoder at most; the segments that it brought."""
+        if not self.done:
+            self._turn()
+        fresh = list(self._ready)
+        self._ready.clear()
+        return fresh
+
     def drain(self) -> "Transcription":
         """Transcribe to the end."""
         for _ in self:
@@ -226,6 +234,7 @@ class Transcription(Iterator[Segment]):
                 text.compression_ratio,
                 text.no_speech_prob,
                 window.number,
+                round(100 * ear.seconds(window.first)),
                 track.number,
                 None if said is None else said[at],
             )

@@ -1,0 +1,103 @@
+"""`outrider batch`: a file of requests to a file of answers."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.cli.console import err
+from outrider.cli.options import Dtype, Setup, with_setup
+from outrider.cli.serve import named
+from outrider.errors import BackendUnavailable, ConfigurationError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from outrider.server.batch_file import Answers, Row
+
+
+@with_setup
+def batch(
+    setup: Setup,
+    requests: Annotated[Path, typer.Argument(help="A file of requests, one JSON object a line.")],
+    answers: Annotated[Path, typer.Argument(help="The file of their answers; goes on if there.")],
+    rows: Annotated[int, typer.Option(min=1, help="Requests decoded side by side.")] = 16,
+    capacity: Annotated[
+        int, typer.Option(min=64, help="Tokens of a row: prompt, answer and draft.")
+    ] = 2048,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name in requests. Default: the target's.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--ray", min=1, help="So many workers of a Ray cluster (RAY_ADDRESS), not this process."
+        ),
+    ] = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    A run that was stopped goes on where it was: answers that are there stay, and nothing is
+    answered twice. Lines that are no requests, and requests that cannot be answered, get a row that
+    says why.
+    """
+    try:
+        from outrider.server import batch_file, offline
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"batches need the extra 'server' ({error.name} is missing); "
+            "pip install 'outrider[server]'"
+        ) from error
+    if not requests.is_file():
+        raise ConfigurationError(
+            f"there is no file of requests; got {str(requests)!r}; give one, one request a line"
+        )
+    if answers.exists() and answers.samefile(requests):
+        raise ConfigurationError(
+            f"answers would be written over the requests; got {str(answers)!r} for both; name "
+            "another file for the answers"
+        )
+    with batch_file.Answers(answers) as file:
+        names = {wanted.name for wanted in batch_file.requests(requests)}
+        file.check(names, requests)
+        if file.names or file.dropped:
+            err.print(f"{len(file.names)} of {len(names)} requests have their answers already")
+        left = (one for one in batch_file.requests(requests) if one.name not in file.names)
+        written: Iterator[batch_file.Row] = iter(())
+        if len(file.names) < len(names):
+            name = served_model_name or named(setup.target)
+            speculator = partial(setup.load, dtype)
+            if workers is None:
+                written = offline.answers(speculator(), name, rows, capacity, left)
+            else:
+                written = _fleet().answers(speculator, name, rows, capacity, left, workers)
+        _write(written, file, len(names))
+        err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
+
+
+def _fleet() -> "ModuleType":
+    if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        from outrider.server.fleet import batches
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"--ray needs the extra 'ray' ({error.name} is missing); pip install 'outrider[ray]', "
+            "or leave --ray out"
+        ) from error
+    return batches
+
+
+def _write(rows: "Iterator[Row]", file: "Answers", total: int) -> None:
+    """Add the rows as they come."""
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("", total=total, completed=len(file.names))
+        for row in rows:
+            if file.write(row):
+                progress.advance(bar)

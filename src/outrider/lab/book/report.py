@@ -1,0 +1,158 @@
+"""One page of HTML from a folder of results: nothing outside it is read, now or by a browser."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from outrider.certify.report import Row
+from outrider.errors import ConfigurationError
+from outrider.lab.book import pages, svg
+from outrider.lab.book.pages import Page
+
+SHOWN = 40  #: rows of a table; longer ones go on in their CSV file
+
+
+class Cell(NamedTuple):
+    """What stands in a table's cell, and whether it is a number."""
+
+    text: str
+    number: bool
+
+
+class Table(NamedTuple):
+    """A table as the page shows it."""
+
+    title: str
+    name: str
+    fields: list[str]
+    numeric: list[bool]
+    rows: list[list[Cell]]
+    more: int  #: rows that are left out
+    file: str  #: where all of them are
+    published: bool
+
+
+class Section(NamedTuple):
+    """An experiment as the page shows it."""
+
+    anchor: str
+    name: str
+    about: str
+    facts: list[tuple[str, str]]
+    command: str
+    tables: list[Table]
+    pictures: list[str]
+
+
+def render(folder: Path) -> str:
+    """The page. Raises ConfigurationError for a folder without results, or without jinja2."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ConfigurationError(
+            "a report needs jinja2, which is not installed; install the extra with "
+            "pip install 'outrider[bench]'"
+        ) from error
+    found = pages.read(folder)
+    text = (files("outrider") / "lab" / "book" / "report.html").read_text("utf-8")
+    template = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(text)
+    kept = pages.record(folder)
+    there = {page.name for page in found}
+    machines = list({_line(page.document.get("machine", {})): None for page in found})
+    dates = sorted({str(page.document.get("date", "")) for page in found} - {""})
+    return template.render(
+        book=kept.get("book", ""),
+        dates=" to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        machines=machines,
+        sections=[_section(page, len(machines) > 1) for page in found],
+        failed={n: r["said"] for n, r in kept.get("runs", {}).items() if r["code"]},
+        absent={name: why for name, why in kept.get("absent", {}).items() if name not in there},
+        seconds=sum(run["seconds"] for run in kept.get("runs", {}).values()),
+    )
+
+
+def _section(page: Page, machine: bool) -> Section:
+    """`machine`: whether to say which one it was."""
+    document = page.document
+    anchor = re.sub(r"\W+", "-", page.name)
+    facts = {"date": document.get("date", "")} | document["settings"]
+    if machine:
+        facts |= document.get("machine", {})
+    pictures = [
+        svg.inline(path.read_text("utf-8"), f"{anchor}-{number}-", path.stem)
+        for number, path in enumerate(page.pictures)
+    ]
+    return Section(
+        anchor,
+        page.name,
+        document.get("about", ""),
+        [(name, shown(value)) for name, value in facts.items() if shown(value)],
+        short(document.get("command", "")),
+        [_table(page, name, rows) for name, rows in page.tables.items()],
+        pictures,
+    )
+
+
+def _table(page: Page, name: str, rows: list[Row]) -> Table:
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = [all(_number(row.get(key)) for row in rows) for key in fields]
+    experiment = page.document["experiment"]
+    return Table(
+        page.title(name),
+        name,
+        fields,
+        numeric,
+        [
+            [Cell(shown(row.get(key)), _number(row.get(key))) for key in fields]
+            for row in rows[:SHOWN]
+        ],
+        max(len(rows) - SHOWN, 0),
+        f"{page.name}/{experiment}-{name}.csv",
+        "published" in name,
+    )
+
+
+def _cell(value: object) -> Cell:
+    return Cell(shown(value), _number(value))
+
+
+def _number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def shown(value: object) -> str:
+    """A value as a person reads it: four digits, local folders without the way to them.
+
+    >>> shown(1.23456), shown(None), shown([3, 4]), shown("/home/me/models/small"), shown(True)
+    ('1.235', '', '3, 4', 'small', 'yes')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(item)}" for key, item in value.items())
+    return short(str(value))
+
+
+def short(text: str) -> str:
+    """Paths of this machine mean nothing elsewhere: their last part is left."""
+    return re.sub(r"(?<![\w./])/(?:[\w.@+-]+/)+([\w.@+-]+)", r"\1", text)
+
+
+def _line(about: Row) -> str:
+    """A machine and its versions in one line."""
+    if not about:
+        return ""
+    place = about["processor"] if about["device"] == "cpu" else about["device"]
+    versions = ", ".join(
+        f"{name} {about[name]}" for name in ("outrider", "torch", "transformers", "python")
+    )
+    return f"{place}, {about['cores']} cores, {versions}"

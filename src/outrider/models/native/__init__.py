@@ -1,0 +1,126 @@
+"""What stands between a Llama's products, compiled, for bfloat16 on a CPU: three calls a layer.
+
+A row is computed in one order whatever stands beside it (`kernels.c`), so no form of a call has to
+be tried at load, and none is padded.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outrider.models.between import Shape
+from outrider.models.cache import SlotLayer
+from outrider.models.native import build
+from outrider.models.rounding import Rounding
+from outrider.types import Nodes
+
+#: Every count of nodes and every width is as good as any other.
+ROUNDING = Rounding(skipped=())
+LANES, WIDEST = 16, 256  #: of kernels.c
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of kernels.c."""
+
+    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads")]
+
+
+def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str | None:
+    """Why a model with weights like these runs torch's operators; None: it need not."""
+    if like.device.type != "cpu" or like.dtype != torch.bfloat16:
+        return "compiled for bfloat16 on a CPU alone"
+    if act not in ("silu", "swish") or shape.size > WIDEST:
+        return f"compiled for silu and heads of up to {WIDEST} alone"
+    if shape.size % LANES or hidden % LANES or inner % LANES:
+        return f"compiled for widths that are multiples of {LANES}"
+    return build.unbuilt()
+
+
+class Compiled:
+    """The kernels for one model; raises RuntimeError where `unfit` says why."""
+
+    def __init__(self, shape: Shape, cos: Tensor, sin: Tensor) -> None:
+        self.shape, self.cos, self.sin = shape, cos, sin
+        library = build.library()
+        self.reach = _typed(library, "outrider_reach", [_POINTER] * 4)
+        self.attend = _typed(library, "outrider_attend", [_POINTER] * 11)
+        widths = [_WHOLE] * 3  # rows, width, threads
+        self.norm = _typed(library, "outrider_norm", [*widths, ctypes.c_float, *[_POINTER] * 5])
+        self.gate = _typed(library, "outrider_gate", [*widths, _POINTER, _POINTER])
+
+    def weight(self, weight_E: Tensor) -> Tensor:
+        """As it is."""
+        return weight_E.detach().contiguous()
+
+    def open(self, nodes: Nodes) -> "_Call":
+        """How far each node sees, and its rotary factors."""
+        return _Call(self, nodes)
+
+
+def _typed(library: ctypes.CDLL, name: str, types: list[type]) -> Callable[..., int]:
+    """A function of the library that takes these."""
+    function = library[name]
+    function.argtypes = types
+    called: Callable[..., int] = function
+    return called
+
+
+class _Call:
+    def __init__(self, of: Compiled, nodes: Nodes) -> None:
+        self.of = of
+        self.threads = torch.get_num_threads()
+        self.nodes = Nodes(*(table.contiguous() for table in nodes))
+        batch, queries, wide = nodes.visible_BQW.shape
+        self.cos, self.sin = of.cos[nodes.positions_BQ], of.sin[nodes.positions_BQ]
+        self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
+        shape = of.shape
+        self.sizes = _Sizes(
+            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads
+        )
+        self.at = ctypes.addressof(self.sizes)
+        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
+        of.reach(self.at, *self.read)
+        self.tables = [t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ)]
+
+    def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """One call for the sum and its norm."""
+        state = state.contiguous()
+        normed = torch.empty_like(state)
+        total, added = state, None
+        if more is not None:
+            more = more.contiguous()
+            total, added = torch.empty_like(state), more.data_ptr()
+        width = state.shape[-1]
+        self.of.norm(
+            state.numel() // width, width, self.threads, self.of.shape.eps,
+            state.data_ptr(), added, weight.data_ptr(), total.data_ptr(), normed.data_ptr(),
+        )  # fmt: skip
+        return total, normed
+
+    def attend(self, qkv: Tensor, store: SlotLayer) -> Tensor:
+        """Rotation, cache and attention in one call."""
+        shape = self.of.shape
+        batch, queries, _ = qkv.shape
+        keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
+        self.sizes.there = keys.shape[2]
+        self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        out = qkv.new_empty(batch, queries, shape.heads * shape.size)
+        failed = self.of.attend(
+            self.at, qkv.data_ptr(), *self.tables, keys.data_ptr(), values.data_ptr(), *self.read,
+            out.data_ptr(),
+        )  # fmt: skip
+        if failed == 1:
+            raise MemoryError(f"no memory for the scores of {self.sizes.W} slots")
+        if failed:
+            raise IndexError(f"a node beyond the {keys.shape[2]} slots of the cache")
+        return out
+
+    def gate(self, both: Tensor) -> Tensor:
+        """One call for both."""
+        out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+        rows = both.numel() // both.shape[-1]
+        self.of.gate(rows, out.shape[-1], self.threads, both.data_ptr(), out.data_ptr())
+        return out

@@ -1,0 +1,245 @@
+"""`/v1/audio/transcriptions`: OpenAI's form, and its answers, for a Whisper model."""
+
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import Request as HttpRequest
+from fastapi import UploadFile
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from outrider.errors import AudioError, OutriderError
+from outrider.server.counts import Counts
+from outrider.server.faults import Refusal, response, told, unknown_model
+from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
+from outrider.server.serving import unless_gone
+from outrider.server.spoken import LANE, Heard, Spoken
+from outrider.text.speech import audio
+from outrider.text.speech.audio import Samples
+from outrider.text.speech.formats import written
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.result import Segment, Transcript
+from outrider.text.speech.settings import TEMPERATURES, Settings
+from outrider.text.speech.vocabulary import language_name
+
+MOST_SECONDS = 4 * 3600.0  #: of a recording; a small file may hold much silence
+
+Blocks = AsyncGenerator[Heard, None]
+
+
+class TranscriptionForm(BaseModel):
+    """`POST /v1/audio/transcriptions`, a form of several parts. No field but these."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    file: UploadFile
+    model: str
+    language: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
+    temperature: float = Field(0.0, ge=0, le=1)
+    timestamp_granularities: list[Literal["word", "segment"]] = Field(
+        [], alias="timestamp_granularities[]"
+    )
+    stream: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    timeout: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TranscriptionForm":
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise ValueError("timestamp_granularities need response_format 'verbose_json'")
+        if self.stream and self.response_format not in ("json", "text"):
+            raise ValueError("a stream has text alone: response_format must be 'json' or 'text'")
+        return self
+
+
+@dataclass(frozen=True)
+class Ear:
+    """Transcribes what clients send, by one loop."""
+
+    hearing: Hearing
+    names: tuple[str, ...]
+    loop: Loop
+    counts: Counts
+    timeout: float
+
+    async def answer(self, http: HttpRequest, form: TranscriptionForm) -> Response:
+        """The transcript, or a stream of it."""
+        try:
+            settings = self._settings(form)
+            raw = await form.file.read()
+            samples = await asyncio.to_thread(self._samples, raw, form.file.filename or "")
+        except Exception as error:
+            return response(error)
+        wait = min(form.timeout or self.timeout, self.timeout)
+        blocks = self._blocks(Spoken(samples, settings), time.monotonic() + wait)
+        try:
+            first = await unless_gone(http, anext(blocks))
+        except Exception as error:
+            if isinstance(error, Full):
+                self.counts.refused.inc()
+            return response(error)
+        if first is None:
+            await blocks.aclose()
+            return Response(status_code=499)
+        if form.stream:
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            events = self._events(first, blocks)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+        async def rest() -> Transcript | None:
+            last = first
+            async for heard in blocks:
+                last = heard
+            return last.transcript
+
+        try:
+            transcript = await unless_gone(http, rest())
+        except Exception as error:
+            return response(error)
+        if transcript is None:
+            return Response(status_code=499)
+        return _whole(transcript, form)
+
+    def _settings(self, form: TranscriptionForm) -> Settings:
+        if form.model not in self.names:
+            raise unknown_model(form.model, self.names)
+        try:
+            self.hearing.vocabulary.language(form.language, self.hearing.name)
+        except OutriderError as error:
+            raise Refusal(str(error), "language") from error
+        return Settings(
+            language=form.language,
+            temperature=form.temperature or TEMPERATURES,
+            initial_prompt=form.prompt,
+            timestamps="word" if "word" in form.timestamp_granularities else "segment",
+            seed=form.seed,
+        )
+
+    def _samples(self, raw: bytes, name: str) -> Samples:
+        """What was sent as samples; the file that it is read from is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            path = Path(folder) / f"recording{Path(name).suffix[:8]}"
+            path.write_bytes(raw)
+            try:
+                recording = audio.look(path, 0, None, self.hearing.rate)
+                if recording.seconds > MOST_SECONDS:
+                    raise Refusal(f"the recording has more than {MOST_SECONDS:g} seconds", "file")
+                return recording.read(self.hearing.rate)
+            except AudioError as error:
+                said = str(error).replace(str(path), "the recording")
+                raise Refusal(said, "file") from error
+
+    async def _blocks(self, spoken: Spoken, deadline: float) -> Blocks:
+        """What is heard, as it comes. Raises what went wrong; ends what is left then."""
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        ticket = Ticket(LANE, spoken, inbox.put_nowait, deadline)
+        try:
+            self.loop.submit([ticket])
+        except Stopped as error:
+            raise self.loop.fault or error from error
+        try:
+            while True:
+                event = await inbox.get()
+                if event.error is not None:
+                    raise event.error
+                assert isinstance(event.block, Heard)
+                if event.block.transcript is not None:
+                    self.counts.heard(event.block.transcript, ticket)
+                yield event.block
+                if event.over:
+                    return
+        finally:
+            if not ticket.over:
+                self.loop.cancel(ticket)
+
+    async def _events(self, first: Heard, blocks: Blocks) -> AsyncIterator[bytes]:
+        """Server-sent events, one for each segment; a fault is the last event."""
+        text = ""
+
+        def of(heard: Heard) -> list[dict[str, Any]]:
+            nonlocal text
+            found: list[dict[str, Any]] = []
+            for segment in heard.segments:
+                delta = segment.text if text else segment.text.lstrip()
+                text += delta
+                if delta:
+                    found.append({"type": "transcript.text.delta", "delta": delta})
+            if heard.transcript is not None:
+                usage = _usage(heard.transcript)
+                done = {"type": "transcript.text.done", "text": heard.transcript.text}
+                found.append(done | {"usage": usage})
+            return found
+
+        try:
+            for event in of(first):
+                yield _event(event)
+            async for heard in blocks:
+                for event in of(heard):
+                    yield _event(event)
+        except Exception as error:
+            yield _event(told(error)[1])
+        finally:
+            await blocks.aclose()
+
+
+def _event(told: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(told).encode() + b"\n\n"
+
+
+def _usage(transcript: Transcript) -> dict[str, Any]:
+    """What was heard, in seconds begun."""
+    return {"type": "duration", "seconds": math.ceil(transcript.duration)}
+
+
+def _whole(transcript: Transcript, form: TranscriptionForm) -> Response:
+    kind = form.response_format
+    if kind == "json":
+        return JSONResponse({"text": transcript.text, "usage": _usage(transcript)})
+    if kind == "text":
+        return PlainTextResponse(transcript.text + "\n")
+    if kind in ("srt", "vtt"):
+        return PlainTextResponse(written(transcript, kind))
+    return JSONResponse(_verbose(transcript, form.timestamp_granularities or ["segment"]))
+
+
+def _verbose(transcript: Transcript, granularities: list[Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "task": "transcribe",
+        "language": language_name(transcript.language or "en"),
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "usage": _usage(transcript),
+    }
+    if "segment" in granularities:
+        whole["segments"] = [_segment(at, one) for at, one in enumerate(transcript.segments)]
+    if "word" in granularities:
+        whole["words"] = [
+            {"word": word.word.strip(), "start": word.start, "end": word.end}
+            for segment in transcript.segments
+            for word in segment.words or ()
+        ]
+    return whole
+
+
+def _segment(number: int, segment: Segment) -> dict[str, Any]:
+    return {
+        "id": number,
+        "seek": segment.seek,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }

@@ -1,0 +1,154 @@
+"""Prompts that begin alike are read once: entries are copied, texts stay what they are."""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from requests_alone import LONG, engine_of
+
+from outrider import Limits, Sampling
+from outrider.engine import seating
+from outrider.engine.engine import Run
+from outrider.engine.request import Request
+from outrider.models.causal import CausalModel
+from outrider.models.prefixes import LEAST, WORTH, Prefixes
+from tiny import DRAFTERS, pair
+
+MEGABYTE = 1 << 20
+HEAD = LONG[:100]
+#: Alike in part, as a whole, longer, and nothing alike.
+PROMPTS = [[*HEAD, 7, 9], [*HEAD, 8], [*HEAD, 8], [*HEAD, 8, 3, 3], [*LONG[:40], 5], [9, 9, 4]]
+
+
+@contextmanager
+def counted(monkeypatch):
+    """Counts the nodes that each model is asked for: rows times tokens."""
+    nodes, forward = Counter(), CausalModel.forward
+
+    def count(model, cache, asked, **options):
+        nodes[model] += asked.tokens_BQ.numel()
+        return forward(model, cache, asked, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalModel, "forward", count)
+        yield nodes
+
+
+def texts(engine, prompts, prefixes, seats=3, budget=9):
+    """The text of each prompt, and how much of it was copied."""
+    run = Run(engine, seats, 256, prefixes=prefixes)
+    requests = [
+        Request(prompt, Sampling(0.9, seed=seed), Limits(budget))
+        for seed, prompt in enumerate(prompts)
+    ]
+    run.submit_all(requests)
+    run.close()
+    found = [[] for _ in prompts]
+    for block in run:
+        found[block.row] += block.token_ids
+    return found, [run.cached(number) for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize("name", [n for n in DRAFTERS if not n.startswith("coupled")])
+def test_texts_are_those_without_copies(name):
+    engine = engine_of(name)
+    prefixes = Prefixes(MEGABYTE)
+    expected, nothing = texts(engine, PROMPTS, None)
+    assert nothing == [0] * len(PROMPTS)
+    found, copied = texts(engine, PROMPTS, prefixes)
+    assert found == expected
+    again, all_copied = texts(engine, PROMPTS, prefixes)
+    assert again == expected
+    if engine.drafter.taps:
+        assert len(prefixes) == 0
+        assert copied == all_copied == nothing
+        return
+    assert sum(copied) >= 3 * len(HEAD)
+    assert all_copied == [len(prompt) - 1 for prompt in PROMPTS]
+
+
+def test_a_copy_of_another_beginning_is_seen(monkeypatch):
+    """The negative control: a text that goes on from a prefix that is not its own is another."""
+    engine = engine_of("coupled chain")
+    expected, _ = texts(engine, PROMPTS, None)
+    prefixes, other = Prefixes(MEGABYTE), [*LONG[1:101], 8]
+    texts(engine, [other], prefixes)
+    monkeypatch.setattr(prefixes, "common", lambda one, known: min(len(one), len(known)))
+    assert texts(engine, PROMPTS, prefixes)[0] != expected
+
+
+def test_a_prompt_in_common_is_read_once(monkeypatch):
+    engine = engine_of("chain")
+    target, small = pair()
+    prompts = [[*HEAD, 5]] * 4
+    with counted(monkeypatch) as nodes:
+        texts(engine, prompts, None, seats=4, budget=1)
+    apart = nodes[target], nodes[small]
+    with counted(monkeypatch) as nodes:
+        texts(engine, prompts, Prefixes(MEGABYTE), seats=4, budget=1)
+    saved = 3 * len(HEAD)
+    assert apart[0] - nodes[target] == saved
+    assert apart[1] - nodes[small] == saved
+
+
+def test_copies_come_in_beside_those_who_run(monkeypatch):
+    """A request whose prompt is known sits down at once, not after pieces of other prompts."""
+    monkeypatch.setattr(seating, "CHUNK", 8)
+    prefixes = Prefixes(MEGABYTE)
+    run = Run(engine_of("chain"), 4, 256, prefixes=prefixes)
+    run.submit(Request([*HEAD, 7], Sampling(0), Limits(60)))
+    run.step()
+    numbers = run.submit_all([Request([*HEAD, 7], Sampling(0), Limits(60))] * 2)
+    blocks = run.step()
+    assert {block.row for block in blocks} == {0, *numbers}
+    assert [run.cached(number) for number in numbers] == [len(HEAD)] * 2
+
+
+def test_the_last_ones_are_kept_and_no_more():
+    target, _ = pair()
+    engine = engine_of("root")
+    one = Prefixes(MEGABYTE)
+    texts(engine, [HEAD], one, budget=1)
+    size = one.bytes
+    assert size > 0
+    prefixes = Prefixes(2 * size)
+    first, second, third = ([at, *HEAD[1:]] for at in (1, 2, 3))
+    for prompt in (first, second, first, third):
+        texts(engine, [prompt], prefixes, budget=1)
+    known = [prefixes.known(target, prompt) for prompt in (first, second, third)]
+    assert known == [len(HEAD) - 1, 0, len(HEAD) - 1]
+    assert prefixes.bytes == 2 * size
+    longer = [*first, 5, 5]
+    texts(engine, [longer], prefixes, budget=1)
+    assert len(prefixes) == 2  # in place of the one that it goes on from
+    assert prefixes.known(target, first) == len(HEAD) - 1
+    small = Prefixes(size - 1)
+    assert texts(engine, [first] * 3, small, budget=1)[1] == [0, 0, 0]
+    assert small.bytes == len(small) == 0
+
+
+def test_little_in_common_is_not_worth_a_copy():
+    target, _ = pair()
+    prefixes = Prefixes(MEGABYTE)
+    texts(engine_of("root"), [HEAD], prefixes, budget=1)
+    assert prefixes.known(target, [*HEAD[: LEAST - 1], 1, 1]) == 0
+    assert prefixes.known(target, [*HEAD[:LEAST], 1, 1]) == LEAST
+    assert prefixes.known(target, [*HEAD[:3], 1]) == 3
+    far = [[at, *LONG[1 : WORTH + 20], at] for at in (1, 1, 2)]
+    assert prefixes.together(target, far) == [0, 2]
+    near = [[*LONG[100:130], at, at] for at in (1, 2)]
+    assert prefixes.together(target, near) == [0, 1]
+
+
+def test_nothing_is_kept_after_a_row_with_nan():
+    """Nobody is given entries of a model that went wrong."""
+    prefixes = Prefixes(MEGABYTE)
+    run = Run(engine_of("root"), 2, 256, prefixes=prefixes)
+    run.submit(Request(HEAD, Sampling(0), Limits(9)))
+    run.submit(Request([1, 2, 3], Sampling(0), Limits(9)))
+    run.step()
+    assert len(prefixes) == 2
+    run._ledger.entries[0].poisoned = True
+    run.end(0)
+    run.step()
+    assert len(prefixes) == 0

@@ -1,0 +1,310 @@
+"""Compiled kernels compute what stands between a Llama's products, rows alike in every call."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from outrider.models import CausalModel, LlamaRunner, native
+from outrider.models.cache import SlotCache
+from outrider.models.native import build
+from outrider.models.nodes import causal
+from outrider.testing import models
+from outrider.types import Nodes
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def compiler():
+    if build.unbuilt():
+        pytest.skip(f"kernels are not compiled here: {build.unbuilt()}")
+
+
+def call_of(heads, kv_heads, size, nodes):
+    shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, size=size, eps=1e-5)
+    tables = torch.randn(2, 512, size, generator=torch.Generator().manual_seed(size)).to(BF16)
+    return native.Compiled(shape, *tables).open(nodes), tables
+
+
+def filled(rows, kv_heads, size, slots):
+    """A cache full of old entries."""
+    cache = SlotCache(1, rows, slots)
+    keys, values = cache.layers[0].buffers(kv_heads, size, torch.zeros(1, dtype=BF16))
+    keys.normal_()
+    values.normal_()
+    return cache, keys, values
+
+
+def in_double(qkv, tables, nodes, keys, values, heads, kv_heads):
+    """The same by torch in float64, and keys as they come to stand."""
+    batch, queries, _ = qkv.shape
+    size, wide = keys.shape[-1], nodes.visible_BQW.shape[-1]
+    cos, sin = (table[nodes.positions_BQ][:, :, None].double() for table in tables)
+    x = qkv.view(batch, queries, -1, size).double()
+    turned = x * cos + x.roll(size // 2, -1) * sin
+    keys, values = keys.clone(), values.clone()
+    for row, slots in enumerate(nodes.slots_BQ):
+        keys[row][:, slots] = turned[row, :, heads : heads + kv_heads].transpose(0, 1).to(BF16)
+        values[row][:, slots] = x[row, :, heads + kv_heads :].transpose(0, 1).to(BF16)
+    near = [t[:, :, :wide].double().repeat_interleave(heads // kv_heads, 1) for t in (keys, values)]
+    mask = nodes.visible_BQW[:, None]
+    out = F.scaled_dot_product_attention(turned[:, :, :heads].transpose(1, 2), *near, mask)
+    return out.transpose(1, 2).reshape(batch, queries, -1), keys, values
+
+
+def random_nodes(batch, queries, tree):
+    """Ragged rows of up to 180 tokens; a tree's nodes see each other at random."""
+    first = torch.randint(1, 180, (batch, 1))
+    slots = first + torch.arange(queries)
+    nodes = causal(torch.zeros_like(slots), slots, 256)
+    if not tree:
+        return nodes
+    seen = nodes.visible_BQW & (torch.rand(batch, queries, 256) < 0.5)
+    seen.scatter_(2, slots[..., None], True)
+    return Nodes(slots, slots, slots, seen)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "batch", "queries"),
+    [(4, 4, 64, 8, 1), (9, 3, 64, 2, 5), (4, 2, 16, 3, 7), (4, 1, 80, 1, 40), (2, 2, 128, 2, 3)],
+)
+@torch.inference_mode()
+def test_attention_is_attention(heads, kv_heads, size, batch, queries, tree):
+    torch.manual_seed(heads + queries)
+    nodes = random_nodes(batch, queries, tree)
+    qkv = torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(BF16)
+    cache, keys, values = filled(batch, kv_heads, size, 300)
+    call, tables = call_of(heads, kv_heads, size, nodes)
+    expected, *stored = in_double(qkv, tables, nodes, keys, values, heads, kv_heads)
+    out = call.attend(qkv, cache.layers[0])
+    torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(keys.double(), stored[0].double(), rtol=2**-7, atol=1e-6)
+    assert torch.equal(values, stored[1])
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_norms_and_gates():
+    torch.manual_seed(0)
+    call, _ = call_of(2, 2, 16, random_nodes(1, 1, False))
+    state, more, weight = torch.randn(3, 5, 48).to(BF16)
+    total, normed = call.norm(state[None], more[None], weight[0])
+    assert torch.equal(total[0], state + more)
+    expected = F.rms_norm((state + more).double(), (48,), weight[0].double(), 1e-5)
+    torch.testing.assert_close(normed[0].double(), expected, rtol=2**-7, atol=0)
+    alone, _ = call.norm(state[None], None, weight[0])
+    assert torch.equal(alone[0], state)
+    both = 30 * torch.randn(4, 96).to(BF16)
+    gate, up = both.double().chunk(2, -1)
+    expected = F.silu(gate) * up
+    torch.testing.assert_close(call.gate(both).double(), expected, rtol=2**-7, atol=1e-30)
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_row():
+    torch.manual_seed(1)
+    nodes = random_nodes(3, 2, False)
+    qkv = torch.randn(3, 2, 6 * 16).to(BF16)
+    cache, _, _ = filled(3, 2, 16, 300)
+    clean = call_of(2, 2, 16, nodes)[0].attend(qkv, cache.layers[0])
+    qkv[1] = torch.nan
+    out = call_of(2, 2, 16, nodes)[0].attend(qkv, cache.layers[0])
+    assert out[1].isnan().all()
+    assert torch.equal(out[[0, 2]], clean[[0, 2]])
+    call, weight = call_of(2, 2, 16, nodes)[0], torch.ones(96, dtype=BF16)
+    for x in (call.norm(qkv, qkv, weight)[1], call.gate(qkv)):
+        assert x.isnan().flatten(1).all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_a_node_that_sees_nothing_says_nothing():
+    nodes = random_nodes(2, 1, False)
+    nodes.visible_BQW[1] = False
+    cache, _, _ = filled(2, 2, 16, 300)
+    out = call_of(2, 2, 16, nodes)[0].attend(torch.randn(2, 1, 96).to(BF16), cache.layers[0])
+    assert out[0].any()
+    assert not out[1].any()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("slots", [40, 200])
+def test_slots_that_are_not_there_are_refused(slots):
+    at = torch.tensor([[slots - 1, slots]])
+    nodes = causal(at, at, slots)
+    cache, keys, _ = filled(1, 2, 16, slots)
+    before = keys.clone()
+    with torch.inference_mode(), pytest.raises(IndexError, match=f"beyond the {slots} slots"):
+        call_of(2, 2, 16, nodes)[0].attend(torch.randn(1, 2, 96).to(BF16), cache.layers[0])
+    assert torch.equal(keys, before)
+
+
+def compiled_attention(call, qkv, cache):
+    return call.attend(qkv, cache.layers[0])
+
+
+def summed_otherwise(call, qkv, cache):
+    """Another order of sums where a call has more than one row: what must not be."""
+    out = call.attend(qkv, cache.layers[0])
+    return out if len(qkv) == 1 else (out.float() * (1 + 2**-8)).to(BF16)
+
+
+def rows_alike(attend):
+    """Whether a row has the same bits node by node, in pieces, beside others, in wide calls."""
+    torch.manual_seed(5)
+    qkv = torch.randn(3, 24, (6 + 2 * 3) * 64).to(BF16)
+    old = torch.randn(2, 3, 3, 400, 64).to(BF16)
+    found = []
+    for rows, pieces, wide, threads in [
+        ([1], [24], 192, 1),
+        ([1], [1] * 24, 256, 1),
+        ([0, 1, 2], [5, 1, 18], 400, 2),
+        ([1, 2], [3] * 8, 200, 1),
+    ]:
+        cache, *entries = filled(len(rows), 3, 64, 400)
+        for buffer, was in zip(entries, old, strict=True):
+            buffer.copy_(was[rows])
+        parts, start = [], 150
+        torch.set_num_threads(threads)
+        for size in pieces:
+            at = torch.arange(start, start + size).expand(len(rows), -1)
+            call, _ = call_of(6, 3, 64, causal(at, at, wide))
+            here = slice(start - 150, start - 150 + size)
+            parts.append(attend(call, qkv[rows, here].contiguous(), cache)[rows.index(1)])
+            start += size
+        found.append(torch.cat(parts))
+    return all(torch.equal(x, found[0]) for x in found)
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_rows_are_alike_in_every_call():
+    threads = torch.get_num_threads()
+    try:
+        assert rows_alike(compiled_attention)
+        assert not rows_alike(summed_otherwise)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def below_a_text(places):
+    """Attention [H E] of the last node of a path whose nodes lie so far behind a text of 131 slots.
+
+    The values of the path are large and cancel: what is left shows the order of the sum.
+    """
+    torch.manual_seed(9)
+    qkv = torch.randn(1, len(places), 3, 4, 64)
+    qkv[:, :, 1] = qkv[:, :1, 1]  # one key, so that all have one weight
+    qkv[:, :, 2] *= 1e4
+    qkv[:, 1::2, 2] = -qkv[:, ::2, 2]
+    cache, _, _ = filled(1, 4, 64, 256)
+    slots = 131 + torch.tensor([places])
+    visible = (torch.arange(200) < 131).repeat(1, len(places), 1)
+    for node in range(len(places)):
+        visible[0, node, slots[0, : node + 1]] = True
+    nodes = Nodes(slots, torch.full_like(slots, 131), slots, visible)
+    return call_of(4, 4, 64, nodes)[0].attend(qkv.to(BF16).flatten(2), cache.layers[0])[0, -1]
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_a_node_of_a_tree_adds_as_its_path_alone():
+    alone = below_a_text([0, 1, 2, 3, 4, 5])
+    assert torch.equal(below_a_text([0, 2, 3, 7, 8, 21]), alone)
+    assert torch.equal(below_a_text([1, 20, 21, 22, 37, 60]), alone)
+    assert not torch.equal(below_a_text([5, 2, 1, 3, 4, 0]), alone)  # in another order
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_llama_in_bfloat16_is_compiled():
+    settings = {"head_dim": 16, "num_key_value_heads": 2}
+    model = models.llama(**settings)
+    ids = torch.randint(32, (1, 60), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(ids).logits
+        theirs = model.to(BF16)(ids).logits - expected
+        driven = CausalModel(LlamaRunner(model, False))
+        assert driven.runner.means == "a lean decoder, compiled"
+        nodes = causal(ids, torch.arange(60)[None], 128)
+        logits, states = driven.forward(driven.open(1, 128), nodes, taps=(0, 1, -1))
+        few, last = driven.forward(driven.open(1, 128), nodes, last=2, taps=(1, -1))
+    assert (logits - expected).norm() < 1.05 * theirs.norm()  # no worse than transformers rounds
+    assert torch.equal(few, logits[:, -2:])
+    assert torch.equal(last[0], states[1][:, -2:])
+    assert torch.equal(last[1], states[2][:, -2:])
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: models.llama(), "bfloat16 on a CPU"),
+        (lambda: models.llama(head_dim=8).to(BF16), "multiples of 16"),
+        (lambda: models.llama(head_dim=16, hidden_act="gelu").to(BF16), "silu"),
+    ],
+)
+def test_what_does_not_fit_runs_torchs_operators_and_says_so(model, why):
+    means = LlamaRunner(model(), False).means
+    assert means.startswith("a lean decoder, torch's operators: ")
+    assert why in means
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """As in a new process of a user without a cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build._found.cache_clear()
+    yield monkeypatch
+    build._found.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("CC", "no-such-compiler", "'no-such-compiler' is not there"),
+        ("CC", "false", "'false' failed"),
+        ("OUTRIDER_COMPILED", "0", "OUTRIDER_COMPILED is 0"),
+    ],
+)
+def test_without_a_compiler_torchs_operators_run(fresh, tmp_path, name, value, why):
+    fresh.setenv(name, value)
+    runner = LlamaRunner(models.llama(head_dim=16).to(BF16), False)
+    assert why in runner.means
+    with pytest.raises(RuntimeError, match=why.split(" ")[-1]):
+        build.library()
+    assert not [*tmp_path.rglob("*.so"), *tmp_path.rglob("*.tmp")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_library_is_built_once_and_has_the_same_bits_on_plainer_processors(fresh, tmp_path):
+    if not shutil.which("cc"):
+        pytest.skip("needs cc")
+    assert build.unbuilt() is None
+    (library,) = tmp_path.rglob("*.so")
+    written = library.stat().st_mtime_ns
+    build._found.cache_clear()
+    assert build.unbuilt() is None
+    assert library.stat().st_mtime_ns == written
+
+    def answers():
+        torch.manual_seed(2)
+        nodes = random_nodes(2, 5, True)
+        qkv = torch.randn(2, 5, 8 * 64).to(BF16)
+        cache, keys, _ = filled(2, 2, 64, 300)
+        with torch.inference_mode():
+            call, _ = call_of(4, 2, 64, nodes)
+            _, normed = call.norm(qkv, qkv, torch.ones(512, dtype=BF16))
+            return call.attend(qkv, cache.layers[0]), keys, normed, call.gate(qkv)
+
+    tuned = answers()
+    fresh.setattr(build, "TUNED", ("-march=x86-64-v3",))  # without vectors of sixteen
+    build._found.cache_clear()
+    assert build.unbuilt() is None
+    assert len([*tmp_path.rglob("*.so")]) == 2
+    assert all(torch.equal(a, b) for a, b in zip(tuned, answers(), strict=True))
