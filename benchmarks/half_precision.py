@@ -1,13 +1,14 @@
 """bfloat16 on a CPU: whether texts stay what they are, and what that costs against a checkout.
 
     python benchmarks/half_precision.py neighbours             # the shipped pair by a longer row
-    python benchmarks/half_precision.py chains MODEL [--tokens 96] [--count 48]
+    python benchmarks/half_precision.py chains MODEL [--tokens 96] [--count 48] [--trees]
     python benchmarks/half_precision.py speed OLD [MODEL] [--rounds 5]
 
 `neighbours` counts coupled texts (T = 0.8, prompts of 60, 130, 200 and 250 tokens) that are the
 same alone and beside a row of 330 tokens; `chains` counts texts of prompt lookup and of a draft
-made of the target's own layers that equal plain decoding's, greedy and coupled at T = 0.7; both
-exit with 1 if one differs. `speed` runs the same work here and in another checkout (made with
+made of the target's own layers that equal plain decoding's, greedy and coupled at T = 0.7, with
+`--trees` those of recall's trees, too, which are the same where kernels are compiled; both exit
+with 1 if one differs. `speed` runs the same work here and in another checkout (made with
 `git worktree add OLD COMMIT`), in turns, and prints the ratio of the least times: one thread's CPU
 time per step, prefill left out.
 """
@@ -24,11 +25,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import six_kinds
 import torch
 
 import outrider
 from outrider import Limits, Request, Run, Sampling, Stop
+from outrider.lab.tasks.prompts import tasks, token_ids
 
 HERE = Path(__file__).resolve().parent.parent
 PAIR = Path(outrider.__file__).parent / "pair"
@@ -89,9 +90,8 @@ def chains(asked: Any) -> bool:
     lookup = {"drafter": "prompt_lookup", "num_speculative_tokens": 8}
     layers = len(plain.engine.target.open(1, 128).layers)
     draft = {"draft_layers": (0, 1, layers - 2, layers - 1), "num_speculative_tokens": 4}
-    prompts = [
-        six_kinds.token_ids(plain.tokenizer, one) for one in six_kinds.prompts(asked.count // 6)
-    ]
+    tree = {"drafter": "recall", "drafter_options": {"chain": False}, "planner": "fixed"}
+    prompts = [token_ids(plain.tokenizer, one.turns) for one in tasks(asked.count // 6)]
     good = True
     for temperature in asked.temperatures:
         coupled = {"coupled": True} if temperature else {}
@@ -101,8 +101,11 @@ def chains(asked: Any) -> bool:
         texts = [
             texts_of(usual, ids, how, stop) for ids, how in zip(prompts, settings, strict=True)
         ]
-        for name, how in (("lookup 8", lookup), ("draft chain 4", draft)):
-            extra = {"rule": "match"} if temperature and name == "lookup 8" else coupled
+        arms = [("lookup 8", lookup), ("draft chain 4", draft)]
+        if asked.trees:
+            arms.append(("recall's trees", tree))
+        for name, how in arms:
+            extra = {"rule": "match"} if temperature and how is not draft else coupled
             made = outrider.load(asked.model, **how, **extra, **HOW)
             each = zip(texts, prompts, settings, strict=True)
             pairs = [(text, texts_of(made, ids, one, stop)) for text, ids, one in each]
@@ -178,6 +181,7 @@ def main() -> int:
     two.add_argument("--tokens", type=int, default=96)
     two.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     two.add_argument("--count", type=int, default=48)
+    two.add_argument("--trees", action="store_true")
     three = commands.add_parser("speed")
     three.add_argument("old")
     three.add_argument("model", nargs="?")

@@ -50,6 +50,8 @@ def places(tmp_path):
         ("compare --device gpu", "'cpu', 'cuda'"),
         ("certify --matrix {0}", "results go to a file"),
         ("certify --matrix {0}/text", "line 1 of"),
+        ("certify --matrix {0}/new --only recal", "Did you mean 'recall'?"),
+        ("certify --only recall", "--only chooses drafters of --matrix"),
         ("certify --prompts {0}", "cannot read prompts"),
         ("certify --prompts {0}/latin", "UTF-8"),
         ("certify --prompts {0}/field", "prompt field"),

@@ -193,6 +193,34 @@ def test_rows_are_alike_in_every_call():
         torch.set_num_threads(threads)
 
 
+def below_a_text(places):
+    """Attention [H E] of the last node of a path whose nodes lie so far behind a text of 131 slots.
+
+    The values of the path are large and cancel: what is left shows the order of the sum.
+    """
+    torch.manual_seed(9)
+    qkv = torch.randn(1, len(places), 3, 4, 64)
+    qkv[:, :, 1] = qkv[:, :1, 1]  # one key, so that all have one weight
+    qkv[:, :, 2] *= 1e4
+    qkv[:, 1::2, 2] = -qkv[:, ::2, 2]
+    cache, _, _ = filled(1, 4, 64, 256)
+    slots = 131 + torch.tensor([places])
+    visible = (torch.arange(200) < 131).repeat(1, len(places), 1)
+    for node in range(len(places)):
+        visible[0, node, slots[0, : node + 1]] = True
+    nodes = Nodes(slots, torch.full_like(slots, 131), slots, visible)
+    return call_of(4, 4, 64, nodes)[0].attend(qkv.to(BF16).flatten(2), cache.layers[0])[0, -1]
+
+
+@pytest.mark.usefixtures("compiler")
+@torch.inference_mode()
+def test_a_node_of_a_tree_adds_as_its_path_alone():
+    alone = below_a_text([0, 1, 2, 3, 4, 5])
+    assert torch.equal(below_a_text([0, 2, 3, 7, 8, 21]), alone)
+    assert torch.equal(below_a_text([1, 20, 21, 22, 37, 60]), alone)
+    assert not torch.equal(below_a_text([5, 2, 1, 3, 4, 0]), alone)  # in another order
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_llama_in_bfloat16_is_compiled():
     settings = {"head_dim": 16, "num_key_value_heads": 2}

@@ -1,34 +1,19 @@
 """What PyTorch's profiler and the operating system say of one call: its time, its memory."""
 
-import os
 import re
-import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from outrider.lab.quiet import quiet_profiler
+
 Result = TypeVar("Result")
 _NAME = "outrider: profiled call"
 _STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing that C++ code says reaches stderr: some builds of the profiler report every start."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def profiled(call: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
@@ -39,7 +24,7 @@ def profiled(call: Callable[[], Result], device: torch.device) -> tuple[Result, 
     """
     cuda = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with _quiet(), profile(activities=kinds) as seen:
+    with quiet_profiler(), profile(activities=kinds) as seen:
         with record_function(_NAME):
             result = call()
         if cuda:
@@ -52,7 +37,7 @@ def profiled(call: Callable[[], Result], device: torch.device) -> tuple[Result, 
 
 def allocated(call: Callable[[], object]) -> float:
     """Megabytes that one call allocates on the host: PyTorch's allocations and NumPy's peak."""
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     torch_bytes = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
     tracemalloc.start()

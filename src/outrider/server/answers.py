@@ -1,5 +1,6 @@
 """Events as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ Entry: TypeAlias = dict[str, Any]
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell no block sizes
+_FILLING = secrets.token_hex(_PADDED)
 
 
 def absorb(choice: Choice, block: HostBlock) -> TextBlock:
@@ -200,6 +202,7 @@ class Writer:
     told: bool = True
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    _begun: str = field(init=False, default="")
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every object begins with."""
@@ -224,8 +227,16 @@ class Writer:
         told = {"metrics": metrics(choices)} if self.told else {}
         return {"usage": usage(choices)} | told
 
+    def event(self, pieces: Sequence[dict[str, Any]], **more: object) -> str:
+        """Choices' pieces as a chunk of a stream, in JSON; what every chunk begins with is written
+        once."""
+        if not self._begun:
+            self._begun = json.dumps(self.head(self.form.chunk))[:-1] + ', "choices": '
+        rest = json.dumps(more)[1:-1]
+        return self._begun + json.dumps(pieces) + (f", {rest}}}" if rest else "}")
+
     def opening(self, choice: Choice, echo: bool) -> dict[str, Any] | None:
-        """What a stream tells of a choice before anything is decoded, if anything."""
+        """The piece that a stream tells of a choice before anything is decoded, if any."""
         piece: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
         if isinstance(self.form, Chats):
             piece["delta"] = {"role": "assistant", "content": ""}
@@ -233,14 +244,13 @@ class Writer:
             piece |= self.form.more(self.words.text(choice.request.asked))
         else:
             return None
-        return self.head(self.form.chunk) | {"choices": [piece]}
+        return piece
 
-    def chunk(
+    def more(
         self, choice: Choice, text: str, since: int, reason: str | None, **more: object
     ) -> dict[str, Any]:
         """A part of an answer: the text since a number of tokens."""
-        piece = self._piece(choice, self.form.more(text), since, reason) | more
-        return self.head(self.form.chunk) | {"choices": [piece]}
+        return self._piece(choice, self.form.more(text), since, reason) | more
 
     def _text(self, choice: Choice, echo: bool) -> str:
         before = self.words.text(choice.request.asked) if echo else ""
@@ -285,5 +295,5 @@ class Writer:
 
 
 def padding(size: int) -> str:
-    """Characters that fill an event of so many bytes up."""
-    return secrets.token_hex(_PADDED)[: -size % _PADDED]
+    """Characters that fill an event of so many bytes up. Their number matters, not which."""
+    return _FILLING[: -size % _PADDED]

@@ -144,7 +144,7 @@ class Serving:
             for choice in going.choices:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
-                    yield _event(opening, options)
+                    yield event(writer.event([opening]), options)
             for choice, said in first:
                 for part in _chunks(choice, said, writer, options):
                     yield part
@@ -152,8 +152,7 @@ class Serving:
                 for part in _chunks(choice, said, writer, options):
                     yield part
             if options.include_usage:
-                last = writer.head(writer.form.chunk) | {"choices": []}
-                yield _event(last | writer.tail(going.choices), options)
+                yield event(writer.event([], **writer.tail(going.choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
@@ -184,10 +183,10 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         }
     reason = said.finish_reason
     if options.chunk_tokens is None or len(said.token_ids) < 2:
-        return [_event(writer.chunk(choice, said.text, since, reason, **more), options)]
-    return [
-        _event(chunk, options) for chunk in _by_token(choice, said, since, reason, writer, more)
-    ]
+        pieces = [writer.more(choice, said.text, since, reason, **more)]
+    else:
+        pieces = _by_token(choice, said, since, reason, writer, more)
+    return [event(writer.event([piece]), options) for piece in pieces]
 
 
 def _by_token(
@@ -203,7 +202,7 @@ def _by_token(
     cuts = [0, *(min(end, len(said.text)) for end in ends), len(said.text)]
     pieces = [said.text[start:stop] for start, stop in pairwise(cuts)]
     logs = writer.logs(choice, since)
-    chunks = []
+    parts = []
     for at, piece in enumerate(pieces):
         last = at == len(pieces) - 1
         extra: dict[str, object] = {"logprobs": _nth(logs, at)}
@@ -211,8 +210,8 @@ def _by_token(
             extra["token_ids"] = said.token_ids[at : at + 1]
         if last:
             extra |= more
-        chunks.append(writer.chunk(choice, piece, since, reason if last else None, **extra))
-    return chunks
+        parts.append(writer.more(choice, piece, since, reason if last else None, **extra))
+    return parts
 
 
 def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
@@ -225,11 +224,10 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def _event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
+def event(text: str, options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
-    text = json.dumps(chunk)
-    if options.include_obfuscation:
-        size = len(text.encode()) + len(', "obfuscation": ""')
+    if options.include_obfuscation:  # JSON is ASCII here: characters are bytes
+        size = len(text) + len(', "obfuscation": ""')
         text = f'{text[:-1]}, "obfuscation": "{padding(size)}"}}'
     return b"data: " + text.encode() + b"\n\n"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outrider import verifiers
 from outrider.drafters import DraftModel
-from outrider.lab import bandwidth, intervals, measure
+from outrider.lab import bandwidth, drawing, intervals, measure
 from outrider.lab.equivalence import equivalence
 from outrider.lab.papers import published, record
 from outrider.lab.papers.score_code import parses, similarity
@@ -124,7 +124,7 @@ def run(
 ) -> dict[str, list[record.Row]]:
     """Measure what is missing, write and return the tables."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     arms = {PLAIN: pair.plain(), FAST: _speculative(pair)}
     asked = [record.of_prompts([one.ids for one in task.prompts]) for task in tasks]
     settings = {
@@ -274,7 +274,7 @@ def draw(
     tables: dict[str, list[record.Row]], amount: Amount, limit: bandwidth.Ceiling, out: Path
 ) -> None:
     """Milliseconds per token beside the ceiling, and the differences of scores in their margin."""
-    plt = record.pyplot()
+    plt = drawing.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
     groups = list(dict.fromkeys((row["task"], row["law"]) for row in tables["table-1"]))
     for shift, (arm, colour) in enumerate(((PLAIN, "C0"), (FAST, "C1"))):
@@ -303,5 +303,5 @@ def draw(
     axes[1].invert_yaxis()
     axes[1].set_xlabel("score of speculative less ordinary sampling, 90 % intervals")
     axes[1].legend(fontsize=8)
-    record.save(figure, out, "chen")
+    drawing.save(figure, out, "chen")
     plt.close(figure)

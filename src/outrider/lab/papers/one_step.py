@@ -13,6 +13,7 @@ from outrider import Limits, ops, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree
 from outrider.engine import step
 from outrider.engine.request import Request
+from outrider.lab import drawing
 from outrider.lab.papers import record
 from outrider.lab.papers.trees import Arm
 from outrider.laws.sampling import Sampling
@@ -109,7 +110,7 @@ def run(
 ) -> dict[str, list[record.Row]]:
     """The nodes of every tree as a table, and the picture."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     draft_model = record.draft_of(pair)
     prompt = prompts[0]["prompt"].rstrip()
     found = {f"{arm.method} {arm.tree}": taken(pair, draft_model, arm, prompt, how) for arm in ARMS}
@@ -146,7 +147,7 @@ def run(
 
 def draw(found: dict[str, tuple[list[Node], str]], prompt: str, how: Sampling, out: Path) -> None:
     """A panel a tree: levels downwards, kept tokens green, refused ones red, the next one blue."""
-    plt = record.pyplot()
+    plt = drawing.pyplot()
     figure, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 6), layout="constrained")
     for axis, (name, (nodes, following)) in zip(axes, found.items(), strict=True):
         _panel(axis, nodes, following)
@@ -161,7 +162,7 @@ def draw(found: dict[str, tuple[list[Node], str]], prompt: str, how: Sampling, o
     handles = [plt.Line2D([], [], color=c, marker="s", linestyle="", label=n)
                for n, c in COLOURS.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
-    record.save(figure, out, "tree")
+    drawing.save(figure, out, "tree")
     plt.close(figure)
 
 

@@ -8,7 +8,8 @@ import typer
 
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
-from outrider.lab.papers.record import folder, pyplot
+from outrider.lab.drawing import pyplot
+from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
 from outrider.load import CORRECTOR, load, shipped
 from outrider.text.speculator import Speculator

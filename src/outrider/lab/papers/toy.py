@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outrider.lab import drawing
 from outrider.lab.papers import published, record
 from outrider.theory import node, transport
 from outrider.theory.node import Array
@@ -57,7 +58,7 @@ def maps(points: int = 101) -> dict[str, Array]:
 def run(out: Path, points: int = 101, pictures: bool = True) -> list[record.Row]:
     """Heat maps, their means, and a CSV of the whole grid."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     found = maps(points)
     here = round(0.4 * (points - 1)), round(0.3 * (points - 1))
     rows: list[record.Row] = [
@@ -85,15 +86,14 @@ def run(out: Path, points: int = 101, pictures: bool = True) -> list[record.Row]
 
 
 def _draw(found: dict[str, Array], out: Path) -> None:
-    plt = record.pyplot()
-    figure, axes = plt.subplots(3, 4, figsize=(15, 11), sharex=True, sharey=True)
-    for axis, (name, grid) in zip(axes.flat, found.items(), strict=True):
+    figure, axes = drawing.panels(3, 4, (15, 11))
+    every = [axis for line in axes for axis in line]
+    for axis, (name, grid) in zip(every, found.items(), strict=True):
         image = axis.imshow(grid, origin="lower", extent=(0, 1, 0, 1), vmin=0, vmax=1)
-        axis.set_title(f"{name}: mean {grid.mean():.3f}", fontsize=8)
+        axis.set_title(f"{name}\nmean {grid.mean():.3f}", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("draft P(1)")
-    for axis in axes[:, 0]:
+    for axis, *_ in axes:
         axis.set_ylabel("target P(1)")
-    figure.colorbar(image, ax=axes, label="acceptance", shrink=0.8)
-    record.save(figure, out, "toy")
-    plt.close(figure)
+    figure.colorbar(image, ax=every, label="acceptance", shrink=0.8)
+    drawing.save(figure, out, "toy")

@@ -73,9 +73,10 @@ def wagner(
     seed: options.Seed = 0,
 ) -> None:
     """Wagner et al. 2024, tables 1-8: verification time in transformers' assisted generation."""
+    from outrider.lab.drawing import pyplot
     from outrider.lab.papers import wagner_pictures, wagner_tables
     from outrider.lab.papers.commands import console, show
-    from outrider.lab.papers.record import Store, folder, pyplot
+    from outrider.lab.papers.record import Store, folder
     from outrider.lab.papers.score import ready
 
     if bound is not None and not 0 < bound < float("inf"):

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from outrider.lab.papers import record
+from outrider.lab import drawing
 from outrider.lab.papers.record import Row
 from outrider.lab.papers.wagner_tables import Tables
 
 
 def draw(settings: Row, tables: Tables, out: Path) -> None:
     """One picture of four panels, `wagner.png` and `.svg`; what the paper prints is dotted."""
-    plt = record.pyplot()
+    plt = drawing.pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(13, 9.5), layout="constrained")
     _gains(axes[0, 0], tables)
     _over_gamma(axes[0, 1], tables, "step ms", "ms", "profiled time of a step, ms (figure 3)")
@@ -21,7 +21,7 @@ def draw(settings: Row, tables: Tables, out: Path) -> None:
         axis.set_xlabel("initial gamma")
     title = f"{settings['pair']}: {settings['device']}, {settings['dtype']}, T = 1"
     figure.suptitle(title, fontsize=10)
-    record.save(figure, out, "wagner")
+    drawing.save(figure, out, "wagner")
     plt.close(figure)
 
 

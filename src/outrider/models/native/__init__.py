@@ -75,14 +75,13 @@ class _Call:
         self.nodes = Nodes(*(table.contiguous() for table in nodes))
         batch, queries, wide = nodes.visible_BQW.shape
         self.cos, self.sin = of.cos[nodes.positions_BQ], of.sin[nodes.positions_BQ]
-        self.stop = torch.empty(2, batch, queries, dtype=torch.int32)
+        self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
         shape = of.shape
         self.sizes = _Sizes(
             batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads
         )
         self.at = ctypes.addressof(self.sizes)
-        stop, whole = self.stop
-        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, stop, whole)]
+        self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
         of.reach(self.at, *self.read)
         self.tables = [t.data_ptr() for t in (self.cos, self.sin, self.nodes.slots_BQ)]
 

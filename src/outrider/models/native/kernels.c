@@ -133,7 +133,7 @@ static inline __attribute__((always_inline)) lanes dots(
     return totals(sums);
 }
 
-/* Sums of weighted values over slots [first, stop) for `few` queries, 16 * `wide` numbers of them. */
+/* Sums of weighted values over the first `stop` slots, 16 * `wide` numbers of them each. */
 static inline __attribute__((always_inline)) void weigh(
     float *sums, const float *weights, int64_t row, const half *values, int size, int64_t stop,
     const int few, const int wide) {
@@ -176,14 +176,15 @@ typedef struct {
     int64_t threads;
 } Sizes;
 
-/* How far each query sees, [B, Q], and whether it sees everything before; `visible` [B, Q, W]. */
-void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *stop, int32_t *whole) {
-    for (int64_t q = 0; q < at->B * at->Q; q++, visible += at->W) {
-        int64_t last = at->W, seen = 0;
-        while (last > 0 && !visible[last - 1]) last--;
-        for (int64_t s = 0; s < last; s++) seen += visible[s];
-        stop[q] = last;
-        whole[q] = seen == last;
+/* How many slots each node sees, [B, Q], and how many of them come before the first that it does
+ * not see; `visible` [B, Q, W]. */
+void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *count, int32_t *ahead) {
+    for (int64_t node = 0; node < at->B * at->Q; node++, visible += at->W) {
+        int64_t first = 0, seen = 0;
+        while (first < at->W && visible[first]) first++;
+        for (int64_t s = first; s < at->W; s++) seen += visible[s] != 0;
+        ahead[node] = first;
+        count[node] = first + seen;
     }
 }
 
@@ -215,75 +216,105 @@ static void note(
     }
 }
 
-/* softmax(q k' / sqrt(E)) v for up to BLOCK of the queries over one head of keys and values. */
+/* The slots that a node sees behind the first that it does not see, in their order. */
+static void listed(const uint8_t *visible, int64_t ahead, int64_t count, int32_t *slots) {
+    for (int64_t s = ahead; ahead < count; s++)
+        if (visible[s]) slots[ahead++] = s;
+}
+
+/* softmax(q k' / sqrt(E)) v for up to BLOCK of the queries over one head of keys and values.
+ *
+ * What a query sees is counted without gaps: the third slot that it sees is its third, wherever it
+ * lies. So a node of a tree adds as it would if its path stood alone. `scores` [BLOCK, W'] and
+ * `places` [BLOCK, W'] are room, W' is W in whole lanes. */
 static inline __attribute__((always_inline)) void answer(
-    const Sizes *at, const int64_t E, const half *qkv, const half *cos, const half *sin, const half *keys,
-    const half *values, const uint8_t *visible, const int32_t *stop, const int32_t *whole,
-    half *out, int64_t b, int64_t k, int64_t first, int few, float *scores) {
+    const Sizes *at, const int64_t E, const half *qkv, const half *cos, const half *sin,
+    const half *keys, const half *values, const uint8_t *visible, const int32_t *count,
+    const int32_t *ahead, half *out, int64_t b, int64_t k, int64_t first, int few, float *scores,
+    int32_t *places) {
     _Alignas(64) float query[BLOCK][WIDEST], block[LANES * WIDEST], sums[BLOCK * WIDEST];
     const int64_t groups = at->H / at->K, row = (at->W + LANES - 1) / LANES * LANES;
     const float scale = 1.0f / sqrtf((float)E);
-    int64_t nodes[BLOCK], heads[BLOCK], most = 0;
+    int64_t nodes[BLOCK], heads[BLOCK], sees[BLOCK], most = 0, common = at->W;
+    int gaps = 0;
     for (int q = 0; q < few; q++) {
         nodes[q] = b * at->Q + (first + q) / groups;
         heads[q] = k * groups + (first + q) % groups;
         const half *from = qkv + (nodes[q] * (at->H + 2 * at->K) + heads[q]) * E;
         turn(query[q], from, cos + nodes[q] * E, sin + nodes[q] * E, E);
         for (int64_t e = 0; e < E; e++) query[q][e] *= scale;
-        if (stop[nodes[q]] > most) most = stop[nodes[q]];
+        int64_t near = ahead[nodes[q]];
+        sees[q] = count[nodes[q]];
+        if (sees[q] > most) most = sees[q];
+        if (near < common) common = near;
+        if (near < sees[q]) {
+            gaps = 1;
+            listed(visible + nodes[q] * at->W, near, sees[q], places + q * row);
+        }
     }
+    if (!gaps) common = most; /* what some do not see yet has no weight for them */
+    for (int q = 0; q < few; q++)
+        for (int64_t s = common; s < ahead[nodes[q]]; s++) places[q * row + s] = s;
     keys += b * at->seat + k * at->head;
     values += b * at->seat + k * at->head;
-    const marks count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int64_t s = 0; s < most; s += LANES) {
-        int64_t there = most - s < LANES ? most - s : LANES;
+    const marks number = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t s = 0; s < common; s += LANES) {
+        int64_t there = common - s < LANES ? common - s : LANES;
         for (int64_t e = 0; e < there * E; e += LANES)
             *(lanes *)(block + e) = load(keys + s * E + e);
         for (int64_t e = 0; e < there * E; e += 32) __builtin_prefetch(values + s * E + e);
         memset(block + there * E, 0, (LANES - there) * E * sizeof(float));
-        for (int q = 0; q < few; q++) {
-            lanes score = dots(query[q], block, E);
-            int32_t left = stop[nodes[q]] - s;
-            marks seen = count < left;
-            if (!whole[nodes[q]]) {
-                const uint8_t *shown = visible + nodes[q] * at->W + s;
-                for (int i = 0; i < there; i++) seen[i] &= -(int32_t)(shown[i] != 0);
-            }
-            *(lanes *)(scores + q * row + s) = choose(seen, score, all(-INFINITY));
-        }
+        for (int q = 0; q < few; q++)
+            *(lanes *)(scores + q * row + s) =
+                choose(number < (int32_t)(sees[q] - s), dots(query[q], block, E), all(-INFINITY));
     }
     float rest[BLOCK];
     for (int q = 0; q < few; q++) {
+        float *mine = scores + q * row;
+        int64_t end = gaps ? sees[q] : most;
+        for (int64_t s = common; s < end; s += LANES) { /* none without gaps */
+            int64_t there = end - s < LANES ? end - s : LANES;
+            for (int64_t i = 0; i < there; i++)
+                for (int64_t e = 0; e < E; e += LANES)
+                    *(lanes *)(block + i * E + e) = load(keys + places[q * row + s + i] * E + e);
+            memset(block + there * E, 0, (LANES - there) * E * sizeof(float));
+            lanes score = dots(query[q], block, E);
+            memcpy(mine + s, &score, there * sizeof(float));
+        }
+        for (int64_t s = end; s % LANES; s++) mine[s] = -INFINITY;
         lanes top = all(-3.0e38f), sum = {0};
-        for (int64_t s = 0; s < most; s += LANES)
-            top = widest(top, *(lanes *)(scores + q * row + s));
+        for (int64_t s = 0; s < end; s += LANES) top = widest(top, *(lanes *)(mine + s));
         float best = top[0];
         for (int i = 1; i < LANES; i++) best = top[i] > best ? top[i] : best;
-        for (int64_t s = 0; s < most; s += LANES) {
-            lanes *here = (lanes *)(scores + q * row + s);
+        for (int64_t s = 0; s < end; s += LANES) {
+            lanes *here = (lanes *)(mine + s);
             *here = exp_(*here - best);
             sum += *here;
         }
         rest[q] = total(sum);
     }
-    weighed(sums, scores, row, values, E, most, few);
+    weighed(sums, scores, row, values, E, common, few);
     for (int q = 0; q < few; q++) {
         half *to = out + (nodes[q] * at->H + heads[q]) * E;
         float share = rest[q] == 0 ? 0 : 1 / rest[q]; /* nothing is seen: nothing is said */
-        for (int64_t e = 0; e < E; e += LANES)
-            store(to + e, *(lanes *)(sums + q * WIDEST + e) * share);
+        for (int64_t e = 0; e < E; e += LANES) {
+            lanes sum = *(lanes *)(sums + q * WIDEST + e);
+            for (int64_t s = common; gaps && s < sees[q]; s++)
+                sum = fma_(all(scores[q * row + s]), load(values + places[q * row + s] * E + e), sum);
+            store(to + e, sum * share);
+        }
     }
 }
 
 #define ANSWER(size)                                                                             \
-    answer(at, size, qkv, cos, sin, keys, values, visible, stop, whole, out, pair / at->K,       \
-           pair % at->K, first, some, scores)
+    answer(at, size, qkv, cos, sin, keys, values, visible, count, ahead, out, pair / at->K,      \
+           pair % at->K, first, some, scores, places)
 
 /* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E].
  * Returns 1 without memory for the scores, 2 for a slot that is not there. */
 int outrider_attend(
     const Sizes *at, const half *qkv, const half *cos, const half *sin, const int64_t *slots,
-    half *keys, half *values, const uint8_t *visible, const int32_t *stop, const int32_t *whole,
+    half *keys, half *values, const uint8_t *visible, const int32_t *count, const int32_t *ahead,
     half *out) {
     const int64_t rows = at->Q * (at->H / at->K), blocks = (rows + BLOCK - 1) / BLOCK;
     const int64_t tasks = at->B * at->K * blocks;
@@ -294,7 +325,8 @@ int outrider_attend(
     if (at->W > at->there) return 2;
 #pragma omp parallel num_threads(at->threads) if (at->threads > 1)
     {
-        float *scores = aligned_alloc(64, BLOCK * row * sizeof(float));
+        float *scores = aligned_alloc(64, 2 * BLOCK * row * sizeof(float));
+        int32_t *places = (int32_t *)(scores + BLOCK * row);
         if (!scores) failed = 1;
 #pragma omp for
         for (int64_t task = 0; task < at->B * at->K; task++)
