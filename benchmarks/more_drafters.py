@@ -22,7 +22,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import six_kinds
 import torch
 
 import outrider
@@ -32,6 +31,7 @@ from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table, count
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.lab.prompts import read_prompts
+from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.load import shipped
 from outrider.models.part import part
 from outrider.text.tokens import encode
@@ -170,8 +170,8 @@ def main() -> None:
         speculator = outrider.load(asked.model, drafter="root", **fixed)
         target, out = speculator.engine.target, OUT_OF_MODEL
         table = library(speculator.tokenizer, target.vocab_size)
-        texts = six_kinds.prompts(-(-most // 6))
-        prompts = [six_kinds.token_ids(speculator.tokenizer, text) for text in texts]
+        asked_of = tasks(-(-most // 6))
+        prompts = [token_ids(speculator.tokenizer, task.turns) for task in asked_of]
     eos = () if asked.model is None else tuple(speculator.eos_ids)
     for temperature in asked.temperature or ([0.0, 1.0] if asked.model is None else [0.0, 0.7]):
         arms = {n: Arm(Engine(target, one)) for n, one in alone(target, table, out).items()}

@@ -1,4 +1,4 @@
-"""Drafters without a second model on forty-eight prompts of six kinds: what they gain over plain.
+"""Drafters without a second model on prompts of six kinds: what they gain over plain.
 
     python benchmarks/recall.py MODEL                      # T = 0 and 0.7, 128 tokens each
     python benchmarks/recall.py MODEL --quick              # minutes: one prompt of each kind
@@ -8,7 +8,7 @@
 MODEL is a folder of a chat model, as SmolLM2-135M-Instruct. Arms take turns prompt by prompt in one
 process on one thread, and the clock is that thread's CPU time, prompts included. The arm
 "transformers" is its own prompt lookup in the same dtype, at the number of tokens that is best on
-the first prompts. The prompts: benchmarks/six_kinds.py.
+the first prompts. The prompts: `outrider.lab.tasks`.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import six_kinds
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +27,7 @@ import outrider
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
 from outrider.drafters import Recall, Suffix
 from outrider.engine.planner import Adaptive
+from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.types import Drafter
 
 torch.set_num_threads(1)
@@ -134,8 +134,8 @@ def best_of_theirs(
 
 def jobs_of(tokenizer: Any, each: int, rows: int) -> list[Job]:
     """Prompts in groups of `rows`; a group of one has a kind."""
-    prompts = six_kinds.prompts(each)
-    ids = [six_kinds.token_ids(tokenizer, prompt) for prompt in prompts]
+    prompts = tasks(each)
+    ids = [token_ids(tokenizer, task.turns) for task in prompts]
     numbers = range(0, len(ids), rows)
     return [
         Job(

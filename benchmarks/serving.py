@@ -1,6 +1,7 @@
 """What serving costs and withstands, on loopback with real clients.
 
     python benchmarks/serving.py edge     # 8 streams through HTTP against the batch alone
+    python benchmarks/serving.py slow     # 7 streams beside one that is read a byte a second
     python benchmarks/serving.py soak     # 64 clients on 8 rows for a minute: nobody is lost
     python benchmarks/serving.py kill     # the server is killed in mid-load, another takes over
     python benchmarks/serving.py shared   # 8 prompts with 400 tokens in common, copied or read
@@ -10,6 +11,8 @@ Every command takes --target (default: the shipped pair) and prints one JSON doc
 """
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
 import random
@@ -63,6 +66,12 @@ class Server:
         options = {"model": self.name, "max_tokens": 48, "temperature": 0.8} | options
         return self.client.completions.create(prompt=prompt, **options)
 
+    def worked(self):
+        """Seconds that its processor has worked."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self, how=signal.SIGINT):
         """End it; SIGKILL leaves it no time for anything."""
         self.process.send_signal(how)
@@ -70,52 +79,113 @@ class Server:
 
 
 def edge(args):
-    """Tokens a second of 8 streams through HTTP, and of the same requests in a batch alone."""
+    """Tokens a second of 8 streams through HTTP, and of the same requests in a live batch alone.
+
+    Both live on from turn to turn, so both planners know the same. By wall time, the client
+    included, and by the time that the server's processor and the batch's thread have worked.
+    """
     import outrider
+    from outrider.models.prefixes import Prefixes
+    from outrider.server.lanes import COUPLED, Lanes
 
     server = Server(args, 8)
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
-
-    def stream(at):
-        """One stream; how many tokens came."""
-        chunks = server.write(
-            prompts[at], seed=at, stream=True, max_tokens=96, stream_options={"include_usage": True}
-        )
-        return next(chunk.usage for chunk in chunks if chunk.usage).completion_tokens
-
     speculator = outrider.load(args.target, dtype=args.dtype, threads=1)
-    engine = outrider.Engine(
-        speculator.engine.target,
-        coupled(speculator.engine.drafter),
-        "match",
-        speculator.engine.planner,
-        speculator.engine.costs,
-    )
-    stops = outrider.Limits(96, speculator.eos_ids)
-    rates = {"http": [], "batch": []}
+    run = outrider.Run(Lanes(speculator.engine)[COUPLED], 8, 512, prefixes=Prefixes(256 << 20))
+    ends = outrider.Limits(96, speculator.eos_ids)
+    requests = [
+        outrider.Request(
+            speculator.tokenizer(prompt)["input_ids"], outrider.Sampling(0.8, seed=at), ends
+        )
+        for at, prompt in enumerate(prompts)
+    ]
+
+    def alone():
+        """The batch's tokens."""
+        numbers, count = run.submit_all(requests), 0
+        while not run.done:
+            count += sum(len(block.token_ids) for block in run.step())
+        for number in numbers:
+            run.forget(number)
+        return count
+
+    def through():
+        """The streams' tokens."""
+        return sum(pool.map(lambda at: streamed(server, prompts[at], at), range(8)))
+
+    found = {"http": [], "batch": [], "http by processor": [], "batch by processor": []}
     with ThreadPoolExecutor(8) as pool:
-        for turn in range(args.repeats + 1):
-            started = time.perf_counter()
-            tokens = sum(pool.map(stream, range(8)))
-            through = tokens / (time.perf_counter() - started)
-            ids = [speculator.tokenizer(prompt)["input_ids"] for prompt in prompts]
-            seeds = [outrider.Sampling(0.8, seed=at) for at in range(8)]
-            started = time.perf_counter()
-            count = sum(len(block.token_ids) for block in engine.run(ids, seeds, stops))
-            alone = count / (time.perf_counter() - started)
-            if turn:  # the first one warms up
-                rates["http"].append(through)
-                rates["batch"].append(alone)
+        for turn in range(args.repeats + 2):
+            for name, work, clock in (
+                ("http", through, server.worked),
+                ("batch", alone, time.thread_time),
+            ):
+                started, before = time.perf_counter(), clock()
+                tokens = work()
+                if turn > 1:  # the first ones warm up
+                    found[name].append(tokens / (time.perf_counter() - started))
+                    found[f"{name} by processor"].append(tokens / (clock() - before))
     server.stop()
-    ratios = [h / b for h, b in zip(rates["http"], rates["batch"], strict=True)]
-    return {"tokens_per_second": rates, "ratio": statistics.median(ratios)}
+    return {
+        "tokens_per_second": found,
+        "ratio": ratio(found["http"], found["batch"]),
+        "ratio_by_processor": ratio(found["http by processor"], found["batch by processor"]),
+    }
 
 
-def coupled(drafter):
-    """As the server drafts for seeded requests."""
-    from outrider.server.lanes import coupled as own
+def ratio(mine, theirs):
+    """Of the medians."""
+    return statistics.median(mine) / statistics.median(theirs)
 
-    return own(drafter)
+
+def streamed(server, prompt, seed):
+    """How many tokens one stream has brought, read as bytes: the client costs next to nothing."""
+    body = {"model": server.name, "prompt": prompt, "seed": seed, "max_tokens": 96}
+    body |= {"temperature": 0.8, "stream": True, "stream_options": {"include_usage": True}}
+    client = http.client.HTTPConnection("127.0.0.1", server.port)
+    client.request(
+        "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+    )
+    last = [line for line in client.getresponse().read().split(b"\n\n") if b'"usage"' in line][-1]
+    client.close()
+    return json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"]
+
+
+def slow(args):
+    """Tokens a second of 7 streams alone, and beside one that is read a byte a second."""
+    server = Server(args, 8)
+    rates = {"alone": [], "beside": []}
+    ask = {"model": server.name, "prompt": PROMPTS[0], "seed": 9, "max_tokens": 400}
+    data = json.dumps(ask | {"stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with ThreadPoolExecutor(8) as pool:
+
+        def fast():
+            """The seven, three times each."""
+            started = time.perf_counter()
+            each = [pool.submit(streamed, server, PROMPTS[at % 4], at) for at in [*range(7)] * 3]
+            return sum(one.result() for one in each) / (time.perf_counter() - started)
+
+        fast()
+        for _ in range(args.repeats):
+            rates["alone"].append(fast())
+            with socket.create_connection(("127.0.0.1", server.port)) as raw:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                raw.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+                time.sleep(2.0)  # its own text is written meanwhile, to nobody
+                done = pool.submit(sip, raw)
+                rates["beside"].append(fast())
+                raw.shutdown(socket.SHUT_RDWR)
+                done.result()
+    server.stop()
+    return {"tokens_per_second": rates, "ratio": ratio(rates["beside"], rates["alone"])}
+
+
+def sip(raw):
+    """A byte a second until it is closed."""
+    with contextlib.suppress(OSError):
+        while raw.recv(1):
+            time.sleep(1.0)
 
 
 def soak(args):
@@ -241,7 +311,7 @@ def shared(args):
 def main():
     """One of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["edge", "soak", "kill", "seeds", "shared"])
+    parser.add_argument("what", choices=["edge", "slow", "soak", "kill", "seeds", "shared"])
     parser.add_argument("--target")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--clients", type=int, default=64)

@@ -64,3 +64,21 @@ def held_out():
 
     lines = packaged("heldout_prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].rstrip() for line in lines[::12]]
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One Chromium for all tests of pages."""
+    from browsing import opened
+
+    with opened() as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(chromium):
+    """It, with nothing left of an earlier test's page."""
+    chromium.get("about:blank")
+    for log in ("browser", "performance"):
+        chromium.get_log(log)
+    return chromium

@@ -187,6 +187,7 @@ EXCEPTIONS = {
     "models/shallow_source.py:": "reads a draft folder before any run",
     "models/seq2seq/kinds.py:": "looks at a source when it comes and when its encoder reads it",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
+    "models/sharded/orders.py:receive": "orders travel between hosts, on a CPU",
     "laws/replay.py:": "processors are tried out before a run",
     "laws/processors.py:": "processors of transformers are Python",
 }

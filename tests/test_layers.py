@@ -57,6 +57,7 @@ HOMES = {
     "starlette": {"server"},
     "pydantic": {"server"},
     "llguidance": {"server"},
+    "ray": {"server"},
     "uvicorn": {"cli"},
     "prometheus_client": {"server"},
 }
@@ -176,7 +177,7 @@ def test_importing_outrider_loads_nothing_optional():
     import subprocess
     import sys
 
-    heavy = ["matplotlib", "fastapi", "uvicorn", "typer", "rich"]
+    heavy = ["matplotlib", "ray", "fastapi", "uvicorn", "typer", "rich"]
     code = f"import outrider, sys; sys.exit(','.join(m for m in {heavy} if m in sys.modules) or 0)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

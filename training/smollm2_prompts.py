@@ -5,7 +5,7 @@
 writes `prompts.jsonl` (questions, stories, small jobs on passages of documentation and on code),
 whose answers the model itself writes, and `texts.jsonl` (passages of Python's own documentation).
 Every twentieth prompt is held out; those are on subjects of their own. Wording is this project's;
-passages are Python's (PSF licence). Subjects of `benchmarks/six_kinds.py` are left out.
+passages are Python's (PSF licence). Subjects on which heads have been judged are left out.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ Write a Python function that {}.|Write a Python program that {}, and explain it 
  do I write code that {}?|Write a short class in Python that {}.
 """.replace("\n", "").split("|")
 
-#: What the benchmark's free-text prompts are about.
+#: What free-text prompts were about on which heads were judged.
 JUDGED = ("vaccines", "bicycles", "prime number", "learning a language", "lighthouse", "baker")
 HELD = 20  #: every so manieth prompt is held out
 

@@ -12,7 +12,7 @@ import torch
 from gpu_stages.card import Card
 from gpu_stages.plan import Item
 from gpu_stages.verification import launches_of
-from outrider.lab.papers import wagner, wagner_pairs
+from outrider.lab.papers import wagner, wagner_pairs, wagner_tables
 
 VOCABULARIES = (32_000, 50_257, 51_864, 151_936)
 
@@ -32,11 +32,12 @@ def protocol(card: Card, dtype: str) -> dict[str, Any]:
     """`outrider bench wagner` on the shipped pair in this dtype, and on a large vocabulary."""
     if card.rehearse:
         pair = wagner_pairs.tiny_pair(40)
-        told = wagner.run(pair, gammas=(2,), prompts=1, tokens=4, large_vocab=None)
+        told = wagner_tables.run(pair, gammas=(2,), prompts=1, tokens=4, large=False)
     else:
         pair = wagner_pairs.shipped_pair(8, card.device, dtype=dtype)
-        told = wagner.run(pair, quick=True, large_vocab=151_936)
-    return told | {"dtype": dtype}
+        told = wagner_tables.run(pair, quick=True)
+    settings, tables = told
+    return settings | tables
 
 
 def calls(card: Card, vocab: int) -> dict[str, Any]:

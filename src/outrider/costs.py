@@ -11,6 +11,16 @@ from typing import NamedTuple
 from outrider.errors import ConfigurationError
 
 
+class Sizes(NamedTuple):
+    """What one model's step reads and computes, whole: the bytes and operations of all devices."""
+
+    weight_bytes: float  #: read once a step, whatever is in it
+    kv_bytes: float  #: of the cache, for one token of context
+    parameters: float  #: that a token is multiplied with: two operations each
+    layers: int = 0  #: for all-reduces, two in each
+    attention: float = 0.0  #: operations for one node and one token of context
+
+
 class Curve(NamedTuple):
     """Milliseconds by a number, measured at some of its values."""
 

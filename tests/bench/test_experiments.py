@@ -80,7 +80,7 @@ def test_toy_means(tmp_path):
         ("one: rejection, block (SD)", 0.6634),
         ("two iid: multi-round (SpecInfer)", 0.7467),
         ("two iid: K-SEQ (SpecTr)", 0.7630),
-        ("two iid: transport bound", 0.7957),
+        ("two iid: OTM, the bound (SpecTr)", 0.7957),
         ("two without: recursive, traversal (RSD)", 0.9901),
     ):
         assert rows[name]["mean acceptance"] == pytest.approx(mean, abs=5e-5)
@@ -142,12 +142,14 @@ def test_toy_bounds_and_coupling_are_what_they_are_called():
             both = transport.by_subsets(
                 p, lambda h, q=q: 1.0 if len(h) == 2 else float(q[h[0]] == 1)
             )
-            assert found["two iid: transport bound"][i, j] == pytest.approx(iid, abs=1e-12)
+            assert found["two iid: OTM, the bound (SpecTr)"][i, j] == pytest.approx(iid, abs=1e-12)
             assert found["two without: transport bound"][i, j] == pytest.approx(both, abs=1e-12)
             assert found["one: coupled"][i, j] == pytest.approx(1 - abs(d - t), abs=1e-12)
-    assert set(found) == {*JUDGED, "two iid: transport bound", "two without: transport bound"} | {
-        "one: coupled"
-    }
+    assert set(found) == {
+        *JUDGED,
+        "two iid: OTM, the bound (SpecTr)",
+        "two without: transport bound",
+    } | {"one: coupled"}
 
 
 class _Words:

@@ -159,11 +159,17 @@ def test_speeds_and_signs():
 
 @pytest.mark.parametrize(
     ("worse", "each", "verdict"),
-    [(0.0, 4, "yes"), (0.1, 20, "yes"), (0.4, 4, "no"), (0.4, 3, "open: fewer than 20 prompts")],
+    [
+        (0.0, 4, "equal"),
+        (0.1, 20, "equal"),
+        (0.2, 4, "open"),
+        (0.6, 4, "different"),
+        (0.6, 3, "fewer than 20 prompts"),
+    ],
 )
 def test_scores_are_equal_only_if_they_are_shown_to_be(worse, each, verdict):
     row = tables.main_scores(made_up(worse=worse, each=each))[1]
-    assert row["equal within 0.1"] == verdict
+    assert row["within 0.1"] == verdict
     assert row["difference"] == pytest.approx(-worse / 2)
 
 

@@ -199,7 +199,8 @@ def test_the_device_path_accepts_the_same_prefix_in_the_interpreter(seed):
 
 def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
     """Both functions on every step of a real generation, with the same uniforms."""
-    from outrider.lab.papers.wagner import generate, shipped_pair
+    from outrider.lab.papers.wagner import generate
+    from outrider.lab.papers.wagner_pairs import shipped_pair
 
     counts = []
 
@@ -214,7 +215,7 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
         return ours, m
 
     monkeypatch.setattr(utils, fast.NAME, lambda *a, assistant_ensemble_weight=None: both(*a))
-    text = generate(shipped_pair(1), 0, 30, None, seed=4)
+    text = generate(shipped_pair(1), 0, 30, 5, seed=4, heuristic=True)
     assert len(text) == 30
     assert len(counts) > 3
     assert sum(counts) > 0
@@ -222,7 +223,8 @@ def test_the_shipped_pair_accepts_the_same_prefix_at_every_step(monkeypatch):
 
 def _recorded(prompts, tokens):
     """(draft logits, target logits) of every step of real generations of the shipped pair."""
-    from outrider.lab.papers.wagner import Calls, generate, measured, shipped_pair
+    from outrider.lab.papers.wagner import Calls, generate, measured
+    from outrider.lab.papers.wagner_pairs import shipped_pair
 
     steps = []
 
@@ -281,7 +283,8 @@ def test_the_shipped_pair_is_answered_by_the_target_s_law():
 def test_texts_of_the_shipped_pair_follow_its_target():
     """What patched assisted generation writes, certified against the target's law."""
     from outrider.certify import Power, foreign
-    from outrider.lab.papers.wagner import generate, shipped_pair
+    from outrider.lab.papers.wagner import generate
+    from outrider.lab.papers.wagner_pairs import shipped_pair
     from outrider.laws.sampling import Sampling
 
     pair = shipped_pair(6)

@@ -20,7 +20,6 @@ from outrider.lab.papers import (
     wagner_tables,
 )
 from outrider.lab.papers.score import word_errors
-from outrider.lab.papers.wagner_tables import render
 from outrider.lab.recordings import read_folder
 from outrider.load import shipped
 from outrider.models.shallow_source import ShallowSource
@@ -94,23 +93,22 @@ def test_words_are_counted_after_normalisation():
 
 @pytest.mark.parametrize("kind", ["own encoder", "layer of the target"])
 def test_all_tables_of_a_speech_pair(places, kind, monkeypatch):
-    monkeypatch.setattr(wagner, "QUICK_GAMMAS", (1,))
-    monkeypatch.setattr(wagner, "TABLE_8", (3,))
-    monkeypatch.setattr(wagner, "BOUNDS", (1e3,))
+    monkeypatch.setattr(wagner_tables, "BOUNDS", (1e3,))
     if kind != "own encoder":
         draft_folder(whispers.whisper(0), places / "layer", [1], list(range(40, 120)))
     pair = pair_of(places, "draft" if kind == "own encoder" else "layer")
     pair = wagner_pairs.replace(pair, longest=6)
-    document = wagner.run(pair, quick=True, prompts=2, large_vocab=None)
-    assert document["score"] == "WER"
-    assert document["bound"] == 1e3
-    assert [row["exact"] for row in document["main"]] == [True, True, False, True]
-    assert all(row["calls"] > 0 for row in document["main"])
-    assert all(0 <= row["score"] < 20 for row in document["main"])
-    text = render(document)
-    assert "WER" in text
-    assert "large-v2, LibriSpeech other" in text
-    assert "ROUGE" not in text
+    settings, tables = wagner_tables.run(pair, quick=True, gammas=(1,), prompts=2, large=False)
+    assert settings["score"] == "WER"
+    assert settings["bound"] == 1e3
+    assert len(tables["methods"]) == 4
+    assert all(row["calls"] > 0 for row in tables["methods"])
+    assert all(0 <= row["WER"] < 20 for row in tables["methods"])
+    theirs = tables["published-methods"]
+    assert theirs[1] == {
+        "target": "small.en", "data": "LibriSpeech", "part": "other"
+    } | theirs[1]  # fmt: skip
+    assert not any("ROUGE" in name for row in theirs for name in row)
 
 
 def test_a_draft_folder_proposes_its_ids_alone_by_the_layers_law(places):
@@ -154,8 +152,6 @@ def test_whole_recordings_plain_and_drafted(places):
     assert rows[0]["tokens_a_step"] <= 1 < rows[1]["tokens_a_step"]
     assert all(row["tokens"] > 4 and row["score"] >= 0 for row in rows)
     assert 0 < rows[3]["alpha"] < 1
-    document = {"engine": rows, "score": "WER"}
-    assert "tokens a step" in wagner_tables._engine(rows, document["score"])
 
 
 def test_bad_input_is_named(places, tmp_path):

@@ -64,6 +64,8 @@ def test_law_is_the_targets(name):
             continue
         if name in BIG and rule.name == "hub":
             continue  # hub is rejection where nothing is placed, and the smaller trees show it
+        if name == "i.i.d. children 3,2 V=3" and rule.name == "otm":
+            continue  # a plan for each of 120,000 nodes; paths of three draws show the same
         judged += 1
         wrong = dict(zip(trees.world.cases, e.errors(rule, trees), strict=True))
         assert max(wrong.values()) < TOLERANCE, f"{rule.name}: {wrong}"

@@ -113,7 +113,7 @@ def test_a_beam_that_forgets_its_first_child(rule):
     caught(rule, replace(trees, draws_RNK=draws))
 
 
-@pytest.mark.parametrize("rule", ["kseq", "multi_round"])
+@pytest.mark.parametrize("rule", ["kseq", "multi_round", "otm"])
 def test_a_path_that_is_kept_only_if_it_is_new(rule):
     """A repeated path adds no node, but its draw counts: the residual is what K draws leave."""
     trees = e.merged(world(3, 2), 3, 2)

@@ -19,13 +19,14 @@ PROMPT = "def fibonacci(n):\n"
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, speculator, **settings):
+    def __init__(self, speculator, http="auto", **settings):
         settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
         service = Service(**settings)
+        self.clients = []
         self.app, self.loop = make(speculator, service)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
         self.uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
@@ -37,13 +38,17 @@ class Server:
         return self
 
     def stop(self):
+        for client in self.clients:
+            client.close()
         self.uvicorn.should_exit = True
         self.thread.join(20)
         assert not self.thread.is_alive()
 
     def client(self, key="none"):
         """OpenAI's own client; it tries nothing twice."""
-        return openai.OpenAI(base_url=self.address + "/v1", api_key=key, max_retries=0, timeout=60)
+        url = self.address + "/v1"
+        self.clients.append(openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60))
+        return self.clients[-1]
 
 
 @contextmanager

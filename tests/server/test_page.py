@@ -1,29 +1,13 @@
 """The playground in a real browser: both columns, the tree of every step, nothing from outside."""
 
-import json
-import shutil
-
 import pytest
 from served import serving
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from browsing import requested
 
-DRIVER = shutil.which("chromedriver")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if DRIVER is None:
-        pytest.skip("needs Chromium and its chromedriver")
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1500"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+pytest.importorskip("selenium.webdriver", reason="needs selenium")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 
 def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tmp_path):
@@ -63,11 +47,3 @@ def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tm
         browser.save_screenshot(str(tmp_path / "page.png"))
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
         assert all(url.startswith(server.address) for url in requested(browser))
-
-
-def requested(browser):
-    """The addresses that the page has asked for."""
-    for entry in browser.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            yield message["params"]["request"]["url"]

@@ -1,7 +1,6 @@
 """What is refused, in OpenAI's format; what goes wrong disturbs nobody else."""
 
 import json
-import socket
 import threading
 import time
 import urllib.error
@@ -106,20 +105,6 @@ def test_a_key_is_needed_where_there_are_keys(shipped):
         assert write(server.client("second"), max_tokens=2).usage.completion_tokens == 2
         assert asked(server, None, "/health", method="GET")[0] == 200
         refused(server, 401, None, path="/metrics", method="GET")
-
-
-def test_a_client_that_goes_away_frees_its_row(server):
-    stream = write(server.client(), max_tokens=400, stream=True)
-    next(iter(stream))
-    stream.close()
-    assert idle(server, 5)
-    whole = json.dumps(BODY | {"max_tokens": 400}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(server.socket.getsockname()) as raw:
-        raw.sendall(head + b"content-length: %d\r\n\r\n" % len(whole) + whole)
-        while not server.loop.load.running:
-            time.sleep(0.01)
-    assert idle(server, 5)
 
 
 def test_a_full_queue_says_when_to_come_back(shipped):

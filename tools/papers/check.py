@@ -99,6 +99,8 @@ def main() -> int:
     theirs = rows_of(Path(arguments[0]))
     if "--write" in sys.argv:
         DATA.write_text(written(theirs), encoding="utf-8")
+        print(f"written: {DATA.name}; run this again without --write to check it")
+        return 0
     ours = published.rows()
     wrong = differences(ours, theirs) + jeon.sizes_fit(ours) + jeon.trees_agree(ours)
     for paper in READERS:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from printed import Row, row
+from printed import Row, row, stated
 
 LENGTHS: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
     2: (("2x2", "3x2"), ("2-1", "2-2", "3-1")),
@@ -81,6 +81,15 @@ def jeon(text: str) -> Iterator[Row]:
             if names[i] in moved:
                 made["note"] = "cells of this row stood in another order in the copy read"
             yield made
+    yield from stated(
+        "jeon",
+        text,
+        [
+            ("figure 1: recursive rejection accepts", "%", r"rejection sampling achieves (\d+)%"),
+            ("temperature of XSum and WMT", "T", r"We use temperature ([\d.]+) for both XSum"),
+            ("temperature of Dolly", "T", r"for both XSum and WMT and ([\d.]+) for Dolly"),
+        ],
+    )
 
 
 def _frame(
@@ -111,7 +120,7 @@ def sizes_fit(rows: Sequence[Row]) -> list[str]:
     wrong = []
     tables: dict[str, list[Row]] = {}
     for one in rows:
-        if one["paper"] == "jeon" and one["row"]["tree"]:
+        if one["paper"] == "jeon" and one["row"].get("tree"):
             tables.setdefault(one["table"], []).append(one)
     for table, group in tables.items():
         half = 0.00051  # of the last digit, and what float adds
@@ -132,7 +141,7 @@ def trees_agree(rows: Sequence[Row]) -> list[str]:
     seen: dict[tuple[str, ...], Row] = {}
     wrong = []
     for one in rows:
-        if one["paper"] != "jeon" or one["row"]["method"] in ("plain", "SD"):
+        if one["paper"] != "jeon" or one["row"].get("method") in (None, "plain", "SD"):
             continue
         parts = ("target", "draft", "task", "method", "tree")
         key = tuple(one["row"][part] for part in parts)

@@ -11,6 +11,7 @@ from outrider.cli import (
     compare,
     demo,
     generate,
+    plan,
     serve,
     train_draft,
     transcribe,
@@ -33,6 +34,7 @@ app.command("chat")(chat.chat)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("train-draft")(train_draft.command)
 app.command("transcribe")(transcribe.transcribe)

@@ -1,6 +1,8 @@
 """`outrider batch`: a file of requests to a file of answers."""
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,8 @@ from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from outrider.server.batch_file import Answers, Row
 
 
@@ -27,6 +31,12 @@ def batch(
     ] = 2048,
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name in requests. Default: the target's.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--ray", min=1, help="So many workers of a Ray cluster (RAY_ADDRESS), not this process."
+        ),
     ] = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -61,9 +71,26 @@ def batch(
         written: Iterator[batch_file.Row] = iter(())
         if len(file.names) < len(names):
             name = served_model_name or named(setup.target)
-            written = offline.answers(setup.load(dtype), name, rows, capacity, left)
+            speculator = partial(setup.load, dtype)
+            if workers is None:
+                written = offline.answers(speculator(), name, rows, capacity, left)
+            else:
+                written = _fleet().answers(speculator, name, rows, capacity, left, workers)
         _write(written, file, len(names))
         err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
+
+
+def _fleet() -> "ModuleType":
+    if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        from outrider.server.fleet import batches
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"--ray needs the extra 'ray' ({error.name} is missing); pip install 'outrider[ray]', "
+            "or leave --ray out"
+        ) from error
+    return batches
 
 
 def _write(rows: "Iterator[Row]", file: "Answers", total: int) -> None:

@@ -11,7 +11,7 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import certified, options
 from outrider.cli.console import out
-from outrider.drafters import DRAFTERS, DraftModel
+from outrider.drafters import DRAFTERS, DraftModel, get
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
 from outrider.laws.sampling import Sampling
@@ -58,6 +58,9 @@ def command(
             help="Certify every exact rule with every drafter; results go to this file.",
         ),
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="With --matrix: only these drafters, e.g. recall,suffix.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Test that speculative decoding keeps the target's law.
@@ -73,11 +76,17 @@ def command(
             f"{', '.join(setup.choices())} as well; leave them out, or leave --matrix out to "
             "certify one pair"
         )
+    if only is not None and every is None:
+        raise ConfigurationError(
+            f"--only chooses drafters of --matrix; got --only {only} alone; give --drafter"
+        )
+    for name in (names := only.split(",") if only is not None else list(DRAFTERS)):
+        get(name)  # or UnknownName
     speculator = setup.load(dtype)
     decoded = certified.read(speculator, prompts, sources)
     sampling = ruled(sampling, speculator.rules)
     if every is not None:
-        _matrix(speculator, decoded, sampling, power, every, as_json)
+        _matrix(speculator, decoded, sampling, power, every, names, as_json)
         return
     about = {"target": speculator.notes.target, "draft": speculator.notes.draft, "dtype": dtype}
     with bar("certify") as show:
@@ -135,6 +144,7 @@ def _matrix(
     sampling: Sampling,
     power: Power,
     path: Path,
+    names: list[str],
     as_json: bool,
 ) -> None:
     target, ids = speculator.engine.target, decoded.prompts
@@ -143,6 +153,8 @@ def _matrix(
     made = matrix.drafters(
         draft, [token for prompt in ids for token in prompt], target.vocab_size, target
     )
+    missing = [name for name in matrix.missing(made) if name in names]
+    made = {label: drafter for label, drafter in made.items() if label.split()[0] in names}
     todo = matrix.pairs(made)
     notes = speculator.notes
     models = [notes.target, notes.draft, notes.dtype, target.device]
@@ -155,7 +167,7 @@ def _matrix(
             "Interrupt and run the same command to resume.",
             markup=False,
         )
-        for name in matrix.missing(made):
+        for name in missing:
             other = " with another tokenizer" * ("translated" in DRAFTERS[name].needs)
             out.print(f"left out: {name}, which needs a draft model{other}", style="yellow")
     rows, began, fresh = [], time.perf_counter(), 0

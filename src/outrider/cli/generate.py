@@ -15,6 +15,9 @@ from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
 from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
+from outrider.lab.drawing import pyplot
+from outrider.lab.papers.record import file
+from outrider.lab.timeline import draw, lines
 from outrider.laws.sampling import Sampling
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
@@ -66,14 +69,8 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Print blocks as they are decoded.")
     ] = False,
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace",
-            help="Show what became of drafted tokens: accepted, [-rejected-], {+corrected+} and "
-            "{*bonus*}; on a terminal in colours.",
-        ),
-    ] = False,
+    trace: options.Trace = False,
+    timeline: options.Timeline = None,
     as_json: options.AsJson = False,
     verbose: Annotated[
         bool,
@@ -88,6 +85,7 @@ def generate(
             "--json prints one document; got --stream or --trace too; drop one"
         )
     beams = _beams(num_beams, length_penalty, stream or trace)
+    _drawable(timeline, beams)
     how = Sampling(
         temperature,
         top_k,
@@ -121,6 +119,23 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     told(running.result())
+    if timeline is not None:
+        run = partial(Speculator.generate, sampling=how, stop=end, **asked)
+        draw(lines(speculator, run), timeline)
+
+
+def _drawable(path: Path | None, beams: Beams | None) -> None:
+    """Say what a picture lacks before a model is loaded."""
+    if path is None:
+        return
+    pyplot()
+    if beams is not None or path.suffix not in (".png", ".svg"):
+        got = f"{str(path)!r} with --num-beams" if beams else repr(str(path))
+        raise ConfigurationError(
+            f"--timeline draws one text's steps to a .png or .svg; got {got}; drop the beams or "
+            "name it .svg"
+        )
+    file(path)
 
 
 def _beams(count: int, penalty: float, streamed: bool) -> Beams | None:
@@ -194,9 +209,11 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
         text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
         return text
 
-    for block in running:
+    for number, block in enumerate(running):
         if trace:
-            out.print(paint.step(block.block, decode, colour), end="")
+            out.print(
+                "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
+            )
         elif stream:
             sys.stdout.write(block.text)
             sys.stdout.flush()

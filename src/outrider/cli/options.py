@@ -157,6 +157,22 @@ ReferenceFile = Annotated[
         help="A file to copy from, by the drafter reference_lookup. Default: the source.",
     ),
 ]
+Trace = Annotated[
+    bool,
+    typer.Option(
+        "--trace",
+        help="A line a step: what became of drafted tokens: accepted, [-rejected-], {+corrected+} "
+        "and {*bonus*}; on a terminal in colours.",
+    ),
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--timeline",
+        help="Draw when the models were called, and standard decoding below it, to a .png or "
+        ".svg; decoded again, twice each.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 

@@ -32,6 +32,11 @@ def piece(kind: str, text: str, colour: bool) -> Text:
     return Text(before + text + after)
 
 
+def line(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
+    """A step as one line of figure 1, whatever its tokens are."""
+    return step(block, lambda token: decode(token).replace("\n", "\\n"), colour)
+
+
 def step(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
     """Accepted drafted tokens, the first rejected ones, then the target's own token."""
     line = Text()

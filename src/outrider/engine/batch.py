@@ -155,7 +155,7 @@ class Prefill:
         stops = [request.limits.stop_ids for request in requests]
         shaped = shaping.build(
             settings,
-            prompts,
+            [request.asked for request in requests],
             stops,
             target.vocab_size,
             device,

@@ -58,6 +58,8 @@ class Request:
     trace: bool = False  #: whether blocks tell what was drafted
     #: no draft deeper than this; 0 decodes it plainly. None: what the planner says
     num_speculative_tokens: int | None = None
+    #: how many of the prompt's last tokens are its answer's already: a text that another run began
+    written: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
@@ -71,6 +73,12 @@ class Request:
             given = self.num_speculative_tokens
             depth = arguments.whole("num_speculative_tokens", given, do, least=0)
             object.__setattr__(self, "num_speculative_tokens", depth)
+        do = "leave at least one token of the prompt in front of the answer"
+        written = arguments.whole("written", self.written, do, least=0)
+        if written and written >= len(self.prompt):
+            what = f"less than the prompt's {len(self.prompt)} tokens"
+            arguments.refuse("written", what, self.written, do)
+        object.__setattr__(self, "written", written)
         if not isinstance(self.logprobs, Logprobs | None):
             arguments.refuse("logprobs", "a Logprobs or None", self.logprobs, "write Logprobs()")
         if self.watched is not None:
@@ -79,6 +87,11 @@ class Request:
             if place >= len(self.prompt):
                 what = f"a place in the prompt of {len(self.prompt)} tokens"
                 arguments.refuse("watched", what, self.watched, do)
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The prompt without what is the answer's."""
+        return self.prompt[: len(self.prompt) - self.written]
 
     def end(self, context: int) -> tuple[int, int]:
         """The committed length at which it ends in a model with this context, and why."""

@@ -150,9 +150,8 @@ class Proposer:
 
 
 def _claimed(free: list[_Row | None], at: int, text: Array) -> _Row | None:
-    """The row whose text goes on with this one, taken out; rows may have moved, come and gone."""
-    order: list[int] = [at] if at < len(free) else []
-    for place in [*order, *range(len(free))]:
+    """The row that this text goes on with, taken out; rows may have moved, come and gone."""
+    for place in sorted(range(len(free)), key=lambda place: place != at):
         row: _Row | None = free[place]
         if row is not None and row.begins(text):
             free[place] = None

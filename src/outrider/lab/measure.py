@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,6 +128,14 @@ def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceilin
     return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
 
 
+class Span(NamedTuple):
+    """When a model was called and when it answered, by `time.perf_counter`."""
+
+    start: float
+    end: float
+    encodes: bool = False  #: its encoder
+
+
 class Timed:
     """A model whose calls are counted and timed: what is spent in a draft model alone.
 
@@ -136,7 +144,7 @@ class Timed:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self.calls, self.seconds = 0, 0.0
+        self.spans: list[Span] = []  #: of all calls
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
         self.reads = model.reads
@@ -160,8 +168,13 @@ class Timed:
         self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
-        """As the model does."""
-        return self.model.encode(inputs)
+        """The model's own, timed."""
+        self._wait()
+        started = time.perf_counter()
+        encoded = self.model.encode(inputs)
+        self._wait()
+        self.spans.append(Span(started, time.perf_counter(), encodes=True))
+        return encoded
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
         """The model's own cache."""
@@ -175,9 +188,18 @@ class Timed:
         started = time.perf_counter()
         output = self.model.forward(cache, nodes, last=last, taps=taps)
         self._wait()
-        self.seconds += time.perf_counter() - started
-        self.calls += 1
+        self.spans.append(Span(started, time.perf_counter()))
         return output
+
+    @property
+    def calls(self) -> int:
+        """Forward calls so far."""
+        return sum(not span.encodes for span in self.spans)
+
+    @property
+    def seconds(self) -> float:
+        """Spent in them."""
+        return sum(span.end - span.start for span in self.spans if not span.encodes)
 
     def _wait(self) -> None:
         if torch.device(self.device).type == "cuda":

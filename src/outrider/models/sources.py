@@ -11,7 +11,16 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import SUPPORTED, CausalModel, adapt, check, reads_more, refusals, sharing
+from outrider.models import (
+    SUPPORTED,
+    CausalModel,
+    adapt,
+    check,
+    gguf,
+    reads_more,
+    refusals,
+    sharing,
+)
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.sharded.group import Group
@@ -43,13 +52,17 @@ class Source:
             return
         from transformers import AutoConfig
 
+        self._where, self._how = gguf.located(given)
+        if self._how:
+            self._check_whole()
         try:
-            self.config = AutoConfig.from_pretrained(str(given))
+            self.config = AutoConfig.from_pretrained(self._where, **self._how)
         except (OSError, ValueError) as error:
+            is_no = "local folder with a config.json and no hub name that can be reached"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no local folder with "
-                f"a config.json and no hub name that can be reached ({first_line(error)}); check "
-                "the path or download the model first"
+                f"cannot load the {role} model; got {str(given)!r}, which is no "
+                f"{'GGUF file that can be read' if self._how else is_no} ({first_line(error)}); "
+                "check the path or download the model first"
             ) from error
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
@@ -141,11 +154,13 @@ class Source:
 
             logging.disable_progress_bar()
             made = auto_class(self.config).from_pretrained
-            if self.shards == 1:
-                model = made(str(self.given), dtype=DTYPES[dtype]).to(device)
+            read = partial(made, self._where, dtype=DTYPES[dtype], **self._how)
+            if self._how:
+                self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
+            elif self.group is not None:
+                self._models[dtype] = self._sharded(read)
             else:
-                model = self._sharded(partial(made, str(self.given), dtype=DTYPES[dtype]))
-            self._models[dtype] = model
+                self._models[dtype] = read().to(device)
         return self._models[dtype]
 
     def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
@@ -165,8 +180,8 @@ class Source:
         """Refuse to cut a model that is loaded already: ConfigurationError."""
         if self.shards > 1:
             raise ConfigurationError(
-                f"tensor_parallel={self.shards} reads a part of the weights in each process; got "
-                f"a loaded {self}; give its path or hub name"
+                f"tensor_parallel={self.shards} reads a part of the weights in each process, from "
+                f"safetensors; got {self}; give the path or hub name of such a model"
             )
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -176,7 +191,7 @@ class Source:
         from transformers import AutoTokenizer
 
         try:
-            made = AutoTokenizer.from_pretrained(str(self.given))
+            made = AutoTokenizer.from_pretrained(self._where, **self._how)
         except (OSError, ValueError):
             return None
         except ImportError as error:
@@ -194,7 +209,9 @@ class Source:
         from transformers import GenerationConfig
 
         settings: PretrainedConfig | GenerationConfig = self.config
-        if isinstance(self.given, (str, Path)):
+        if gguf.is_file(self.given):
+            pass  # a file beside it may be another model's
+        elif isinstance(self.given, (str, Path)):
             with suppress(OSError):
                 settings = GenerationConfig.from_pretrained(str(self.given))
         else:  # models that cannot generate by themselves have none
@@ -236,8 +253,9 @@ def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTok
         return given
     from transformers import AutoTokenizer
 
+    where, how = gguf.located(given)
     try:
-        return AutoTokenizer.from_pretrained(str(given))
+        return AutoTokenizer.from_pretrained(where, **how)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "

@@ -1,9 +1,10 @@
 """Events as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -18,11 +19,14 @@ Entry: TypeAlias = dict[str, Any]
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell no block sizes
+_FILLING = secrets.token_hex(_PADDED)
 
 
 def absorb(choice: Choice, block: HostBlock) -> TextBlock:
     """A block's words, counted."""
     said = choice.answer.absorb(block)
+    if choice.owed:
+        said, choice.owed = replace(said, text=choice.owed + said.text), ""
     stats, now = choice.stats, time.monotonic()
     stats.steps += 1
     stats.new_tokens += len(said.token_ids)
@@ -198,6 +202,7 @@ class Writer:
     told: bool = True
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    _begun: str = field(init=False, default="")
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every object begins with."""
@@ -222,26 +227,33 @@ class Writer:
         told = {"metrics": metrics(choices)} if self.told else {}
         return {"usage": usage(choices)} | told
 
+    def event(self, pieces: Sequence[dict[str, Any]], **more: object) -> str:
+        """Choices' pieces as a chunk of a stream, in JSON; what every chunk begins with is written
+        once."""
+        if not self._begun:
+            self._begun = json.dumps(self.head(self.form.chunk))[:-1] + ', "choices": '
+        rest = json.dumps(more)[1:-1]
+        return self._begun + json.dumps(pieces) + (f", {rest}}}" if rest else "}")
+
     def opening(self, choice: Choice, echo: bool) -> dict[str, Any] | None:
-        """What a stream tells of a choice before anything is decoded, if anything."""
+        """The piece that a stream tells of a choice before anything is decoded, if any."""
         piece: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
         if isinstance(self.form, Chats):
             piece["delta"] = {"role": "assistant", "content": ""}
         elif echo:
-            piece |= self.form.more(self.words.text(choice.request.prompt))
+            piece |= self.form.more(self.words.text(choice.request.asked))
         else:
             return None
-        return self.head(self.form.chunk) | {"choices": [piece]}
+        return piece
 
-    def chunk(
+    def more(
         self, choice: Choice, text: str, since: int, reason: str | None, **more: object
     ) -> dict[str, Any]:
         """A part of an answer: the text since a number of tokens."""
-        piece = self._piece(choice, self.form.more(text), since, reason) | more
-        return self.head(self.form.chunk) | {"choices": [piece]}
+        return self._piece(choice, self.form.more(text), since, reason) | more
 
     def _text(self, choice: Choice, echo: bool) -> str:
-        before = self.words.text(choice.request.prompt) if echo else ""
+        before = self.words.text(choice.request.asked) if echo else ""
         return before + choice.answer.text
 
     def _piece(
@@ -250,7 +262,7 @@ class Writer:
         ids = {}
         if choice.tells_ids:
             tokens = choice.answer.tokens[since:]
-            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.prompt)}
+            ids = {"token_ids": tokens, "prompt_token_ids": list(choice.request.asked)}
         return {
             "index": choice.index,
             **said,
@@ -283,5 +295,5 @@ class Writer:
 
 
 def padding(size: int) -> str:
-    """Characters that fill an event of so many bytes up."""
-    return secrets.token_hex(_PADDED)[: -size % _PADDED]
+    """Characters that fill an event of so many bytes up. Their number matters, not which."""
+    return _FILLING[: -size % _PADDED]

@@ -87,6 +87,14 @@ class Prediction(Body):
     content: str | list[Text]
 
 
+class Sent(Body):
+    """What a client has of a choice that another server began."""
+
+    token_ids: list[Size] = []
+    characters: Size | None = None  #: of its text; None: all that is certain of these tokens
+    finish_reason: Literal["stop", "length"] | None = None
+
+
 class SpeculativeConfig(Body):
     """How a request is drafted."""
 
@@ -135,6 +143,7 @@ class Common(Routing):
     prediction: Prediction | None = None
     timeout: float | None = Field(None, gt=0)
     return_token_ids: bool = False
+    resume: list[Sent] | None = None  #: one for each choice: the stream goes on behind it
 
     @model_validator(mode="after")
     def _one_grammar(self) -> "Common":
@@ -146,6 +155,8 @@ class Common(Routing):
             )
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for streams: set stream, or leave them out")
+        if self.resume is not None and not self.stream:
+            raise ValueError("resume is for streams: set stream, or leave it out")
         return self
 
 

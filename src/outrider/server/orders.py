@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from outrider.engine.blocks import HostBlock
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
 from outrider.errors import OutriderError
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
-from outrider.server.bodies import ChatBody, Common, CompletionBody, plain
+from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent, plain
 from outrider.server.faults import Refusal, unknown_model
 from outrider.server.grammar import Grammar, grammar_of, vocabulary
 from outrider.stats import RequestStats
@@ -36,6 +37,7 @@ class Choice:
     answer: Answer
     tells_ids: bool = False  #: whether chunks have token ids
     predicted: list[int] | None = None  #: tokens of the text that it was expected to resemble
+    owed: str = ""  #: text of tokens that the client has, which it has not
     stats: RequestStats = field(default_factory=RequestStats)
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
     told: int = 0  #: tokens that were told, in chunks
@@ -93,23 +95,32 @@ class Orders:
         if body.prediction is not None:
             predicted = self._ids(plain(body.prediction.content))
         grammar = grammar_of(body)
+        sent = _sent(body, len(prompts) * body.n)
         choices: list[Choice] = []
         for source, ids in enumerate(prompts):
             for copy in range(body.n):
+                index = len(choices)
+                had = sent[index].token_ids
+                left = self._budget(ids, budget, method) - len(had)
+                if left < 1 and sent[index].finish_reason is None:
+                    raise Refusal(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
-                    ids,
+                    [*ids, *had],
                     self._sampling(body, copy, ids, grammar),
-                    Limits(self._budget(ids, budget, method), self.speculator.stop_ids(stop)),
+                    Limits(max(left, 1), self.speculator.stop_ids(stop)),
                     reference=predicted or (),
                     logprobs=logs,
                     trace=body.stream_options is not None and body.stream_options.include_trace,
                     num_speculative_tokens=depth,
+                    written=len(had),
                 )
                 answer = Answer(self.speculator.tokenizer, stop, ids, request.limits.stop_ids)
                 tells = body.return_token_ids
-                index = len(choices)
-                choices.append(Choice(index, source, method, request, answer, tells, predicted))
-                choices[-1].stats.prompt_tokens = len(ids)
+                choice = Choice(index, source, method, request, answer, tells, predicted)
+                choice.stats.prompt_tokens = len(ids)
+                if body.resume is not None:
+                    _resumed(choice, sent[index])
+                choices.append(choice)
         return choices
 
     def _stop(self, body: Common) -> Stop:
@@ -185,3 +196,26 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     if wrong is not None:
         raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
     return {int(token): bias for token, bias in given.items()}
+
+
+def _sent(body: Common, count: int) -> list[Sent]:
+    """What the client has of each choice."""
+    sent = [Sent()] * count if body.resume is None else body.resume
+    if len(sent) != count:
+        raise Refusal(f"resume says of {len(sent)} choices what is there; got {count}", "resume")
+    return sent
+
+
+def _resumed(choice: Choice, sent: Sent) -> None:
+    """The choice as it was when these tokens had been told."""
+    answer, ids, logs = choice.answer, sent.token_ids, choice.request.logprobs
+    text = ""
+    for at, token in enumerate(ids, start=1):  # one by one: what is certain of a text is told
+        ended = sent.finish_reason if at == len(ids) else None
+        block = HostBlock(0, [token], 0, ended, logprobs=None if logs is None else [0.0])
+        text += answer.absorb(block).text
+    if logs is not None:
+        choice.likeliest = [[] for _ in ids]
+    choice.told, choice.reason = len(ids), sent.finish_reason
+    if sent.characters is not None:
+        choice.owed = text[sent.characters :]

@@ -33,12 +33,13 @@ class Going:
     def __init__(self, loop: Loop, choices: Sequence[Choice], deadline: float | None) -> None:
         self.choices, self._loop = choices, loop
         self._inbox: Inbox = asyncio.Queue()
-        self._left = len(choices)
-        self.tickets = [
-            Ticket(c.lane, c.request, partial(self._take, at), deadline)
+        self.tickets = {
+            at: Ticket(c.lane, c.request, partial(self._take, at), deadline)
             for at, c in enumerate(choices)
-        ]
-        loop.submit(self.tickets)
+            if c.reason is None
+        }
+        self._left = len(self.tickets)
+        loop.submit(list(self.tickets.values()))
 
     def _take(self, at: int, event: Event) -> None:
         self._inbox.put_nowait((at, event))
@@ -67,8 +68,8 @@ class Going:
 
     def cancel(self) -> None:
         """End what is not over."""
-        for choice, ticket in zip(self.choices, self.tickets, strict=True):
-            if choice.reason is None and not ticket.over:
+        for at, ticket in self.tickets.items():
+            if self.choices[at].reason is None and not ticket.over:
                 self._loop.cancel(ticket)
 
 
@@ -93,7 +94,7 @@ class Serving:
             return response(self.loop.fault or error)
         blocks = going.blocks()
         try:
-            first = await unless_gone(http, anext(blocks))
+            first = await unless_gone(http, _opening(blocks))
         except Exception as error:
             self.counts.over(choices)
             return response(error)
@@ -132,7 +133,7 @@ class Serving:
         self,
         body: Common,
         going: Going,
-        first: tuple[Choice, TextBlock],
+        first: Sequence[tuple[Choice, TextBlock]],
         blocks: Blocks,
         writer: Writer,
         echo: bool,
@@ -143,21 +144,28 @@ class Serving:
             for choice in going.choices:
                 opening = writer.opening(choice, echo)
                 if opening is not None:
-                    yield _event(opening, options)
-            for part in _chunks(*first, writer, options):
-                yield part
+                    yield event(writer.event([opening]), options)
+            for choice, said in first:
+                for part in _chunks(choice, said, writer, options):
+                    yield part
             async for choice, said in blocks:
                 for part in _chunks(choice, said, writer, options):
                     yield part
             if options.include_usage:
-                last = writer.head(writer.form.chunk) | {"choices": []}
-                yield _event(last | writer.tail(going.choices), options)
+                yield event(writer.event([], **writer.tail(going.choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
         finally:
             going.cancel()
             self.counts.over(going.choices)
+
+
+async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
+    """The first block; none of a request that was over before."""
+    async for first in blocks:
+        return [first]
+    return []
 
 
 def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOptions) -> list[bytes]:
@@ -175,10 +183,10 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         }
     reason = said.finish_reason
     if options.chunk_tokens is None or len(said.token_ids) < 2:
-        return [_event(writer.chunk(choice, said.text, since, reason, **more), options)]
-    return [
-        _event(chunk, options) for chunk in _by_token(choice, said, since, reason, writer, more)
-    ]
+        pieces = [writer.more(choice, said.text, since, reason, **more)]
+    else:
+        pieces = _by_token(choice, said, since, reason, writer, more)
+    return [event(writer.event([piece]), options) for piece in pieces]
 
 
 def _by_token(
@@ -194,7 +202,7 @@ def _by_token(
     cuts = [0, *(min(end, len(said.text)) for end in ends), len(said.text)]
     pieces = [said.text[start:stop] for start, stop in pairwise(cuts)]
     logs = writer.logs(choice, since)
-    chunks = []
+    parts = []
     for at, piece in enumerate(pieces):
         last = at == len(pieces) - 1
         extra: dict[str, object] = {"logprobs": _nth(logs, at)}
@@ -202,8 +210,8 @@ def _by_token(
             extra["token_ids"] = said.token_ids[at : at + 1]
         if last:
             extra |= more
-        chunks.append(writer.chunk(choice, piece, since, reason if last else None, **extra))
-    return chunks
+        parts.append(writer.more(choice, piece, since, reason if last else None, **extra))
+    return parts
 
 
 def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
@@ -216,11 +224,10 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def _event(chunk: dict[str, Any], options: StreamOptions) -> bytes:
+def event(text: str, options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
-    text = json.dumps(chunk)
-    if options.include_obfuscation:
-        size = len(text.encode()) + len(', "obfuscation": ""')
+    if options.include_obfuscation:  # JSON is ASCII here: characters are bytes
+        size = len(text) + len(', "obfuscation": ""')
         text = f'{text[:-1]}, "obfuscation": "{padding(size)}"}}'
     return b"data: " + text.encode() + b"\n\n"
 

@@ -16,6 +16,7 @@ from outrider.verifiers.lenience import Lenience, LenienceArgmax
 from outrider.verifiers.match import Match
 from outrider.verifiers.multi_round import MULTI_ROUND
 from outrider.verifiers.non_iterative import NonIterative
+from outrider.verifiers.otm import Otm
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.sigmoid import Sigmoid
 from outrider.verifiers.traversal import Traversal
@@ -33,6 +34,7 @@ VERIFIERS: dict[str, Verifier] = {
         Hub(),
         MULTI_ROUND,
         KSeq(),
+        Otm(),
         Lenience(),
         LenienceArgmax(),
         Typical(),

@@ -23,7 +23,7 @@ def every(
 ) -> None:
     """Run, and write the report, even if some of it failed."""
     from outrider.lab.book import runs
-    from outrider.lab.papers.record import pyplot
+    from outrider.lab.drawing import pyplot
 
     pyplot()  # what is missing for pictures is said now
     names = None if only is None else only.split(",")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def read(folder: Path) -> list[Page]:
             f"no results; got {str(folder)!r}; give a folder that outrider bench has written to"
         )
     order = [*record(folder).get("runs", {})]
-    pages = [Page(_name(folder, path), doc, _pictures(path)) for path, doc in found.items()]
+    pages = [Page(_name(folder, path, found), doc, _pictures(path)) for path, doc in found.items()]
     places = {name: number for number, name in enumerate(order)}
     return sorted(pages, key=lambda page: places.get(page.name, len(order)))
 
@@ -67,10 +68,11 @@ def _document(path: Path) -> Row | None:
     return document if is_one else None
 
 
-def _name(folder: Path, path: Path) -> str:
-    """The run's folder, and the experiment's name where there are several in one."""
+def _name(folder: Path, path: Path, every: Iterable[Path]) -> str:
+    """The run's folder; the experiment's own name beside it where there are several in one."""
     below = path.parent.relative_to(folder)
-    return str(below) if below.parts else path.stem
+    alone = sum(other.parent == path.parent for other in every) == 1
+    return str(below if alone and below.parts else below / path.stem)
 
 
 def _pictures(path: Path) -> list[Path]:
@@ -80,7 +82,7 @@ def _pictures(path: Path) -> list[Path]:
     mine = re.compile(re.escape(path.stem) + r"(-|$)")
     return [
         picture
-        for picture in sorted(path.parent.glob("*.svg"))
+        for picture in sorted(path.parent.glob("*.svg"), key=lambda one: one.stem)
         if mine.match(picture.stem)
         and not any(re.match(re.escape(o) + r"(-|$)", picture.stem) for o in longer)
     ]

@@ -67,17 +67,20 @@ def render(folder: Path) -> str:
         book=kept.get("book", ""),
         dates=" to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         machines=machines,
-        sections=[_section(page) for page in found],
+        sections=[_section(page, len(machines) > 1) for page in found],
         failed={n: r["said"] for n, r in kept.get("runs", {}).items() if r["code"]},
         absent={name: why for name, why in kept.get("absent", {}).items() if name not in there},
         seconds=sum(run["seconds"] for run in kept.get("runs", {}).values()),
     )
 
 
-def _section(page: Page) -> Section:
+def _section(page: Page, machine: bool) -> Section:
+    """`machine`: whether to say which one it was."""
     document = page.document
     anchor = re.sub(r"\W+", "-", page.name)
-    facts = [(name, shown(value)) for name, value in document["settings"].items()]
+    facts = {"date": document.get("date", "")} | document["settings"]
+    if machine:
+        facts |= document.get("machine", {})
     pictures = [
         svg.inline(path.read_text("utf-8"), f"{anchor}-{number}-", path.stem)
         for number, path in enumerate(page.pictures)
@@ -86,7 +89,7 @@ def _section(page: Page) -> Section:
         anchor,
         page.name,
         document.get("about", ""),
-        [("date", document.get("date", "")), *facts, *_machine(document.get("machine", {}))],
+        [(name, shown(value)) for name, value in facts.items() if shown(value)],
         short(document.get("command", "")),
         [_table(page, name, rows) for name, rows in page.tables.items()],
         pictures,
@@ -142,10 +145,6 @@ def shown(value: object) -> str:
 def short(text: str) -> str:
     """Paths of this machine mean nothing elsewhere: their last part is left."""
     return re.sub(r"(?<![\w./])/(?:[\w.@+-]+/)+([\w.@+-]+)", r"\1", text)
-
-
-def _machine(about: Row) -> list[tuple[str, str]]:
-    return [(name, shown(value)) for name, value in about.items()]
 
 
 def _line(about: Row) -> str:

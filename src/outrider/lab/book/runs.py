@@ -47,6 +47,12 @@ class Own:
 OWN = {
     "tasks": Own("tasks", {"--target": "smollm2"}, ("--dtype", "bfloat16")),
     "layers-smollm2": Own("layers", {"--target": "smollm2"}, quick=False),
+    "chen-smollm2": Own(
+        "chen", {"--target": "smollm2"}, ("--drafter", "suffix", "--dtype", "bfloat16"), quick=False
+    ),
+    "wagner-smollm2": Own(
+        "wagner", {"--target": "smollm2"}, ("--skip", "2,3,4,5,6,7,9,11,12"), quick=False
+    ),
 }
 #: Commands that run no experiment.
 OTHERS = ("all", "report")

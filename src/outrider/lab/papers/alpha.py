@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider import DraftModel, Engine, Speculator
+from outrider.lab import drawing
 from outrider.lab.intervals import Interval
 from outrider.lab.papers import (
     alpha_drafters,
@@ -59,7 +60,7 @@ def run(
 ) -> Tables:
     """All tables; `prompts` are rows with a `prompt`, or a `source` for an encoder-decoder."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
     store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
     progress("counting n-grams, cutting models", 0, 5)
@@ -223,8 +224,8 @@ def published_lenience_speed() -> list[record.Row]:
 
 
 def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
-    plt = record.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(16, 4))
+    figure, grid = drawing.panels(1, 3, (16, 6))
+    axes = grid[0]
     ours = [r for r in tables["speed"] if r["drafter"] in names]
     theirs = [r for r in tables["speed"] if r["drafter"] not in names]
     for rows, mark, label in ((ours, "o", "ours"), (theirs, "x", "Leviathan et al. 2023")):
@@ -234,15 +235,18 @@ def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
     axes[0].plot([0, most], [0, most], "k:", linewidth=1)
     axes[0].set_xlabel("expected improvement")
     axes[0].set_ylabel("measured improvement")
-    axes[0].legend()
+    axes[0].set_title("expected and measured")
+    colours: dict[str, str] = {}
     for axis, temperature in zip(axes[1:], (0.0, 1.0), strict=True):
         for row in tables["lenience"]:
             if row["T"] != temperature:
                 continue
-            mark = "o-" if row["drafter"] in names else "x:"
-            axis.plot(LENIENCES, [row[level] for level in LEVELS], mark, label=row["drafter"])
+            name = row["drafter"]
+            mark = "o-" if name in names else "x:"
+            colours.setdefault(name, f"C{len(colours)}")
+            alphas = [row[level] for level in LEVELS]
+            axis.plot(LENIENCES, alphas, mark, color=colours[name], label=name)
         axis.set_xlabel("lenience l")
         axis.set_title(f"alpha, T = {temperature:g}")
-        axis.legend(fontsize=6)
-    record.save(figure, out, "alpha")
-    plt.close(figure)
+    drawing.legend(figure, axes, 4)
+    drawing.save(figure, out, "alpha")

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from outrider.certify.report import Row
 from outrider.lab.papers import options
+from outrider.lab.papers.chen_command import chen
 from outrider.lab.papers.options import RESULTS
+from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
 from outrider.lab.prompts import read_rows
 from outrider.lab.tasks.command import tasks
@@ -49,6 +51,35 @@ def toy(
     folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
     show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+
+
+def tree(
+    out: options.Out = RESULTS,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    temperature: Temperature = 1.0,
+) -> None:
+    """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
+    from outrider.lab.papers import one_step as experiment
+    from outrider.laws.sampling import Sampling
+
+    tables = experiment.run(
+        options.loaded(target, draft, out, pictures, dtype, threads),
+        read_rows(prompts),
+        out,
+        Sampling(temperature, seed=seed),
+        pictures,
+    )
+    titles = {
+        "nodes": "one step behind the first prompt: every drafted token",
+        "steps": "what the step emitted",
+    }
+    show("tree", tables, titles, out)
 
 
 def _trees(name: str, about: str) -> Callable[..., None]:
@@ -306,12 +337,15 @@ def speed(
 #: Every experiment by its name, which is its command's and its document's.
 COMMANDS: dict[str, Callable[..., None]] = {
     "toy": toy,
+    "tree": tree,
     "draft-length": draft_length,
     "budget": budget,
     "k-sweep": k_sweep,
     "alpha": alpha,
     "beams": beams,
     "layers": layers,
+    "wagner": wagner,
+    "chen": chen,
     "speed": speed,
     "tasks": tasks,
 }

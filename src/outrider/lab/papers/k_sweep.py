@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider import verifiers
 from outrider.drafters import DraftModel
-from outrider.lab import intervals, measure
+from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import published, record
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
@@ -35,7 +35,7 @@ def run(
 ) -> dict[str, list[record.Row]]:
     """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     settings = {
         "rule": rule,
         "new_tokens": new_tokens,
@@ -130,19 +130,24 @@ def _quantile(ordered: Sequence[float], level: float) -> float:
 
 
 def _draw(rows: Sequence[record.Row], out: Path) -> None:
-    plt = record.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
+    figure, grid = drawing.panels(1, 3, (14, 4.5))
+    axes = grid[0]
     k = [row["K"] for row in rows]
-    axes[0].errorbar(k, [r["mean s"] for r in rows], [r["deviation s"] for r in rows], fmt="o-")
+    axes[0].errorbar(
+        k,
+        [r["mean s"] for r in rows],
+        [r["deviation s"] for r in rows],
+        fmt="o-",
+        label="mean and deviation",
+    )
     axes[0].plot(k, [r["P90 s"] for r in rows], "--", label="P90")
     axes[0].plot(k, [r["P99 s"] for r in rows], ":", label="P99")
-    axes[0].legend()
-    axes[0].set_title("time for the tokens, s")
+    axes[0].set_title("time of a text, s")
     axes[1].plot(k, [r[PANEL] for r in rows], "o-")
     axes[1].set_title(PANEL)
     axes[2].plot(k, [r["ms per loop"] for r in rows], "o-")
     axes[2].set_title("time per loop, ms")
     for axis in axes:
         axis.set_xlabel("K")
-    record.save(figure, out, "k-sweep")
-    plt.close(figure)
+    drawing.legend(figure, axes, 3)
+    drawing.save(figure, out, "k-sweep")

@@ -8,7 +8,8 @@ import typer
 
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
-from outrider.lab.papers.record import folder, pyplot
+from outrider.lab.drawing import pyplot
+from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
 from outrider.load import CORRECTOR, load, shipped
 from outrider.text.speculator import Speculator
@@ -66,6 +67,13 @@ def loaded(
     """The pair; what is missing for the results is said before anything is loaded or measured."""
     both(target, draft)
     return _loaded(target, draft, None, out, pictures, dtype, threads)
+
+
+def loaded_with(
+    drafter: str, target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
+) -> Speculator:
+    """A target with a drafter that needs no draft model, by its name."""
+    return _loaded(target, None, drafter, out, pictures, dtype, threads)
 
 
 def loaded_alone(

@@ -173,25 +173,3 @@ CHEN_FIGURE = (
     f"{stated('chen', 'fastest draft length on XSum, figure 1'):.0f}; deviation and time of a loop "
     "grow with K, tokens per call / (K + 1) falls"
 )
-
-
-_GAINS = ("less time, exact, %", "less time, sigmoid, %", "less a step, exact, %",
-          "less a step, sigmoid, %", "less wall, exact, %", "less wall, sigmoid, %")  # fmt: skip
-
-
-def _wagner(score: str) -> list[tuple[str, tuple[float, ...], tuple[float, ...]]]:
-    found = []
-    for one in rows("wagner", "1"):
-        if f"{score} exact" in one["values"]:
-            same = [r for t in "165" for r in rows("wagner", t) if r["row"] == one["row"]]
-            said = {name: value for row in same for name, value in row["values"].items()}
-            what = f"{one['row']['target']}, {one['row']['data']} {one['row']['part']}".strip()
-            scores = tuple(said[f"{score} {m}"] for m in ("baseline", "exact", "sigmoid"))
-            found.append((what, scores, tuple(said[name] for name in _GAINS)))
-    return found
-
-
-#: Wagner et al. 2024, tables 1, 5 and 6: score -> target and data, that score for transformers,
-#: exact and sigmoid; how much less time, in percent, exact and sigmoid take in the function (table
-#: 1), a step (6), by the clock (5). A100; the sigmoid's bounds are 1e3 for speech, else 1e4.
-WAGNER = {score: _wagner(score) for score in ("WER", "ROUGE-1")}

@@ -6,8 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from rich.table import Table
 from rich.text import Text
@@ -20,9 +19,6 @@ from outrider.lab import machine
 from outrider.load import CORRECTOR, Notes, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 
@@ -156,27 +152,3 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def pyplot() -> ModuleType:
-    """matplotlib.pyplot without a display."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigurationError(
-            "pictures need matplotlib, which is not installed; install the extra with "
-            "pip install 'outrider[bench]', or pass --no-pictures"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    module: ModuleType = plt
-    return module
-
-
-def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """The picture as PNG and SVG."""
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=130, bbox_inches="tight")
-    return paths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.lab import intervals
+from outrider.lab import drawing, intervals
 from outrider.lab.papers import record, tree_published, tree_runs
 from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
@@ -41,7 +41,7 @@ def run(
 ) -> Tables:
     """Measure what is missing, write and return the tables."""
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
     ratio = size_ratio(pair)
     asked = list(groups)
@@ -164,9 +164,9 @@ def differences(name: str, found: Measured, group: int) -> list[record.Row]:
 
 def draw(name: str, tables: Tables, out: Path) -> None:
     """Block efficiency, MBSU, token rate and task score by group; the paper's values dashed."""
-    plt = record.pyplot()
     label = "draft length" if name == "draft-length" else "tokens scored by the target"
-    figure, axes = plt.subplots(1, 4, figsize=(18, 4))
+    figure, grid = drawing.panels(1, 4, (18, 5))
+    axes = grid[0]
     ours = [r for r in tables["methods"] if r["method"] != PLAIN.method]
     methods = list(dict.fromkeys(r["method"] for r in ours))
     colours = {m: f"C{i}" for i, m in enumerate(methods)}
@@ -180,6 +180,5 @@ def draw(name: str, tables: Tables, out: Path) -> None:
             axis.plot(x, y, ":", color=colours[method], linewidth=1)
         axis.set_xlabel(label)
         axis.set_title("tokens/s over plain" if value == "rate" else value)
-    axes[0].legend(fontsize=7)
-    record.save(figure, out, name)
-    plt.close(figure)
+    drawing.legend(figure, axes, 5)
+    drawing.save(figure, out, name)

@@ -1,17 +1,14 @@
 """The protocol of Wagner et al. 2024 on any pair: what a verification method costs in use.
 
-Assisted generation of transformers runs with each method in the place of its own function; the
-time inside that function is summed over all decoding steps. gamma starts at 5, +2 after a full
-acceptance, else -1 (transformers' heuristic, as in the paper), or stays constant for the sweeps.
+Assisted generation of transformers runs with each method in the place of its own function, and what
+happens inside that function is summed over all decoding steps. The number of drafted tokens follows
+transformers' heuristic, as in the paper: +2 after a full acceptance, else -1. What is swept is the
+number that it starts from.
 
-    tables 1, 4, 6   summed and average time against transformers', task score, wall clock (table 5)
-    table 3          bytes that had to be read over time: realised bandwidth
-    figure 3, 4-5    average time and memory per call for constant gamma
-    tables 2, 7      the sigmoid's alpha and beta
-    table 8          acceptance by method and gamma, beside what the sigmoid's formula predicts
-
-On a CPU the clock is the thread's CPU time; on CUDA calls are bracketed by synchronisation, which
-costs every method the same. A drafted token counts as accepted if it enters the text.
+Time is counted twice. By the clock, for the share of a whole generation: on a CPU the thread's CPU
+time, on CUDA calls are bracketed by synchronisation, which costs every method the same. And by the
+profiler (`lab.profiling`), as in the paper's tables. A drafted token counts as accepted if it is in
+the text. `wagner_tables` says which of the paper's tables and figures these make.
 """
 
 import statistics
@@ -25,78 +22,142 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import utils as _utils
 
-from outrider.certify.report import Row
 from outrider.integrations.transformers import NAME, checked, speculative_sampling
-from outrider.lab import measure
-from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
+from outrider.lab import intervals, measure, profiling
+from outrider.lab.intervals import Interval
+from outrider.lab.papers.record import Row
+from outrider.lab.papers.wagner_pairs import Pair
 from outrider.ops.baselines import Paper
 
-GAMMAS = tuple(range(1, 21))
-QUICK_GAMMAS = (1, 3, 5, 10, 20)
-TABLE_8 = (3, 5, 10, 15)
-BOUNDS = (1e1, 1e3, 1e4, 1e5)
+START = 5  #: drafted tokens of a text's first step, where nothing else is asked
 Verify = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Calls:
-    """What happened inside the verification function."""
+    """What happened inside the verification function during one text."""
 
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  #: by the clock
+    profiled: list[float] = field(default_factory=list)  #: seconds by the profiler, if it ran
     gammas: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)  #: mean accept probability per token
     vocab: int = 0
 
-    @property
-    def acceptance(self) -> float:
-        """Accepted over drafted tokens."""
-        return sum(self.accepted) / max(sum(self.gammas), 1)
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes of logits that had to be read (2 gamma + 1 rows, fp32), per second."""
-        read = sum(4 * self.vocab * (2 * gamma + 1) for gamma in self.gammas)
-        return read / max(sum(self.seconds), 1e-12)
+@dataclass(frozen=True)
+class Text:
+    """One generation: its calls, seconds of the whole, tokens, text and most memory in use."""
+
+    calls: Calls
+    wall: float
+    tokens: int
+    text: str
+    peak_mb: float | None
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One method over all prompts."""
+    """One method over all prompts, in their order."""
 
     name: str
     exact: bool
-    gamma: int | None
-    calls: Calls
-    wall: float
-    tokens: int
-    score: float
+    gamma: int
+    texts: list[Text]
+    worth: Interval | None  #: the texts' score; None without references
 
-    def row(self, base: "Arm | None") -> Row:
-        """The paper's columns."""
-        seconds = self.calls.seconds or [0.0]
-        columns: Row = {
-            "method": self.name,
-            "exact": self.exact,
-            "gamma": self.gamma,
-            "calls": len(self.calls.seconds),
-            "sum_ms": 1e3 * sum(seconds),
-            "mean_ms": 1e3 * statistics.fmean(seconds),
-            "std_ms": 1e3 * statistics.pstdev(seconds),
-            "wall_s": self.wall,
-            "share": sum(seconds) / max(self.wall, 1e-9),
-            "tokens": self.tokens,
-            "acceptance": self.calls.acceptance,
-            "predicted": statistics.fmean(self.calls.predicted) if self.calls.predicted else None,
-            "bandwidth_gb_s": self.calls.bandwidth / 1e9,
-            "score": self.score,
+    def total(self, part: str) -> list[float]:
+        """Of each prompt the sum of one of the fields of `Calls`."""
+        return [float(sum(vars(text.calls)[part])) for text in self.texts]
+
+    @property
+    def counts(self) -> list[float]:
+        """Calls of each prompt."""
+        return [float(len(text.calls.seconds)) for text in self.texts]
+
+    @property
+    def walls(self) -> list[float]:
+        """Seconds of each prompt."""
+        return [text.wall for text in self.texts]
+
+    def step_ms(self, by: str = "seconds") -> Interval:
+        """Milliseconds a call, by "seconds" (the clock) or "profiled"."""
+        found = [1e3 * seconds for seconds in self.total(by)]
+        return intervals.quotient(found, self.counts, intervals.LOG)
+
+    def acceptance(self) -> Interval:
+        """Accepted over drafted tokens."""
+        drafted = self.total("gammas")
+        return intervals.quotient(self.total("accepted"), drafted, intervals.SHARE)
+
+    @property
+    def gigabytes_a_second(self) -> float:
+        """Bytes of logits to be read (2 gamma + 1 rows of float32) over the clock's time."""
+        calls = [text.calls for text in self.texts]
+        read = sum(4 * one.vocab * (2 * gamma + 1) for one in calls for gamma in one.gammas)
+        return read / max(sum(self.total("seconds")), 1e-12) / 1e9
+
+    @property
+    def label(self) -> str:
+        """The name; a method that changes the law says so."""
+        return self.name if self.exact else f"{self.name} (lossy)"
+
+    def row(self, base: "Arm", score: str, by: str = "seconds") -> Row:
+        """The paper's columns: against `base`, paired by prompt, times by the clock or profiled."""
+        each = [1e3 * seconds for text in self.texts for seconds in vars(text.calls)[by]]
+        step, accepted = self.step_ms(by), self.acceptance()
+        predicted = [value for text in self.texts for value in text.calls.predicted]
+        found: Row = {
+            "method": self.label,
+            "calls": len(each),
+            "sum ms": sum(each),
+            "step ms": step.value,
+            "step ms 95 %": step.text(),
+            "deviation ms": statistics.pstdev(each) if each else 0.0,
         }
-        if base is not None:
-            theirs = base.calls.seconds
-            columns["sum_less"] = 1 - sum(seconds) / max(sum(theirs), 1e-12)
-            columns["mean_less"] = 1 - statistics.fmean(seconds) / statistics.fmean(theirs)
-            columns["wall_less"] = 1 - self.wall / base.wall
-        return columns
+        if base is not self:
+            found |= less("sum", intervals.quotient(self.total(by), base.total(by), intervals.LOG))
+            found |= less("step", _of_steps(self, base, by))
+        if by == "seconds":
+            if base is not self:
+                found |= less("wall", intervals.quotient(self.walls, base.walls, intervals.LOG))
+            found["share of wall %"] = 100 * sum(self.total(by)) / max(sum(self.walls), 1e-9)
+            found["GB/s"] = self.gigabytes_a_second
+        found |= {
+            "accepted %": 100 * accepted.value,
+            "accepted 95 %": _percent(accepted),
+            "formula %": 100 * statistics.fmean(predicted) if predicted else None,
+            "tokens": sum(text.tokens for text in self.texts),
+        }
+        if self.worth is None:
+            return found
+        return found | {score: self.worth.value, f"{score} 95 %": self.worth.text()}
+
+
+def less(what: str, ratio: Interval) -> Row:
+    """Percent less of something than the baseline takes, from the ratio to it.
+
+    >>> less("sum", Interval(0.8, 0.7, 0.9, 20))
+    {'sum less %': 20.0, 'sum less 95 %': '[10.0, 30.0]'}
+    """
+    share = Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.prompts)
+    return {
+        f"{what} less %": round(100 * share.value, 9),
+        f"{what} less 95 %": _percent(share),
+    }
+
+
+def _percent(share: Interval) -> str:
+    value, low, high = (100 * end for end in (share.value, share.low, share.high))
+    return Interval(value, low, high, share.prompts).text(1)
+
+
+def _of_steps(ours: Arm, theirs: Arm, by: str) -> Interval:
+    own = intervals.over(ours.total(by), ours.counts)
+    base = intervals.over(theirs.total(by), theirs.counts)
+    return intervals.interval(
+        lambda units: own(units) / base(units), len(ours.texts), intervals.LOG
+    )
 
 
 def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
@@ -111,7 +172,9 @@ def methods(bound: float = 1e4) -> dict[str, tuple[Verify, bool]]:
 
 
 @contextmanager
-def measured(verify: Verify, calls: Calls, *, predict: Paper | None = None) -> Iterator[None]:
+def measured(
+    verify: Verify, calls: Calls, *, predict: Paper | None = None, profile: bool = False
+) -> Iterator[None]:
     """transformers calls `verify` inside this block and `calls` fills up."""
     original = checked()
 
@@ -119,8 +182,15 @@ def measured(verify: Verify, calls: Calls, *, predict: Paper | None = None) -> I
         ids: Tensor, draft: Tensor, length: int, target: Tensor,
         assistant_ensemble_weight: float | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        def call() -> tuple[Tensor, Tensor]:
+            return verify(ids, draft, length, target, assistant_ensemble_weight)
+
         start = _clock(target)
-        valid, n = verify(ids, draft, length, target, assistant_ensemble_weight)
+        if profile:
+            (valid, n), seconds = profiling.profiled(call, target.device)
+            calls.profiled.append(seconds)
+        else:
+            valid, n = call()
         calls.seconds.append(_clock(target) - start)
         calls.gammas.append(draft.shape[1])
         calls.accepted.append(valid.shape[1] - 1)
@@ -146,44 +216,46 @@ def _clock(tensor: Tensor) -> float:
 
 
 def compare(
-    pair: Pair, arms: dict[str, tuple[Verify, bool]], *, tokens: int, gamma: int | None, seed: int,
-    prompts: int, predict: Paper | None = None,
+    pair: Pair, arms: dict[str, tuple[Verify, bool]], *, tokens: int, gamma: int, seed: int,
+    prompts: int, predict: Paper | None = None, profile: bool = False,
 ) -> list[Arm]:  # fmt: skip
-    """Every method on every prompt, in turn, the first one rotating."""
+    """Every method on every prompt, in turn, the first one rotating; gamma starts from `gamma`."""
     names = list(arms)
-    calls = {name: Calls() for name in names}
-    wall, length = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    texts: dict[str, list[str]] = {name: [] for name in names}
     for name in names:  # warm-up
-        with measured(arms[name][0], Calls()):
-            generate(pair, 0, 6, gamma, seed)
+        with measured(arms[name][0], Calls(), profile=profile):
+            generate(pair, 0, 6, gamma, seed, heuristic=True)
     clock = time.perf_counter if pair.device.type == "cuda" else time.thread_time
     count = min(prompts, len(pair.prompts))
-    references = [prompt.reference for prompt in pair.prompts[:count]]
+    texts: dict[str, list[Text]] = {name: [] for name in names}
     for _, number, name in measure.turns(names, count):
         verify, exact = arms[name]
-        start = clock()
-        with measured(verify, calls[name], predict=None if exact else predict):
-            text = generate(pair, number, tokens, gamma, seed + number)
-        wall[name] += clock() - start
-        length[name] += len(text)
-        texts[name].append(pair.decode(text))
-    return [
-        Arm(
-            name, arms[name][1], gamma, calls[name], wall[name], length[name],
-            pair.score(texts[name], references),
-        )
-        for name in names
-    ]  # fmt: skip
+        calls, peak, start = Calls(), profiling.Peak(pair.device), clock()
+        with measured(verify, calls, predict=None if exact else predict, profile=profile):
+            ids = generate(pair, number, tokens, gamma, seed + number, heuristic=True)
+        wall = clock() - start
+        texts[name].append(Text(calls, wall, len(ids), pair.decode(ids), peak.megabytes()))
+    return [Arm(name, arms[name][1], gamma, texts[name], _worth(pair, texts[name]))
+            for name in names]  # fmt: skip
+
+
+def _worth(pair: Pair, texts: Sequence[Text]) -> Interval | None:
+    references = [prompt.reference for prompt in pair.prompts[: len(texts)]]
+    if not any(references):
+        return None
+    return pair.score.interval([text.text for text in texts], references)
 
 
 def generate(
-    pair: Pair, number: int, tokens: int, gamma: int | None, seed: int, temperature: float = 1.0
-) -> list[int]:
-    """New tokens of one prompt by assisted generation, no filters."""
+    pair: Pair, number: int, tokens: int, gamma: int, seed: int, temperature: float = 1.0,
+    *, heuristic: bool = False,
+) -> list[int]:  # fmt: skip
+    """New tokens of one prompt by assisted generation, no filters.
+
+    gamma tokens are drafted a step, or as many in the first and then by transformers' heuristic.
+    """
     settings = pair.draft.generation_config
-    settings.num_assistant_tokens = 5 if gamma is None else gamma
-    settings.num_assistant_tokens_schedule = "heuristic" if gamma is None else "constant"
+    settings.num_assistant_tokens = gamma
+    settings.num_assistant_tokens_schedule = "heuristic" if heuristic else "constant"
     settings.assistant_confidence_threshold = 0.0
     torch.manual_seed(seed)
     prompt = pair.prompts[number]
@@ -217,94 +289,4 @@ def allocated(verify: Verify, gamma: int, vocab: int, device: str = "cpu") -> fl
         verify(ids, draft, gamma, target)
         torch.cuda.synchronize()
         return float(torch.cuda.max_memory_allocated() - before) / 1e6
-    return _allocated_on_host(lambda: verify(ids, draft, gamma, target))
-
-
-def _allocated_on_host(call: Callable[[], object]) -> float:
-    import tracemalloc
-
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call()
-    torch_bytes = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
-    tracemalloc.start()
-    call()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return float(torch_bytes + peak) / 1e6
-
-
-def run(
-    pair: Pair | None = None,
-    *,
-    quick: bool = False,
-    gammas: Sequence[int] | None = None,
-    prompts: int | None = None,
-    tokens: int = 100,
-    bound: float | None = None,
-    large_vocab: int | None = 151_936,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda text: None,
-) -> Row:
-    """All tables for one pair. `quick` ends within ten minutes on two CPU cores.
-
-    `gammas` are those of the sweep with a constant gamma, `bound` is the sigmoid's -alpha and beta;
-    None takes the paper's.
-    """
-    count = prompts or (8 if quick else 48)
-    pair = pair or shipped_pair(count)
-    # a score of texts that are cut short says nothing
-    tokens = pair.longest or (min(tokens, 64) if quick else tokens)
-    bound = pair.bound if bound is None else bound
-    arms = methods(bound)
-    sigmoid = Paper(True, -bound, bound)
-    document: Row = {
-        "pair": pair.name, "tokens": tokens, "prompts": min(count, len(pair.prompts)),
-        "bound": bound, "score": pair.score.name,
-        "device": str(pair.device), "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }  # fmt: skip
-
-    progress("heuristic gamma (tables 1, 3-6)")
-    main = compare(pair, arms, tokens=tokens, gamma=None, seed=seed, prompts=count, predict=sigmoid)
-    document["main"] = _rows(main)
-
-    few = max(count // 2, 1)
-    document["gamma"] = []
-    if gammas is None:
-        gammas = sorted({*QUICK_GAMMAS, *TABLE_8}) if quick else GAMMAS
-    for gamma in gammas:
-        progress(f"gamma {gamma} (figure 3, table 8)")
-        found = compare(pair, arms, tokens=tokens, gamma=gamma, seed=seed, prompts=few,
-                        predict=sigmoid)  # fmt: skip
-        document["gamma"] += _rows(found)
-
-    progress("alpha and beta (tables 2, 7)")
-    sweep: dict[str, tuple[Verify, bool]] = {"transformers": arms["transformers"]}
-    for size in BOUNDS:
-        sweep[f"sigmoid +-{size:.0e}"] = (Paper(True, -size, size), False)
-    document["bounds"] = _rows(
-        compare(pair, sweep, tokens=tokens, gamma=None, seed=seed, prompts=few)
-    )
-
-    progress("memory per call (figures 4-5)")
-    vocab, device = int(pair.target.config.vocab_size), str(pair.device)
-    document["memory"] = [
-        {"method": name, "gamma": gamma, "mb": allocated(verify, gamma, vocab, device)}
-        for gamma in (5, 20)
-        for name, (verify, _) in arms.items()
-    ]
-    if large_vocab:
-        progress(f"random weights, V={large_vocab}")
-        large = tiny_pair(large_vocab, str(pair.device))
-        document["large"] = {"pair": large.name} | {
-            "rows": _rows(
-                compare(large, arms, tokens=24 if quick else 64, gamma=5, seed=seed, prompts=4)
-            )
-        }
-    return document
-
-
-def _rows(arms: list[Arm]) -> list[Row]:
-    return [arm.row(arms[0]) for arm in arms]
+    return profiling.allocated(lambda: verify(ids, draft, gamma, target))

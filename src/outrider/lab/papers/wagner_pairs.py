@@ -4,18 +4,20 @@ A pair is decoder-only or text to text (prompts and references from a file), or 
 recordings (`wagner_speech`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
 from outrider.lab.papers.score import ROUGE_1, Score
 from outrider.lab.prompts import read_rows
 from outrider.lab.recordings import Spoken
+from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.load import shipped
+from outrider.models import shallow
 from outrider.models.config import read
 from outrider.models.sources import Source, first_line, read_tokenizer
 
@@ -81,31 +83,70 @@ def tiny_pair(vocab: int, device: str = "cpu") -> Pair:
 
 def load_pair(
     target: str,
-    draft: str,
-    rows: Sequence[dict[str, str]],
+    draft: str | None,
+    rows: Sequence[dict[str, str]] | None,
     device: str,
     dtype: str = "float32",
+    skip: Collection[int] = (),
 ) -> Pair:
     """Two models of transformers with one tokenizer; rows have `prompt` and `reference`.
 
-    To an encoder-decoder a prompt is the text that it reads: a summary's article.
+    To an encoder-decoder a prompt is the text that it reads: a summary's article. None are the
+    shipped texts to be summarised, asked for in the target's chat template. Without a draft it is
+    the target without the layers of `skip`, on a cache of its own.
     """
-    sources = Source(target, "target"), Source(draft, "draft")  # both, before weights are read
+    sources = [Source(target, "target")]  # all of them, before weights are read
+    sources += [Source(draft, "draft")] if draft is not None else []
     tokenizer = read_tokenizer(target)
-    big, small = (weights(source, device, dtype) for source in sources)
+    big, *others = (weights(source, device, dtype) for source in sources)
+    small = others[0] if others else without_layers(big, skip)
     for model in (big, small):
         model.generation_config.pad_token_id = 0
-    reads = read(big.config, "is_encoder_decoder", bool)
-    start = [] if reads or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    name = draft or f"itself without {len(set(skip))} of its {shallow.depth(big.config)} layers"
+    reads = bool(read(big.config, "is_encoder_decoder", bool))
+    if rows is None and reads:
+        raise ConfigurationError(
+            f"an encoder-decoder needs texts to read; got {target!r} without --prompts; give a file"
+        )
     prompts = []
-    for row in rows:
-        ids = start + tokenizer.encode(row["prompt"].rstrip(), add_special_tokens=bool(reads))
-        prompt = continued(ids, row.get("reference", ""), device)
+    for ids, reference in _asked(tokenizer) if rows is None else _given(rows, tokenizer, reads):
+        prompt = continued(ids, reference, device)
         prompts.append(replace(prompt, length=1) if reads else prompt)  # 1: the decoder's start
     return Pair(
-        f"{target} with {draft}", big, small, prompts,
+        f"{target} with {name}", big, small, prompts,
         lambda found: str(tokenizer.decode(found, skip_special_tokens=True)),
     )  # fmt: skip
+
+
+def _given(
+    rows: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase, reads: bool
+) -> Iterator[tuple[list[int], str]]:
+    start = [] if reads or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    for row in rows:
+        ids = tokenizer.encode(row["prompt"].rstrip(), add_special_tokens=reads)
+        yield start + ids, row.get("reference", "")
+
+
+def _asked(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], str]]:
+    for task in tasks():
+        if task.kind == "summary":
+            yield token_ids(tokenizer, task.turns), task.reference
+
+
+def without_layers(model: PreTrainedModel, skip: Collection[int]) -> PreTrainedModel:
+    """A model without some of its decoder layers; the weights are the model's own.
+
+    Raises ConfigurationError for layers that it does not have, and for all or none of them.
+    """
+    count = shallow.depth(model.config)
+    kept = [layer for layer in range(count) if layer not in set(skip)]
+    if not skip or not kept or not set(skip) <= set(range(count)):
+        raise ConfigurationError(
+            f"a draft of the target's own layers leaves some of its {count} out; got --skip "
+            f"{','.join(map(str, sorted(skip))) or 'without a layer'}; give numbers from 0 to "
+            f"{count - 1}, or --draft"
+        )
+    return shallow.cut(model, kept).eval()
 
 
 def continued(ids: list[int], reference: str, device: str) -> Prompt:

@@ -1,129 +1,163 @@
-"""The tables of `outrider bench wagner` as text: the paper's columns, ours beside them."""
+"""The tables of Wagner et al. 2024 on a pair of ours, theirs beside them.
 
-from outrider.certify.report import Row
-from outrider.lab.papers.published import WAGNER
+    methods    tables 1, 3, 4, 5: summed time against transformers', bandwidth, scores, wall clock
+    profiled   tables 1 and 6 by the profiler, on half of the prompts: summed time, and a step's
+    gamma      figure 3 and table 8: a step's profiled time and acceptance by the initial gamma
+    memory     figures 4 and 5: the most memory in use by the initial gamma
+    bounds     tables 2 and 7: the sigmoid's alpha and beta, in float32 and in float16
+    call       megabytes that one call allocates
+    engine     speech: the same recordings through outrider's own transcription
+    large      a pair with random weights and a large vocabulary
 
-_PAPER = (
-    "The paper (A100, profiler): summed time -6..-13 % exact, -37..-94 % sigmoid; 4.0-12.0 ms a "
-    "step for transformers, 3.6-11.2 exact, 3.1-4.6 sigmoid; 9-63 GB/s realised."
-)
+Tables named published-... hold what the paper prints.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from outrider.lab.papers import published
+from outrider.lab.papers.record import Row
+from outrider.lab.papers.wagner import START, Arm, Verify, allocated, compare, methods
+from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
+from outrider.ops.baselines import Paper
+
+Tables = dict[str, list[Row]]
+GAMMAS = tuple(range(1, 21))
+QUICK_GAMMAS = (1, 3, 5, 10, 15, 20)
+LARGE = 151_936  #: tokens of Qwen's vocabulary
+BOUNDS = (1e1, 1e3, 1e4, 1e5)
 
 
-def _published(score: str) -> str:
-    """What the paper prints for the task that this score is of."""
-    head = ["published", f"{score} plain", "exact", "sigmoid", "sum less: exact", "sigmoid",
-            "a step: exact", "sigmoid", "wall: exact", "sigmoid"]  # fmt: skip
-    rows = [
-        [name, *(f"{value:.2f}" for value in scores), *(f"{value:.1f}%" for value in less)]
-        for name, scores, less in WAGNER[score]
+def theirs(score: str) -> Tables:
+    """What the paper prints for a task of this score, and what it prints for all."""
+    return {
+        "published-methods": _together(score),
+        "published-small-card": _of_score("4", score),
+        "published-bandwidth": published.flat("wagner", "3"),
+        "published-gamma": published.flat("wagner", "8"),
+        "published-bounds": _of_score("7", score),
+        "published-text": published.flat("wagner", "text"),
+    }
+
+
+def _of_score(table: str, score: str) -> list[Row]:
+    return [row for row in published.flat("wagner", table) if any(score in name for name in row)]
+
+
+def _together(score: str) -> list[Row]:
+    """Tables 1, 5 and 6 side by side; rows that only some of them have keep what there is."""
+    found: dict[tuple[str, ...], Row] = {}
+    kind = {"WER": lambda part: part != "", "ROUGE-1": lambda part: part == ""}
+    for table in ("1", "6", "5"):
+        for one in published.rows("wagner", table):
+            what = one["row"]
+            if score in kind and kind[score](what["part"]):
+                key = (what["target"], what["data"], what["part"])
+                found[key] = found.get(key, dict(what)) | one["values"]
+    return list(found.values())
+
+
+def run(
+    pair: Pair | None = None,
+    *,
+    quick: bool = False,
+    gammas: Sequence[int] | None = None,
+    prompts: int | None = None,
+    tokens: int = 100,
+    bound: float | None = None,
+    large: bool = True,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Row, Tables]:
+    """Settings and all tables for one pair. `quick` ends within ten minutes on two CPU cores.
+
+    `gammas` are the initial ones of the sweep, `bound` is the sigmoid's -alpha and beta; None takes
+    the paper's.
+    """
+    count = prompts or (8 if quick else 48)
+    pair = pair or shipped_pair(count)
+    # a score of texts that are cut short says nothing
+    tokens = pair.longest or (min(tokens, 64) if quick else tokens)
+    bound = pair.bound if bound is None else bound
+    arms, sigmoid = methods(bound), Paper(True, -bound, bound)
+    count = min(count, len(pair.prompts))
+    few = max(count // 2, 1)
+    settings: Row = {
+        "pair": pair.name, "tokens": tokens, "prompts": count, "profiled prompts": few,
+        "bound": bound, "score": pair.score.name, "device": str(pair.device),
+        "dtype": str(pair.target.dtype).removeprefix("torch."), "seed": seed,
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    score, tables = pair.score.name, Tables()
+
+    def tried(
+        some: dict[str, tuple[Verify, bool]], gamma: int, size: int, profile: bool
+    ) -> list[Arm]:
+        return compare(pair, some, tokens=tokens, gamma=gamma, seed=seed, prompts=size,
+                       predict=sigmoid if some is arms else None, profile=profile)  # fmt: skip
+
+    progress("by the clock (tables 1, 3 to 5)")
+    main = tried(arms, START, count, False)
+    tables["methods"] = [arm.row(main[0], score) for arm in main]
+
+    swept: dict[int, list[Arm]] = {}
+    if gammas is None:
+        gammas = QUICK_GAMMAS if quick else GAMMAS
+    for gamma in sorted({*gammas, START}):
+        progress(f"initial gamma {gamma}, profiled (figures 3 to 5, tables 6 and 8)")
+        swept[gamma] = tried(arms, gamma, few, True)
+    base = swept[START][0]
+    tables["profiled"] = [arm.row(base, score, "profiled") for arm in swept[START]]
+    tables["gamma"] = [_swept(arm) for found in swept.values() for arm in found]
+    tables["memory"] = [_peaks(found) for found in swept.values()]
+
+    progress("alpha and beta (tables 2, 7)")
+    bounds = tried(_bounds(arms["transformers"]), START, few, True)
+    tables["bounds"] = [arm.row(bounds[0], score, "profiled") for arm in bounds]
+
+    progress("memory of one call")
+    vocab, device = int(pair.target.config.vocab_size), str(pair.device)
+    tables["call"] = [
+        {"method": name}
+        | {f"MB, gamma {gamma}": allocated(verify, gamma, vocab, device) for gamma in (5, 20)}
+        for name, (verify, _) in arms.items()
     ]
-    return _table(head, rows)
+    if large:
+        progress(f"random weights, V={LARGE}")
+        wide = tiny_pair(LARGE, str(pair.device))
+        found = compare(wide, arms, tokens=24 if quick else 64, gamma=START, seed=seed, prompts=4)
+        tables["large"] = [arm.row(found[0], wide.score.name) for arm in found]
+    return settings, tables | theirs(score)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
-
-    def line(cells: list[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-        return "  ".join([first, *rest]).rstrip()
-
-    return "\n".join([line(head), line(["-" * width for width in widths]), *map(line, rows)])
+def _bounds(base: tuple[Verify, bool]) -> dict[str, tuple[Verify, bool]]:
+    found: dict[str, tuple[Verify, bool]] = {"transformers": base}
+    for half in (False, True):
+        for size in BOUNDS:
+            name = f"sigmoid +-1e{len(str(int(size))) - 1}, float{16 if half else 32}"
+            found[name] = (Paper(True, -size, size, half), False)
+    return found
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}%"
+def _swept(arm: Arm) -> Row:
+    step, accepted, calls = arm.step_ms("profiled"), arm.acceptance(), sum(arm.counts)
+    return {
+        "gamma": arm.gamma,
+        "method": arm.label,
+        "step ms": step.value,
+        "step ms 95 %": step.text(),
+        "accepted %": 100 * accepted.value,
+        "accepted 95 %": f"[{100 * accepted.low:.1f}, {100 * accepted.high:.1f}]",
+        "drafted a step": sum(arm.total("gammas")) / calls,
+    }
 
 
-def _name(row: Row) -> str:
-    return row["method"] if row["exact"] else f"{row['method']} (lossy)"
-
-
-def _main(rows: list[Row], score: str) -> str:
-    head = ["method", "calls", "sum ms", "less", "ms a step", "less", "wall less", "share of wall",
-            "GB/s", "accepted", "formula", score]  # fmt: skip
-    return _table(
-        head,
-        [
-            [
-                _name(row), str(row["calls"]), f"{row['sum_ms']:.1f}", _percent(row["sum_less"]),
-                f"{row['mean_ms']:.3f}±{row['std_ms']:.3f}", _percent(row["mean_less"]),
-                _percent(row["wall_less"]), _percent(row["share"]),
-                f"{row['bandwidth_gb_s']:.1f}", _percent(row["acceptance"]),
-                _percent(row["predicted"]), f"{row['score']:.3f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-
-
-def _engine(rows: list[Row], score: str) -> str:
-    head = ["arm", "T", score, "seconds", "encoder ms", "decoder ms", "tokens", "tokens a step",
-            "alpha"]  # fmt: skip
-    return _table(
-        head,
-        [
-            [
-                row["arm"], f"{row['temperature']:g}", f"{row['score']:.3f}",
-                f"{row['seconds']:.2f}", f"{row['encoder_ms']:.0f}", f"{row['decoder_ms']:.0f}",
-                str(row["tokens"]), f"{row['tokens_a_step']:.2f}",
-                "" if row["alpha"] is None else f"{row['alpha']:.3f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-
-
-def render(document: Row) -> str:
-    """All tables."""
-    parts = [
-        f"{document['pair']}, {document['prompts']} prompts of {document['tokens']} tokens, "
-        f"T = 1, {document['device']}, {document['threads']} thread(s), "
-        f"sigmoid alpha, beta = -+{document['bound']:.0e}",
-        "\nSummed time in the verification function, heuristic gamma (tables 1, 3, 4, 5, 6)",
-        _main(document["main"], document["score"]),
-        _PAPER,
-        _published(document["score"]),
-        "`formula` is the mean of min(1, p^/q^) over drafted tokens, what the paper's acceptance "
-        "should be near; a position behind a rejection counts as not accepted.",
-        "Methods draw different texts from one law, so calls, wall time and score differ by "
-        "chance: compare the time of a step.",
-        "\nConstant gamma (figure 3, table 8): ms a step / accepted",
-    ]
-    names = [row["method"] for row in document["main"]]
-    gammas = sorted({row["gamma"] for row in document["gamma"]})
-    cells = {(row["gamma"], row["method"]): row for row in document["gamma"]}
-    parts.append(
-        _table(
-            ["gamma", *names],
-            [
-                [
-                    str(gamma),
-                    *(
-                        f"{cells[gamma, name]['mean_ms']:.3f} / "
-                        f"{_percent(cells[gamma, name]['acceptance'])}"
-                        for name in names
-                    ),
-                ]
-                for gamma in gammas
-            ],
-        )
-    )
-    parts.append("The paper's table 8: 46-59 % accepted with the sigmoid, 46-57 % exact.")
-    parts += ["\nThe sigmoid's alpha and beta (tables 2, 7)", _table(
-        ["method", "sum ms", "less", "accepted", document["score"]],
-        [[_name(row), f"{row['sum_ms']:.1f}", _percent(row["sum_less"]),
-          _percent(row["acceptance"]), f"{row['score']:.3f}"] for row in document["bounds"]],
-    )]  # fmt: skip
-    if "memory" in document:
-        parts += ["\nMegabytes allocated by one call (figures 4-5)", _table(
-            ["method", "gamma 5", "gamma 20"],
-            [[name, *(f"{row['mb']:.3f}" for row in document["memory"] if row["method"] == name)]
-             for name in names],
-        )]  # fmt: skip
-    if "engine" in document:
-        parts += ["\nWhole recordings by outrider's own transcription (exact)",
-                  _engine(document["engine"], document["score"])]  # fmt: skip
-    if "large" in document:
-        parts += [f"\n{document['large']['pair']}", _main(document["large"]["rows"], "score")]
-    return "\n".join(parts)
+def _peaks(found: Sequence[Arm]) -> Row:
+    """The most memory of each method over its texts, and how far the methods lie apart."""
+    row: Row = {"gamma": found[0].gamma}
+    for arm in found:
+        told = [text.peak_mb for text in arm.texts if text.peak_mb is not None]
+        row[f"{arm.name}, MB"] = max(told) if told else None
+    known = [value for name, value in row.items() if name != "gamma" and value is not None]
+    return row | {"within MB": max(known) - min(known) if known else None}

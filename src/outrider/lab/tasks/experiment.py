@@ -7,6 +7,7 @@ from outrider.certify.report import Row
 from outrider.drafters.ngram_file import opened
 from outrider.engine.planner import Fixed
 from outrider.errors import ConfigurationError
+from outrider.lab import drawing
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
 from outrider.lab.tasks import picture, prompts, scores, spec_bench, tables
@@ -58,7 +59,7 @@ def run(
     record.folder(out)
     scores.needed(amount.run_code)
     if pictures:
-        record.pyplot()
+        drawing.pyplot()
     tasks = prompts.tasks(each)
     chosen = None if asked.drafters is None else asked.drafters.split(",")
     base = load(asked.target, asked.draft, dtype=asked.dtype, threads=asked.threads)

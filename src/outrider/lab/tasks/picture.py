@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from outrider.lab import drawing
 from outrider.lab.intervals import Interval
-from outrider.lab.papers import record
 from outrider.lab.tasks.prompts import KINDS
 
 MARKS = "osD^v<>PXph*"
@@ -11,7 +11,7 @@ MARKS = "osD^v<>PXph*"
 
 def draw(out: Path, found: dict[tuple[float, str], dict[str, Interval]]) -> list[Path]:
     """One panel for each temperature, as `tasks.png` and `tasks.svg`."""
-    plt = record.pyplot()
+    plt = drawing.pyplot()
     temperatures = list(dict.fromkeys(t for t, _ in found))
     arms = list(dict.fromkeys(arm for _, arm in found))
     figure, axes = plt.subplots(
@@ -42,6 +42,6 @@ def draw(out: Path, found: dict[tuple[float, str], dict[str, Interval]]) -> list
         panel.set_yticks([0.5, 1, 1.5, 2, 3, 4], ["0.5", "1", "1.5", "2", "3", "4"])
         panel.minorticks_off()
     axes[0, 0].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    paths = record.save(figure, out, "tasks")
+    paths = drawing.save(figure, out, "tasks")
     plt.close(figure)
     return paths

@@ -1,7 +1,7 @@
 """What an answer is worth, in [0, 1], by the field's libraries.
 
 question   the share of the groups of words of which one is in the answer
-summary    ROUGE-1, ROUGE-2 and ROUGE-L, F (rouge-score, with its stemmer), against the reference
+summary    ROUGE-1, ROUGE-2 and ROUGE-L, F (rouge-score), against the reference
 rewrite    ROUGE-L, F, against the whole text as it should be
 code       whether it is Python (parses), and whether its tests pass (sandbox)
 list       whether it is JSON, and whether it keeps to the schema (jsonschema-rs); of a list of
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from outrider.errors import ConfigurationError
 from outrider.lab.compare import looping
+from outrider.lab.papers import score
 from outrider.lab.tasks import sandbox
 from outrider.lab.tasks.prompts import Task
 
@@ -32,6 +33,8 @@ NAMES = {
     "list": ("schema", "valid"),
     "story": ("no loop",),
 }
+#: By rouge-score, one text at a time.
+ROUGE = {one.name: one.each for one in (score.ROUGE_1, score.ROUGE_2, score.ROUGE_L) if one.each}
 _FENCE = re.compile(r"```\w*\n(.*?)(?:```|\Z)", re.S)
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(\S.*)$", re.M)
 
@@ -43,13 +46,13 @@ def needed(run: bool) -> None:
             "code of answers is run within limits that only POSIX systems have; got "
             f"{sys.platform}; give --no-run-code"
         )
+    score.ready()
     try:
         import jsonschema_rs  # noqa: F401
-        import rouge_score  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"scores need rouge-score and jsonschema-rs; {error.name} is not installed; install "
-            "the extra with pip install 'outrider[bench]'"
+            "scores of JSON need jsonschema-rs, which is not installed; install the extra with "
+            "pip install 'outrider[bench]'"
         ) from error
 
 
@@ -73,7 +76,8 @@ def scores(task: Task, answer: str, token_ids: Sequence[int], run: bool = True) 
         return {"schema": float(fits), "valid": float(valid)}
     if task.kind == "story":
         return {"no loop": float(not looping(token_ids))}
-    return _rouge(task, unfenced(answer), NAMES[task.kind])
+    text = unfenced(answer)
+    return {name: ROUGE[name](text, task.reference) for name in NAMES[task.kind]}
 
 
 def unfenced(answer: str) -> str:
@@ -84,16 +88,6 @@ def unfenced(answer: str) -> str:
     """
     found = _FENCE.search(answer)
     return found[1] if found else answer
-
-
-def _rouge(task: Task, answer: str, names: Sequence[str]) -> dict[str, float]:
-    from rouge_score import rouge_scorer
-
-    kinds = {name: name.replace("ROUGE-", "rouge") for name in names}
-    found = rouge_scorer.RougeScorer(list(kinds.values()), use_stemmer=True).score(
-        task.reference, answer
-    )
-    return {name: float(found[kind].fmeasure) for name, kind in kinds.items()}
 
 
 def _parses(code: str) -> bool:

@@ -1,17 +1,18 @@
 """What the answers say: speed over plain decoding by kind of prompt, and whether scores are equal.
 
 Speed is plain decoding's time per token over the arm's, a ratio for each prompt; a kind's is the
-geometric mean over its prompts. Scores are compared prompt by prompt with plain decoding's: they
-count as equal if the 95 % interval of the mean difference lies within MARGIN on both sides, which
-is two one-sided tests at 2.5 %.
+geometric mean over its prompts. Scores are compared prompt by prompt with plain decoding's, by two
+one-sided tests with MARGIN (`lab.equivalence`).
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from outrider.certify.report import Row
 from outrider.lab import intervals
-from outrider.lab.intervals import LEAST, Interval
+from outrider.lab.equivalence import equivalence
+from outrider.lab.intervals import Interval
 from outrider.lab.tasks.arms import PLAIN
 from outrider.lab.tasks.prompts import KINDS
 from outrider.lab.tasks.run import Answers
@@ -102,17 +103,13 @@ def _main(answers: Answers, rows: Sequence[Row]) -> list[float | None]:
 
 
 def _equal(gaps: Sequence[float]) -> Row:
-    found = intervals.mean(gaps)
-    if found.prompts < LEAST:
-        verdict = f"open: fewer than {LEAST} prompts"
-    elif -MARGIN < found.low and found.high < MARGIN:
-        verdict = "yes"
-    else:
-        verdict = "no" if found.low > 0 or found.high < 0 else "open"
+    found = equivalence(gaps, MARGIN)
+    ends = "" if math.isinf(found.high) else f"[{found.low:+.3f}, {found.high:+.3f}]"
     return {
-        "difference": found.value,
-        "interval": found.text(signed=True),
-        f"equal within {MARGIN:g}": verdict,
+        "difference": found.difference,
+        "90 % interval": ends,
+        f"within {MARGIN:g}": found.verdict,
+        "power": found.power,
         "prompts": found.prompts,
     }
 

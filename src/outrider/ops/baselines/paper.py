@@ -20,11 +20,17 @@ class Paper:
     """The paper's kernel as a function of (ids, draft logits, length, target logits).
 
     `sigmoid` replaces softmax by sigmoid((z - alpha) / (beta - alpha)): lossy.
+
+    `half` computes that in float16, as the paper's runs with Whisper did. Bounds of +-1e5 are
+    infinite there (float16 ends at 65,504) and p^ is no number: no draft is accepted, and the
+    residual of zeros, which the released code clamps at 1e-5 before it samples, is uniform. That is
+    the breakdown of tables 2 and 7.
     """
 
     sigmoid: bool = False
     alpha: float = -1e4
     beta: float = 1e4
+    half: bool = False
 
     @property
     def exact(self) -> bool:
@@ -53,6 +59,8 @@ class Paper:
         n = ((~accepted).cumsum(-1) < 1).sum()
         if n < gamma and mass[0, n] > 0:
             law = rest[:, n] / mass[:, n, None]
+        elif n < gamma and self.half and self.sigmoid:
+            law = torch.ones_like(target[:, n])
         else:
             law = target[:, n]
         following = torch.multinomial(law, 1)
@@ -71,18 +79,20 @@ class Paper:
         else:
             p, q = new_logits.softmax(-1), candidate_logits.softmax(-1)
             law = p
-        if p.device.type == "cuda" or _interpreted():
+        if not self.half and (p.device.type == "cuda" or _interpreted()):
             return (*self._kernel(p.contiguous(), q.contiguous()), law)
         p = p[:, :gamma]
         if self.sigmoid:
             p, q = self._squash(p), self._squash(q)
         tau = torch.where(q > 0, (p / q).clamp(max=1), 0.0)
-        rest = (p - q).clamp(min=0)
+        rest = (p - q).nan_to_num(0.0).clamp(min=0)
         return tau, rest, rest.sum(-1), law
 
     def _squash(self, z: Tensor) -> Tensor:
-        s = torch.sigmoid((z - self.alpha) / (self.beta - self.alpha))
-        return torch.where(z < self.alpha, 0.0, torch.where(z > self.beta, 1.0, s))
+        if not self.half:
+            return _squashed(z, self.alpha, self.beta)
+        z = z.half()
+        return _squashed(z, z.new_tensor(self.alpha), z.new_tensor(self.beta)).float()
 
     def _kernel(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from outrider.ops.baselines.kernels import paper_tile
@@ -97,6 +107,11 @@ class Paper:
         if q.device.type == "cuda":
             torch.cuda.synchronize(q.device)  # as the paper's code does
         return ratio, rest, mass
+
+
+def _squashed(z: Tensor, alpha: float | Tensor, beta: float | Tensor) -> Tensor:
+    s = torch.sigmoid((z - alpha) / (beta - alpha))
+    return torch.where(z < alpha, 0.0, torch.where(z > beta, 1.0, s))
 
 
 def _interpreted() -> bool:

@@ -1,0 +1,60 @@
+"""Checkpoints in one GGUF file: weights, configuration, tokenizer and chat template.
+
+transformers reads them. Blocks of 4 or 5 bits are unpacked to the dtype that the model runs in: the
+law is that of the file's weights, and the memory that of a model that was never packed.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from outrider.errors import ConfigurationError
+
+_NEEDS = ("gguf", "accelerate")  #: packages that transformers reads such files with
+
+
+def is_file(given: object) -> bool:
+    """Whether a path or a name means a GGUF file.
+
+    >>> is_file("models/SmolLM2-135M-Instruct.Q4_1.gguf"), is_file("models/smollm2")
+    (True, False)
+    """
+    return isinstance(given, (str, Path)) and str(given).lower().endswith(".gguf")
+
+
+def located(given: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds it, and what it has to be told besides: for any path or hub name.
+
+    A file on the hub is named as org/name/file.gguf. Raises ConfigurationError where packages for
+    such files are missing.
+
+    >>> located("org/name")
+    ('org/name', {})
+    """
+    if not is_file(given):
+        return str(given), {}
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"a GGUF file is read with the packages {' and '.join(_NEEDS)}; got {str(given)!r} "
+            f"without {' and '.join(missing)}; pip install 'outrider[gguf]'"
+        )
+    where = Path(given)
+    return str(where.parent), {"gguf_file": where.name}
+
+
+def unpacked() -> dict[str, Any]:
+    """What asks transformers for weights as numbers; older versions know nothing else."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def plain(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without the mark that its weights were packed: they are numbers now."""
+    vars(model.config).pop("quantization_config", None)
+    return model

@@ -1,0 +1,58 @@
+"""Files of requests on Ray Data: every worker has a model and a loop of its own."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+
+from outrider.server import offline
+from outrider.server.batch_file import Row, Wanted
+from outrider.text.speculator import Speculator
+
+_BLOCK = 2  #: requests that a worker takes at a time, for each of its rows
+
+
+class Worker:
+    """A model in a process of its own."""
+
+    def __init__(self, load: Callable[[], Speculator], name: str, rows: int, capacity: int) -> None:
+        self._speculator = load()
+        self._how = name, rows, capacity
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Rows for lines."""
+        wanted = [Wanted(*json.loads(one)) for one in batch["wanted"]]
+        rows = offline.answers(self._speculator, *self._how, wanted)
+        return {"row": np.array([json.dumps(row) for row in rows], dtype=object)}
+
+
+def answers(
+    load: Callable[[], Speculator],
+    name: str,
+    rows: int,
+    capacity: int,
+    wanted: Iterable[Wanted],
+    workers: int,
+) -> Iterator[Row]:
+    """As `offline.answers`, by `workers` processes of the cluster that RAY_ADDRESS names.
+
+    Without one a cluster of this machine alone is started. Lines whose worker dies are answered by
+    another: a row may come twice, and is the same then, but for lines without a seed.
+    """
+    ray.init(log_to_driver=False, ignore_reinit_error=True)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    lines = [{"wanted": json.dumps(one)} for one in wanted]
+    size = _BLOCK * rows
+    done = ray.data.from_items(lines, override_num_blocks=-(-len(lines) // size)).map_batches(
+        Worker,
+        fn_constructor_args=(load, name, rows, capacity),
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_cpus=1,
+    )
+    for row in done.iter_rows():
+        yield json.loads(row["row"])

@@ -1,0 +1,74 @@
+"""One GGUF file is a model with its tokenizer and chat template."""
+
+import sys
+
+import pytest
+import tiny_gguf
+import torch
+
+import outrider
+from outrider import Sampling, Stop
+from outrider.errors import ConfigurationError
+from outrider.models import LlamaRunner
+from outrider.testing import llama
+
+PACKAGES = "needs the packages gguf and accelerate: pip install 'outrider[gguf]'"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The file, and the model that it was made of."""
+    pytest.importorskip("gguf", reason=PACKAGES)
+    pytest.importorskip("accelerate", reason=PACKAGES)
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return path, tiny_gguf.write(path)
+
+
+@pytest.fixture(scope="module")
+def loaded(written):
+    return outrider.load(
+        written[0], drafter="recall", dtype="float32", threads=1, packed=False, planner="fixed"
+    )
+
+
+def test_weights_are_those_that_were_written(written, loaded):
+    """By the texts of the model itself, and by a control: another model's differ."""
+    prompt = "then the other"
+    ids = loaded.tokenizer(prompt)["input_ids"]
+    told = loaded.generate(prompt, Sampling(0), Stop(20, token_ids=())).completions[0].token_ids
+    assert isinstance(loaded.engine.target.runner, LlamaRunner)
+
+    def greedy(model):
+        made = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)
+        return made[0, len(ids) :].tolist()
+
+    written[1].generation_config.eos_token_id = None
+    assert told == greedy(written[1])
+    other = llama(3, vocab_size=len(tiny_gguf.TOKENS))
+    assert told != greedy(other)
+
+
+def test_tokenizer_template_and_end_are_in_it(loaded):
+    tokens = loaded.tokenizer
+    assert tokens.convert_ids_to_tokens(tokens("the")["input_ids"]) in (["th", "e"], ["t", "he"])
+    asked = [{"role": "user", "content": "hi"}]
+    text = tokens.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert text == "<user>hi<|end|><assistant>"
+    assert loaded.stop_ids(Stop(4)) == (1,)
+
+
+@pytest.mark.parametrize("what", ["missing", "garbage", "folder"])
+def test_a_file_that_is_none(written, tmp_path, what):
+    path = tmp_path / "model.gguf"
+    if what == "garbage":
+        path.write_bytes(b"no GGUF at all" * 40)
+    if what == "folder":
+        path.mkdir()
+    with pytest.raises(ConfigurationError, match=r"no GGUF file that can be read.*check the path"):
+        outrider.load(path)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigurationError, match=r"gguf.*pip install 'outrider\[gguf\]'"):
+        outrider.load(tmp_path / "model.gguf")
