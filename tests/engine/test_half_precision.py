@@ -56,8 +56,9 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
     assert written(prefixes) == (expected, sum(len(prompt) - 1 for prompt in prompts))
 
 
-def test_a_model_in_half_precision_says_what_it_pads():
+def test_a_model_in_half_precision_says_what_it_pads(monkeypatch):
     """What is found depends on the processor: here, that it is found and where it shows."""
+    monkeypatch.setenv("OUTRIDER_COMPILED", "0")  # compiled attention pads nothing
     target = outrider.load(dtype="bfloat16", threads=1, packed=True).engine.target
     heads, size = target.runner.kv_heads, target.runner.size
     found = rounding._found
