@@ -135,9 +135,8 @@ def rates(target: CausalModel, folder: str, sizes: capacity.Sizes, repeats: int)
     slot = {}
     for tokens in SEEING:  # of rows enough that no cache of the processor holds them
         far, near = (reading(target, tokens, at, repeats, ROWS) for at in (BEHIND, 0))
-        slot[tokens] = (far - near) / (
-            ROWS * (target.width(BEHIND + tokens) - target.width(tokens))
-        )
+        more = target.width(BEHIND + tokens) - target.width(tokens)
+        slot[tokens] = (far - near) / (ROWS * more)
     cached, attended = line(slot)  # a slot of the cache is read once, and seen by every token
     assert attended > 0, f"eight tokens took no longer than one: {slot}; the machine is busy"
     bare = {n: short[n] - target.width(n) * (cached + n * attended) for n in PIECES}
@@ -180,7 +179,7 @@ def main() -> int:
     sizes = sizes_of(Source(asked.target, "target"), asked.dtype)
     machine = rates(target, asked.target, sizes, asked.repeats)
     print(
-        f"outrider plan --model-bytes {sizes.weight_bytes:.4g} --kv-bytes {sizes.kv_bytes:.4g} "
+        f"outrider plan {asked.target} --dtype {asked.dtype} "
         f"--bandwidth {machine.bandwidth:.4g} --flops {machine.flops:.4g} "
         f"--cache-bandwidth {machine.cache_bandwidth:.4g} --host {1e3 * machine.host:.3g} "
         f"--host-row {1e3 * machine.host_row:.3g} --attention-flops {machine.attention_flops:.4g} "
