@@ -4,7 +4,7 @@
     python benchmarks/capacity.py --target PATH --dtype float32 --rows 1,4,16
 
 First rates, none of them from a decoding step: the weights' by the layers' own products of one row;
-all else by pieces of prompts, of 4 to 128 tokens behind 0 and behind 1,024; the engine's by a model
+all else by pieces of prompts, of 1 to 128 tokens behind 0 and behind 1,024; the engine's by a model
 of one tiny layer. Then steps of the running engine, with drafts that cost nothing (random tokens).
 One thread, its own clock, the least of some looks, as a busy neighbour only ever adds time.
 Exits with 1 if a prediction is off by more than `--allowed`.
@@ -37,6 +37,7 @@ from outrider.theory.capacity import Machine
 NODES = (1, 2, 3, 5, 9)
 PIECES = (4, 16, 128)  #: tokens of a prompt that are read in one call
 BEHIND = 1024  #: tokens
+SEEING = (1, 8)  #: tokens of pieces whose difference tells what seeing a slot takes
 ROWS = 4  #: prompts
 
 
@@ -131,13 +132,13 @@ def rates(target: CausalModel, folder: str, sizes: capacity.Sizes, repeats: int)
     few, some, many = PIECES
     read = weights(folder, target.dtype, target.runner.packed, repeats)
     short = {tokens: reading(target, tokens, 0, repeats) for tokens in PIECES}
-    width = {tokens: target.width(BEHIND + tokens) - target.width(tokens) for tokens in PIECES}
     slot = {}
-    for tokens in (few, some):  # of rows enough that no cache of the processor holds them
+    for tokens in SEEING:  # of rows enough that no cache of the processor holds them
         far, near = (reading(target, tokens, at, repeats, ROWS) for at in (BEHIND, 0))
-        slot[tokens] = (far - near) / (ROWS * width[tokens])
+        more = target.width(BEHIND + tokens) - target.width(tokens)
+        slot[tokens] = (far - near) / (ROWS * more)
     cached, attended = line(slot)  # a slot of the cache is read once, and seen by every token
-    assert attended > 0, f"sixteen tokens took no longer than four: {slot}; the machine is busy"
+    assert attended > 0, f"eight tokens took no longer than one: {slot}; the machine is busy"
     bare = {n: short[n] - target.width(n) * (cached + n * attended) for n in PIECES}
     _, node = line({some: bare[some], many: bare[many]})
     call = bare[few] - few * node - read
@@ -178,7 +179,7 @@ def main() -> int:
     sizes = sizes_of(Source(asked.target, "target"), asked.dtype)
     machine = rates(target, asked.target, sizes, asked.repeats)
     print(
-        f"outrider plan --model-bytes {sizes.weight_bytes:.4g} --kv-bytes {sizes.kv_bytes:.4g} "
+        f"outrider plan {asked.target} --dtype {asked.dtype} "
         f"--bandwidth {machine.bandwidth:.4g} --flops {machine.flops:.4g} "
         f"--cache-bandwidth {machine.cache_bandwidth:.4g} --host {1e3 * machine.host:.3g} "
         f"--host-row {1e3 * machine.host_row:.3g} --attention-flops {machine.attention_flops:.4g} "

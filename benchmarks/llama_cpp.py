@@ -89,7 +89,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     asked = parser.parse_args()
-    speculator = outrider.load(asked.file, drafter="recall", threads=1)
+    speculator = outrider.load(
+        asked.file, drafter="recall", threads=1, dtype="bfloat16", packed=True, planner="fixed"
+    )
     arms = {
         "llama.cpp plain": theirs(asked.file, "NONE", 3, asked.tokens),
         "llama.cpp ngram_simple": theirs(asked.file, "NGRAM_SIMPLE", 3, asked.tokens),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider import theory, verifiers
-from outrider.theory import chains, length, node, price, transport
+from outrider.theory import capacity, chains, length, node, price, transport
 
 DRAWN = np.random.default_rng(1)
 
@@ -30,14 +30,14 @@ def enumerated(rule: str, scheme, p: np.ndarray, q: np.ndarray, counts) -> float
 
 
 @pytest.mark.parametrize(
-    "module", [chains, length, node, price, transport], ids=lambda m: m.__name__
+    "module", [capacity, chains, length, node, price, transport], ids=lambda m: m.__name__
 )
 def test_the_examples_in_the_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
 
 def test_every_module_is_named():
-    assert set(theory.__all__) == {"chains", "length", "node", "price", "transport"}
+    assert set(theory.__all__) == {"capacity", "chains", "length", "node", "price", "transport"}
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
