@@ -3,7 +3,7 @@
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py texts
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method draft_model
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method suffix -t 1
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --mended --method ngram -t 1
+    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --mended --method ngram
 
 `texts` decodes greedily with each proposer and without one, and compares. `certify` asks
 `outrider.certify.foreign` whether vLLM's texts have the law of the target, which transformers runs
