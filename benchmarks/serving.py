@@ -81,16 +81,16 @@ class Server:
 def edge(args):
     """Tokens a second of 8 streams through HTTP, and of the same requests in a live batch alone.
 
-    Both live on from turn to turn, so both planners know the same. By wall time, the client
-    included, and by the time that the server's processor and the batch's thread have worked.
+    Both draft alike in every step, as a planner would not. By wall time, the client included, and
+    by the time that the server's processor and the batch's thread have worked.
     """
     import outrider
     from outrider.models.prefixes import Prefixes
     from outrider.server.lanes import COUPLED, Lanes
 
-    server = Server(args, 8)
+    server = Server(args, 8, more=("--planner", "fixed"))
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
-    speculator = outrider.load(args.target, dtype=args.dtype, threads=1)
+    speculator = outrider.load(args.target, dtype=args.dtype, threads=1, planner="fixed")
     run = outrider.Run(Lanes(speculator.engine)[COUPLED], 8, 512, prefixes=Prefixes(256 << 20))
     ends = outrider.Limits(96, speculator.eos_ids)
     requests = [

@@ -22,12 +22,12 @@ class Server:
     def __init__(self, speculator, http="auto", **settings):
         settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
         service = Service(**settings)
-        self.clients = []
         self.app, self.loop = make(speculator, service)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
         self.uvicorn = uvicorn.Server(config)
+        self.clients = []
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
     def start(self):

@@ -222,10 +222,13 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
     assert event == "[DONE]"
     assert len(texts) == 16
     assert all(size % 64 == 0 for size in sizes[:-1])
-    body["stream_options"] = {"include_obfuscation": False}
+    body["stream_options"] = {"include_obfuscation": False, "continuous_usage_stats": True}
     whole = [json.loads(event) for event in events(server, body) if event != "[DONE]"]
     assert "".join(chunk["choices"][0]["text"] for chunk in whole) == "".join(texts)
     assert all("obfuscation" not in chunk for chunk in whole)
+    told = [chunk["usage"]["completion_tokens"] for chunk in whole]
+    assert told == sorted(told)
+    assert told[-1] == 16
 
 
 def test_counters_equal_the_sum_of_the_answers(shipped):

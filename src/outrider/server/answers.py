@@ -112,6 +112,7 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
             "time_to_first_token_ms": 1e3 * (first.first - first.arrived),
             "queue_time_ms": 1e3 * (started - first.arrived),
             "generation_time_ms": 1e3 * spent,
+            "mean_itl_ms": 1e3 * (last.last - first.first) / max(written - 1, 1),
             "tokens_per_second": written / spent if spent else 0.0,
         }
     return told

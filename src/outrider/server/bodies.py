@@ -53,6 +53,7 @@ class StreamOptions(Body):
     """How a stream is written."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  #: usage so far in every chunk
     include_obfuscation: bool = True
     include_trace: bool = False  #: what was drafted, kept and emitted in each step
     chunk_tokens: Literal[1] | None = None  #: a chunk for every token, not for every step

@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from outrider.engine.blocks import HostBlock
-from outrider.server.answers import Writer, absorb, padding
+from outrider.server.answers import Writer, absorb, padding, usage
 from outrider.server.bodies import Common, StreamOptions
 from outrider.server.counts import Counts
 from outrider.server.faults import response, told
@@ -146,10 +146,10 @@ class Serving:
                 if opening is not None:
                     yield event(writer.event([opening]), options)
             for choice, said in first:
-                for part in _chunks(choice, said, writer, options):
+                for part in _chunks(choice, said, going.choices, writer, options):
                     yield part
             async for choice, said in blocks:
-                for part in _chunks(choice, said, writer, options):
+                for part in _chunks(choice, said, going.choices, writer, options):
                     yield part
             if options.include_usage:
                 yield event(writer.event([], **writer.tail(going.choices)), options)
@@ -168,7 +168,13 @@ async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
     return []
 
 
-def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOptions) -> list[bytes]:
+def _chunks(
+    choice: Choice,
+    said: TextBlock,
+    choices: Sequence[Choice],
+    writer: Writer,
+    options: StreamOptions,
+) -> list[bytes]:
     """The events of one block: one, or one for each token."""
     since, choice.told = choice.told, len(choice.answer.tokens)
     more: dict[str, object] = {}
@@ -186,7 +192,8 @@ def _chunks(choice: Choice, said: TextBlock, writer: Writer, options: StreamOpti
         pieces = [writer.more(choice, said.text, since, reason, **more)]
     else:
         pieces = _by_token(choice, said, since, reason, writer, more)
-    return [event(writer.event([piece]), options) for piece in pieces]
+    beside = {"usage": usage(choices)} if options.continuous_usage_stats else {}
+    return [event(writer.event([piece], **beside), options) for piece in pieces]
 
 
 def _by_token(
