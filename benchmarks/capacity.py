@@ -3,16 +3,15 @@
     python benchmarks/capacity.py                                 # the shipped pair's target
     python benchmarks/capacity.py --target PATH --dtype float32 --rows 1,4,16
 
-First rates, none of them from a decoding step: weights and products by the layers' own kernels, at
-1 and at 64 to 256 rows; attention by its kernel over as many buffers as the model has layers; what
-else a call does by reading prompts; what the engine does by a model of one tiny layer. Then steps
-of the running engine, with drafts that cost nothing (random tokens). One thread, its own clock.
+First rates, none of them from a decoding step: the weights' by the layers' own products of one row;
+all else by pieces of prompts, of 4 to 128 tokens behind 0 and behind 1,024; the engine's by a model
+of one tiny layer. Then steps of the running engine, with drafts that cost nothing (random tokens).
+One thread, its own clock, the least of some looks, as a busy neighbour only ever adds time.
 Exits with 1 if a prediction is off by more than `--allowed`.
 """
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from outrider.drafters import Random
 from outrider.engine.engine import Engine, Run
 from outrider.engine.request import Request
 from outrider.load import shipped
-from outrider.models import CausalModel, LlamaRunner, attention
+from outrider.models import CausalModel, LlamaRunner
 from outrider.models.linear import product
 from outrider.models.nodes import causal
 from outrider.models.sizes import sizes as sizes_of
@@ -36,15 +35,21 @@ from outrider.theory import capacity
 from outrider.theory.capacity import Machine
 
 NODES = (1, 2, 3, 5, 9)
-WIDE = (64, 256)  #: rows of products whose difference tells operations a second
-PROMPTS = (16, 128)  #: tokens of prompts whose reading tells what else a call does
+PIECES = (4, 16, 128)  #: tokens of a prompt that are read in one call
+BEHIND = 1024  #: tokens
+ROWS = 4  #: prompts
 
 
-def least(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of this thread, the least of some calls."""
+def nothing() -> None:
+    """Leave the processor's caches as they are."""
+
+
+def least(run: Callable[[], object], repeats: int, ahead: Callable[[], object] = nothing) -> float:
+    """Seconds of this thread, the least of some calls; `ahead` of each is not counted."""
     run()
     found = []
     for _ in range(repeats):
+        ahead()
         started = time.thread_time()
         run()
         found.append(time.thread_time() - started)
@@ -58,47 +63,36 @@ def line(at: dict[int, float]) -> tuple[float, float]:
     return first - a * slope, slope
 
 
-class Kernels:
-    """The kernels that a model's layers call, on data of their shapes."""
-
-    def __init__(self, target: CausalModel, folder: str) -> None:
-        runner = target.runner
-        assert isinstance(runner, LlamaRunner), "this benchmark knows the lean runner's kernels"
-        self.runner, self.dtype = runner, runner.dtype
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=runner.dtype)
-        linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-        self.products = [(product(m.weight, None, runner.packed), m.in_features) for m in linears]
-        groups = runner.heads // runner.kv_heads
-        self.attend, _ = attention.steady(
-            attention.fused, runner.kv_heads, groups, runner.size, linears[0].weight
-        )
-
-    def multiply(self, rows: int, repeats: int) -> float:
-        """Seconds of all products over so many rows."""
-        each = {size: torch.randn(1, rows, size, dtype=self.dtype) for _, size in self.products}
-        return least(lambda: [run(each[size]) for run, size in self.products], repeats)
-
-    def look(self, rows: int, nodes: int, width: int, repeats: int) -> float:
-        """Seconds of attention in all layers, each over a cache of its own."""
-        r = self.runner
-        shape = (2 * r.layers, rows, r.kv_heads, width, r.size)
-        cache = torch.randn(shape, dtype=self.dtype)
-        query = torch.randn(rows, r.heads, nodes, r.size, dtype=self.dtype)
-        mask = self.attend.mask(torch.zeros(rows, 1, nodes, width, dtype=self.dtype))
-        pairs = list(zip(cache[::2], cache[1::2], strict=True))
-        return least(lambda: [self.attend(query, k, v, mask) for k, v in pairs], repeats)
+def weights(folder: str, dtype: torch.dtype, packed: bool, repeats: int) -> float:
+    """Seconds of all products of one row: every weight is read once."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    runs = [(product(m.weight, None, packed), m.in_features) for m in linears]
+    each = {size: torch.randn(1, 1, size, dtype=dtype) for _, size in runs}
+    return least(lambda: [run(each[size]) for run, size in runs], repeats)
 
 
-def reading(target: CausalModel, tokens: int, repeats: int) -> float:
-    """Seconds of one call that reads a prompt of so many tokens."""
-    at = torch.arange(tokens)[None]
-    cache = target.open(1, target.width(tokens))
-    nodes = causal(at % target.vocab_size, at, target.width(tokens))
+def reading(target: CausalModel, tokens: int, behind: int, repeats: int, rows: int = 1) -> float:
+    """Seconds of one call that reads so many tokens of each prompt behind others."""
+    wide = target.width(behind + tokens)
+    cache, at = target.open(rows, wide), torch.arange(behind + tokens).expand(rows, -1)
+    if behind:
+        first = at[:, :behind]
+        target.forward(cache, causal(first % target.vocab_size, first, wide), last=1)
+    piece = at[:, behind:]
+    nodes = causal(piece % target.vocab_size, piece, wide)
     return least(lambda: target.forward(cache, nodes), repeats)
 
 
-def stepping(target: CausalModel, rows: int, nodes: int, context: int, steps: int) -> float:
-    """Seconds of a step of the running engine, median: rows of about `context` tokens."""
+def stepping(
+    target: CausalModel,
+    rows: int,
+    nodes: int,
+    context: int,
+    steps: int,
+    ahead: Callable[[], object] = nothing,
+) -> float:
+    """Seconds of a step of the running engine: rows of about `context` tokens."""
     drafter = Random(target.vocab_size, nodes - 1) if nodes > 1 else outrider.Root()
     engine = Engine(target, drafter, planner="fixed")
     run = Run(engine, seats=rows, capacity=context + (steps + 5) * nodes + 1)
@@ -109,54 +103,58 @@ def stepping(target: CausalModel, rows: int, nodes: int, context: int, steps: in
     run.step()
     found = []
     for _ in range(steps):
+        ahead()
         started = time.thread_time()
         run.step()
         found.append(time.thread_time() - started)
-    return statistics.median(found)
+    return min(found)
 
 
-def engine_alone(vocab: int, repeats: int) -> tuple[float, float]:
-    """Seconds that the engine takes of a step, and of each node: steps of a tiny model, less it."""
+def engine_alone(vocab: int, repeats: int) -> tuple[float, float, float]:
+    """Seconds that the engine takes of a step, a row and a node: steps of a tiny model, less it."""
     tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
+    large = torch.zeros(1 << 25)  # a real model's weights leave nothing of the engine in caches
     found = {}
-    for rows, nodes in ((1, 2), (8, 4)):
+    for rows, nodes in ((1, 1), (8, 1), (8, 6)):
         at = torch.arange(64, 64 + nodes)[None].expand(rows, -1)
         cache, wide = tiny.open(rows, 128), tiny.width(64 + nodes)
-        call = least(lambda: tiny.forward(cache, causal(at, at, wide)), repeats)  # noqa: B023
-        found[rows * nodes] = stepping(tiny, rows, nodes, 64, repeats) - call
-    return line(found)
+        call = least(lambda: tiny.forward(cache, causal(at, at, wide)), repeats, large.sum)  # noqa: B023
+        found[rows, nodes] = stepping(tiny, rows, nodes, 64, repeats, large.sum) - call
+    _, node = line({8 * n: found[8, n] for n in (1, 6)})
+    step, row = line({rows: found[rows, 1] for rows in (1, 8)})
+    return step, max(row - node, 0.0), node
 
 
 @torch.inference_mode()
 def rates(target: CausalModel, folder: str, sizes: capacity.Sizes, repeats: int) -> Machine:
-    """The machine, by kernels and prompts."""
-    kernels = Kernels(target, folder)
-    weights = kernels.multiply(1, repeats)
-    _, node = line({rows: kernels.multiply(rows, repeats) for rows in WIDE})
-    width = 384
-    one, many = (kernels.look(4, nodes, width, repeats) for nodes in (4, 8))
-    slots = 4 * width
-    attended = max(many - one, 0) / (4 * slots)
-    cached = one / slots - 4 * attended
-    rest = {}
-    for tokens in PROMPTS:
-        kernel = kernels.multiply(tokens, repeats)
-        kernel += kernels.look(1, tokens, target.width(tokens), repeats)
-        rest[tokens] = reading(target, tokens, repeats) - kernel
-    call, more = line(rest)
-    host, hosted = engine_alone(target.vocab_size, repeats)
+    """The machine, by products, pieces of prompts and a tiny model."""
+    few, some, many = PIECES
+    read = weights(folder, target.dtype, target.runner.packed, repeats)
+    short = {tokens: reading(target, tokens, 0, repeats) for tokens in PIECES}
+    width = {tokens: target.width(BEHIND + tokens) - target.width(tokens) for tokens in PIECES}
+    slot = {}
+    for tokens in (few, some):  # of rows enough that no cache of the processor holds them
+        far, near = (reading(target, tokens, at, repeats, ROWS) for at in (BEHIND, 0))
+        slot[tokens] = (far - near) / (ROWS * width[tokens])
+    cached, attended = line(slot)  # a slot of the cache is read once, and seen by every token
+    assert attended > 0, f"sixteen tokens took no longer than four: {slot}; the machine is busy"
+    bare = {n: short[n] - target.width(n) * (cached + n * attended) for n in PIECES}
+    _, node = line({some: bare[some], many: bare[many]})
+    call = bare[few] - few * node - read
+    host, row, hosted = engine_alone(target.vocab_size, repeats)
     parts = {
-        "weights": weights, "node": node, "rest of a call": call, "rest of a node": more,
-        "engine": host, "engine a node": hosted, "1000 slots": 1e3 * cached,
-        "1000 slots a node": 1e3 * attended,
+        "weights": read, "rest of a call": call, "node": node, "engine": host,
+        "engine a row": row, "engine a node": hosted,
+        "1000 slots": 1e3 * cached, "1000 slots a node": 1e3 * attended,
     }  # fmt: skip
     print("ms:", ", ".join(f"{name} {1e3 * value:.4g}" for name, value in parts.items()))
     return Machine(
-        sizes.weight_bytes / weights,
-        2 * sizes.parameters / (node + max(more, 0) + max(hosted, 0)),
+        sizes.weight_bytes / read,
+        2 * sizes.parameters / (node + max(hosted, 0)),
         sizes.kv_bytes / cached,
-        sizes.attention / attended if attended else None,
-        host=max(call, 0) + max(host, 0),
+        sizes.attention / attended,
+        host=max(call + host, 0),
+        host_row=row,
         overlaps=False,
     )
 
@@ -183,7 +181,8 @@ def main() -> int:
         f"outrider plan --model-bytes {sizes.weight_bytes:.4g} --kv-bytes {sizes.kv_bytes:.4g} "
         f"--bandwidth {machine.bandwidth:.4g} --flops {machine.flops:.4g} "
         f"--cache-bandwidth {machine.cache_bandwidth:.4g} --host {1e3 * machine.host:.3g} "
-        f"--no-overlap (attention at {machine.attention_flops or 0:.4g} a second)"
+        f"--host-row {1e3 * machine.host_row:.3g} --attention-flops {machine.attention_flops:.4g} "
+        "--no-overlap"
     )
     found, worst = [], 0.0
     print("rows nodes  predicted  measured ms    off")

@@ -84,7 +84,7 @@ def streams(args):
     import ray
     from ray import serve
 
-    from outrider.server.fleet import Settings, application
+    from outrider.server.fleet.replicas import Settings, application
 
     started = time.perf_counter()
     with two_nodes() as address:

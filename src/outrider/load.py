@@ -423,14 +423,14 @@ def _notes(
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
     target = running.models[0]
-    assert isinstance(target, CausalModel), "heads draft; they are no targets"
+    runner = target.runner if isinstance(target, CausalModel) else target.own.runner
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,
         str(place),
         running.setting.dtype,
         running.setting.threads,
-        target.runner.packed,
+        runner.packed,
         words.size,
         running.tree_check,
         running.calibration,
@@ -438,5 +438,5 @@ def _notes(
         or None,
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
-        target.runner.means,
+        runner.means,
     )

@@ -14,7 +14,17 @@ import pytest
 from scipy import stats
 
 from outrider.lab import compare, intervals, measure
-from outrider.lab.papers import alpha, beams, k_sweep, layers, tree_tables, trees
+from outrider.lab.papers import (
+    alpha,
+    beams,
+    chen,
+    k_sweep,
+    layers,
+    tree_tables,
+    trees,
+    wagner,
+)
+from outrider.lab.tasks import tables
 
 PROMPTS, BUDGET, GAMMA, REPEATS, MANY = 20, 96, 4, 2, 40_000
 NAMES = ("fast", "slow", "plain")
@@ -192,7 +202,72 @@ def of_beams(found, true):
     yield "against the tree", row["speed 95 %"], next(times) / next(times)
 
 
-BENCHES = (of_compare, of_k_sweep, of_trees, of_alpha, of_layers, of_beams)
+def of_wagner(found, true):
+    """Times of a step, summed and by the clock, as less than the baseline's, in percent."""
+
+    def arm(name):
+        numbers = found[name]
+        texts = [
+            SimpleNamespace(
+                calls=SimpleNamespace(
+                    seconds=[float(numbers["seconds"][n, 0]) / steps] * steps,
+                    gammas=[GAMMA] * steps,
+                    accepted=[float(numbers["accepted"][n]) / steps] * steps,
+                    predicted=[],
+                    vocab=9,
+                ),
+                wall=float(numbers["seconds"][n, 1]),
+                tokens=BUDGET,
+            )
+            for n in range(PROMPTS)
+            for steps in [int(numbers["steps"][n])]
+        ]
+        return wagner.Arm(name, True, GAMMA, texts, None)
+
+    row = arm("fast").row(arm("plain"), "score")
+    fast, plain = true["fast"], true["plain"]
+    steps = [one["seconds"][:, 0].sum() / one["steps"].sum() for one in (fast, plain)]
+    whole = [one["seconds"].mean() for one in (fast, plain)]
+    yield "a step, ms", row["step ms 95 %"], 1e3 * steps[0]
+    yield "a step, less", row["step less 95 %"], 100 * (1 - steps[0] / steps[1])
+    yield "in sum, less", row["sum less 95 %"], 100 * (1 - whole[0] / whole[1])
+    yield "by the clock, less", row["wall less 95 %"], 100 * (1 - whole[0] / whole[1])
+    accepted = fast["accepted"].sum() / fast["steps"].sum() / GAMMA
+    yield "accepted", row["accepted 95 %"], 100 * accepted
+
+
+def of_chen(found, true):
+    rows = {
+        f"task nucleus {name} {prompt} {sample}": {
+            "seconds": float(found[arm]["seconds"][prompt, sample]),
+            "tokens": BUDGET,
+            "steps": 1,
+            "score": float(found["shared"]["alike"][prompt]) / 2,
+        }
+        for name, arm in ((chen.PLAIN, "plain"), (chen.FAST, "fast"))
+        for prompt in range(PROMPTS)
+        for sample in range(REPEATS)
+    }
+    task = SimpleNamespace(name="task", prompts=range(PROMPTS), score="")
+    runs = chen._Runs(SimpleNamespace(rows=rows), SimpleNamespace(samples=REPEATS))
+    row = runs.row(task, "nucleus", chen.FAST, SimpleNamespace(ms_per_token=1.0))
+    seconds = [true[name]["seconds"].mean() for name in ("plain", "fast")]
+    yield "ms a token", row["ms/token 95 %"], 1e3 * seconds[1] / BUDGET
+    yield "speed-up", row["speed-up 95 %"], seconds[0] / seconds[1]
+    yield "score", row["score 95 %"], true["shared"]["alike"].mean() / 2
+
+
+def of_tasks(found, true):
+    """Speed over plain decoding, prompt by prompt."""
+    ratios = (found["plain"]["seconds"] / found["fast"]["seconds"])[:, 0]
+    logs = np.log(true["plain"]["seconds"][:, 0] / true["fast"]["seconds"][:, 0])
+    shown = tables.shown(intervals.typical(ratios.tolist()))
+    yield "speed", shown.split(" ", 1)[1], np.exp(logs.mean())
+
+
+BENCHES = (
+    of_compare, of_k_sweep, of_trees, of_alpha, of_layers, of_beams, of_wagner, of_chen, of_tasks
+)  # fmt: skip
 
 
 def coverage(replications, prompts):
@@ -210,7 +285,7 @@ def coverage(replications, prompts):
 def test_printed_intervals_hold_what_is_true():
     """Few experiments: an interval of half the length (0.67) or twice (0.999) is seen."""
     found = coverage(40, MANY // 5)
-    assert len(found) == 18
+    assert len(found) == 27
     for name, share in found.items():
         assert 0.84 < share, (name, share)
     assert np.mean(list(found.values())) < 0.985

@@ -22,6 +22,7 @@ from outrider.lab.papers import (
     app,
     k_sweep,
     score,
+    theory,
     toy,
     tree_runs,
     tree_tables,
@@ -39,7 +40,7 @@ def nothing(*_):
 
 def test_the_panel_of_chens_figure_begins_at_one_and_falls(tmp_path):
     tables = k_sweep.run(
-        _tiny_pair(), ROWS, tmp_path, nothing, new_tokens=24, repeats=1, pictures=False
+        _tiny_pair(), ROWS[:2], tmp_path, nothing, new_tokens=16, repeats=1, pictures=False
     )
     panel = [row[k_sweep.PANEL] for row in tables["k"]]
     assert panel[0] == 1
@@ -53,7 +54,7 @@ def test_a_nucleus_reaches_the_texts(tmp_path):
     speculator = _tiny_pair()
 
     def swept(top_p):
-        how = {"new_tokens": 24, "repeats": 1, "most": 2, "pictures": False, "top_p": top_p}
+        how = {"new_tokens": 16, "repeats": 1, "most": 1, "pictures": False, "top_p": top_p}
         k_sweep.run(speculator, ROWS, tmp_path / str(top_p), nothing, **how)
         lines = (tmp_path / str(top_p) / "k-sweep.jsonl").read_text().splitlines()
         return [(row["key"], row["steps"], row["accepted"]) for row in map(json.loads, lines)]
@@ -98,7 +99,8 @@ def test_scores_are_the_libraries_and_have_intervals():
     assert score.ROUGE_1(["The Cat sat."], ["the cat sat"]) == 1
     assert score.ROUGE_2(["a b c"], ["a b d"]) == 0.5
     assert score.BLEU(["a b c d e"], ["a b c d e"]) == pytest.approx(100)
-    texts, meant = ["a b", "a b", "a c"], ["a b", "a c", "a c"]
+    texts = ["a b c d e", "a b c d x", "f g h i"]
+    meant = ["a b c d e", "a b c d e", "f g i h"]
     for kind in (score.ROUGE_1, score.BLEU, score.word_errors("en")):
         found = kind.interval(texts, meant)
         assert found.value == pytest.approx(kind(texts, meant))
@@ -109,7 +111,7 @@ def test_scores_are_the_libraries_and_have_intervals():
 def test_a_trace_is_a_line_a_step():
     """As in Leviathan's figure 1, whatever line breaks the tokens have."""
     words = {1: "def", 2: "\n", 3: " x", 4: "\n\n"}
-    trace = Trace([2, 3], [0, 1], [1])
+    trace = Trace([2, 3], [0, 1], [1], next_is_bonus=False)
     block = HostBlock(0, [2, 4], 1, None, 2, trace)
     shown = paint.line(block, words.get, False).plain
     assert "\n" not in shown
@@ -136,11 +138,8 @@ def test_a_timeline_has_every_call(tmp_path):
     assert (tmp_path / "figure5.svg").read_text().count("standard decoding") >= 1
 
 
-def _figures(tmp_path, monkeypatch):
-    """Every picture of the lab, from numbers of as many methods as there are."""
-    kept = []
-    monkeypatch.setattr(drawing, "save", lambda figure, *_: kept.append(figure))
-    toy.run(tmp_path, 5, True)
+def _figures(tmp_path):
+    """The pictures of the lab, from numbers of as many methods as there are."""
     names = ["mean s", "deviation s", "P90 s", "P99 s", k_sweep.PANEL, "ms per loop"]
     k_sweep._draw([{"K": k} | dict.fromkeys(names, 1.0) for k in range(8)], tmp_path)
     ours = [f"target, every {n}. layer" for n in range(7)]
@@ -153,18 +152,34 @@ def _figures(tmp_path, monkeypatch):
     methods = ["SD", "block", "RSD-S + traversal", "RSD-C + traversal", "hub + traversal"]
     rows = [{"group": g, "method": m} | values for m in methods for g in (6, 10)]
     tree_tables.draw("budget", {"methods": rows, "published": []}, tmp_path)
-    return kept
 
 
-def test_titles_and_legends_do_not_overlap(tmp_path, monkeypatch):
-    figures = _figures(tmp_path, monkeypatch)
-    assert len(figures) == 4
+def _theory(tmp_path):
+    names = ("tokens/call, i.i.d.", "by betas", "by texts", "measured")
+    lags = [{"T": t, "lag": n, "autocorrelation": 0.1} for t in (0.0, 1.0) for n in (1, 2)]
+    runs = {"beta": [{"share": 0.1}] * 10, "lags": lags, "calls": [dict.fromkeys(names, 2.0)]}
+    theory.draw(theory.curves() | runs, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (_figures, 3),
+        pytest.param(_theory, 1, marks=pytest.mark.slow),
+        pytest.param(lambda path: toy.run(path, 5, True), 1, marks=pytest.mark.slow),
+    ],
+)
+def test_titles_and_legends_do_not_overlap(made, count, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(drawing, "save", lambda figure, *_: figures.append(figure))
+    made(tmp_path)
+    assert len(figures) == count
     for figure in figures:
         figure.canvas.draw()
         boxes = [axis.title.get_window_extent() for axis in figure.axes if axis.get_title()]
         boxes += [axis.get_window_extent() for axis in figure.axes]
-        assert not any(axis.get_legend() for axis in figure.axes)
-        boxes += [one.get_window_extent() for one in figure.legends]
+        legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes)]
+        boxes += [one.get_window_extent() for one in legends if one]
         for one, other in combinations(boxes, 2):
             assert not one.padded(-1).overlaps(other.padded(-1)), figure.axes[0].get_title()
         drawing.pyplot().close(figure)
@@ -186,3 +201,17 @@ def test_bench_wagners_memory_says_nothing_on_stderr():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     assert "rofiler" not in done.stderr
+
+
+def test_alpha_by_task_is_that_of_its_prompts():
+    tally = {
+        "prompts": [0, 1, 3],
+        "kept": [[n / 4] * 4 for n in (4, 8, 20)],
+        "places": [10, 10, 10],
+    }
+    found = {t: {"tallies": {"draft": tally}} for t in (0.0, 1.0)}
+    rows = [{"prompt": "", "category": name} for name in ("code", "chat", "chat", "chat")]
+    code, chat = alpha._tasks(found, rows)
+    assert (code["task"], code["alpha T = 1"], code["prompts, T = 1"]) == ("code", 0.1, 1)
+    assert chat["alpha T = 0"] == pytest.approx((2 + 5) / 20)
+    assert alpha._tasks(found, [{"prompt": ""}]) == []

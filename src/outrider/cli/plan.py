@@ -67,6 +67,7 @@ def plan(
     devices: Annotated[int, typer.Option(min=1, help="That hold a part of the model each.")] = 1,
     all_reduce: Annotated[float, typer.Option(min=0, help="One of them, microseconds.")] = 0.0,
     host: Annotated[float, typer.Option(min=0, help="Besides, milliseconds a step.")] = 0.0,
+    host_row: Annotated[float, typer.Option(min=0, help="The same for every row.")] = 0.0,
     overlap: Annotated[
         bool,
         typer.Option(
@@ -98,6 +99,7 @@ def plan(
         devices,
         1e-6 * all_reduce,
         1e-3 * host,
+        1e-3 * host_row,
         overlap,
     )
     capacity.check(sizes, machine)

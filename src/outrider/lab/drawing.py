@@ -49,6 +49,11 @@ def legend(figure: "Figure", axes: Iterable["Axes"], columns: int) -> None:
     figure.legend(list(found.values()), list(found), loc=where, ncols=columns, fontsize=8)
 
 
+def below(axis: "Axes") -> None:
+    """A panel's own legend, below it and not on its lines."""
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=6, fontsize=8)
+
+
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """The picture as PNG and SVG."""
     return write(figure, [folder / f"{name}.png", folder / f"{name}.svg"])

@@ -134,6 +134,7 @@ class Span(NamedTuple):
     start: float
     end: float
     encodes: bool = False  #: its encoder
+    tokens: int = 0  #: that it read
 
 
 class Timed:
@@ -188,7 +189,7 @@ class Timed:
         started = time.perf_counter()
         output = self.model.forward(cache, nodes, last=last, taps=taps)
         self._wait()
-        self.spans.append(Span(started, time.perf_counter()))
+        self.spans.append(Span(started, time.perf_counter(), tokens=nodes.tokens_BQ.numel()))
         return output
 
     @property

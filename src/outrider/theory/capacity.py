@@ -5,7 +5,7 @@ row's cache once, and multiplies every node with every weight:
 
     memory  = weights / bandwidth + B L kv_bytes / cache_bandwidth
     compute = B N (2 parameters / flops + L attention / attention_flops)
-    step    = max(memory, compute) + 2 layers all_reduce + host
+    step    = max(memory, compute) + 2 layers all_reduce + host + B host_row
 
 That is the roofline model (Williams, Waterman and Patterson 2009) on a device that computes while
 it reads. A processor core does one after the other: its step is the sum of both. Rates are those
@@ -39,6 +39,7 @@ class Machine(NamedTuple):
     devices: int = 1
     all_reduce: float = 0.0  #: seconds
     host: float = 0.0  #: seconds a step that neither reads weights nor multiplies
+    host_row: float = 0.0  #: the same for every row
     overlaps: bool = True  #: whether it computes while it reads
 
 
@@ -88,7 +89,7 @@ def step(sizes: Sizes, machine: Machine, rows: int, nodes: int, context: int) ->
     memory = p.weights + rows * context * p.token
     compute = rows * nodes * (p.node + context * p.attended)
     both = max(memory, compute) if machine.overlaps else memory + compute
-    return both + p.reduces + p.host
+    return both + p.reduces + p.host + rows * machine.host_row
 
 
 def compute_bound(sizes: Sizes, machine: Machine, nodes: int, context: int) -> float:
@@ -117,7 +118,7 @@ def speedup(sizes: Sizes, machine: Machine, rows: int, context: int, drafting: D
     plain = step(sizes, machine, rows, 1, context)
     spent = step(sizes, machine, rows, drafting.tokens + 1, context)
     if drafting.draft is not None:
-        one = machine._replace(devices=1, all_reduce=0.0, host=0.0)
+        one = machine._replace(devices=1, all_reduce=0.0, host=0.0, host_row=0.0)
         spent += drafting.tokens * step(drafting.draft, one, rows, 1, context)
     return expected_tokens(drafting.acceptance, drafting.tokens) * plain / spent
 

@@ -117,6 +117,8 @@ def run(
         "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
         "lenience": _lenience(alphas, list(sources)),
     }
+    if by_task := _tasks(alphas, prompts):
+        tables["tasks"] = by_task
     if isinstance(pair.engine.drafter, DraftModel):
         progress("two drafts at a node", 4, 5)
         tables["two"] = _two_drafts(pair, tasks, amount, store)
@@ -168,6 +170,25 @@ def _alphas(found: dict[float, record.Row], names: Sequence[str]) -> list[record
         for target, models in published.LEVIATHAN_ALPHA.items()
         for name, (zero, one) in models.items()
     ]
+
+
+def _tasks(found: dict[float, record.Row], prompts: Rows) -> list[record.Row]:
+    """alpha by the prompts' `category` (Spec-Bench's word for a task); none if no row has one."""
+    names = dict.fromkeys(row["category"] for row in prompts if row.get("category"))
+    rows: list[record.Row] = []
+    for task in names:
+        mine = {n for n, row in enumerate(prompts) if row.get("category") == task}
+        for name in found[1.0]["tallies"]:
+            row: record.Row = {"task": task, "drafter": name}
+            for t, one in found.items():
+                part = alpha_measure.part_of(one["tallies"][name], mine)
+                if not part["places"]:  # there were enough tokens before these prompts
+                    continue
+                alpha = alpha_measure.alpha_of(part)
+                row |= {f"alpha T = {t:g}": alpha.value, f"95 %, T = {t:g}": alpha.text()}
+                row[f"prompts, T = {t:g}"] = alpha.prompts
+            rows.append(row)
+    return rows
 
 
 def _two(found: dict[float, record.Row], name: str) -> record.Row:

@@ -1,7 +1,8 @@
 """Acceptance, cost and speed of drafters: what Leviathan's formulas need, and what they predict."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,6 +35,11 @@ TEXTS = 32  #: that laws are recorded on, for two drafts at a node
 Tasks = Sequence[Request]
 
 
+def seeded(law: Sampling, seed: int) -> Sampling:
+    """The same law with a seed."""
+    return replace(law, seed=seed)
+
+
 class Tally:
     """What is accepted of drafts at the places of texts: sums by prompt and lenience."""
 
@@ -49,13 +55,23 @@ class Tally:
     def row(self) -> record.Row:
         """Lists over the prompts that have texts."""
         read = self.places > 0
-        return {"kept": self.kept[read].tolist(), "places": self.places[read].tolist()}
+        return {
+            "prompts": np.flatnonzero(read).tolist(),
+            "kept": self.kept[read].tolist(),
+            "places": self.places[read].tolist(),
+        }
 
 
 def alpha_of(tally: record.Row, level: int = 0) -> intervals.Interval:
     """alpha at one lenience, by its number: all that was accepted over all places."""
     kept = [each[level] for each in tally["kept"]]
     return intervals.quotient(kept, tally["places"], intervals.SHARE)
+
+
+def part_of(tally: record.Row, prompts: Container[int]) -> record.Row:
+    """The tally of these prompts alone."""
+    read = [at for at, prompt in enumerate(tally["prompts"]) if prompt in prompts]
+    return {name: [tally[name][at] for at in read] for name in ("prompts", "kept", "places")}
 
 
 @torch.inference_mode()

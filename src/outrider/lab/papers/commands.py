@@ -232,6 +232,7 @@ def alpha(
         tables = experiment.run(pair, rows, out, progress, amount, pictures)
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
+        "tasks": "alpha by task: the prompts' category",
         "speed": "expected against measured improvement",
         "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
@@ -239,6 +240,36 @@ def alpha(
         "quality": "texts against what was meant; 'as plain': the share of plain decoding's texts",
     }
     show("alpha", tables, titles, out)
+
+
+def theory(
+    out: options.Out = RESULTS,
+    quick: options.Quick = False,
+    pictures: options.Pictures = True,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: options.Prompts = None,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    top_p: options.TopP = 1.0,
+) -> None:
+    """Leviathan et al. 2023, table 1 and figures 2-4: formulas, and how real betas keep to them."""
+    from outrider.lab.papers import theory as experiment
+
+    amount = experiment.Amount(seed=seed, top_p=top_p)
+    if quick:
+        amount = experiment.Amount(8, 32, (2, 4), seed, top_p)
+    pair = options.loaded(target, draft, out, pictures, dtype, threads)
+    with bar("theory") as progress:
+        tables = experiment.run(pair, read_rows(prompts), out, progress, amount, pictures)
+    titles = {
+        "table1": "table 1: total operations and speed for c = 0, ours and published",
+        "beta": "beta = sum min(p, q) along the target's texts, T = 1",
+        "lags": "autocorrelation of beta: independent betas would have none",
+        "calls": "tokens per call; operations and memory reads of plain decoding are 1",
+    }
+    show("theory", tables, titles, out)
 
 
 def beams(
@@ -343,6 +374,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "k-sweep": k_sweep,
     "alpha": alpha,
     "beams": beams,
+    "theory": theory,
     "layers": layers,
     "wagner": wagner,
     "chen": chen,

@@ -125,7 +125,7 @@ class Arm:
             found["GB/s"] = self.gigabytes_a_second
         found |= {
             "accepted %": 100 * accepted.value,
-            "accepted 95 %": _percent(accepted),
+            "accepted 95 %": percent(accepted),
             "formula %": 100 * statistics.fmean(predicted) if predicted else None,
             "tokens": sum(text.tokens for text in self.texts),
         }
@@ -143,11 +143,16 @@ def less(what: str, ratio: Interval) -> Row:
     share = Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.prompts)
     return {
         f"{what} less %": round(100 * share.value, 9),
-        f"{what} less 95 %": _percent(share),
+        f"{what} less 95 %": percent(share),
     }
 
 
-def _percent(share: Interval) -> str:
+def percent(share: Interval) -> str:
+    """The ends of an interval of shares in percent; nothing if there is no interval.
+
+    >>> percent(Interval(0.5, 0.25, 0.75, 20))
+    '[25.0, 75.0]'
+    """
     value, low, high = (100 * end for end in (share.value, share.low, share.high))
     return Interval(value, low, high, share.prompts).text(1)
 

@@ -18,7 +18,7 @@ import torch
 
 from outrider.lab.papers import published
 from outrider.lab.papers.record import Row
-from outrider.lab.papers.wagner import START, Arm, Verify, allocated, compare, methods
+from outrider.lab.papers.wagner import START, Arm, Verify, allocated, compare, methods, percent
 from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
 from outrider.ops.baselines import Paper
 
@@ -148,7 +148,7 @@ def _swept(arm: Arm) -> Row:
         "step ms": step.value,
         "step ms 95 %": step.text(),
         "accepted %": 100 * accepted.value,
-        "accepted 95 %": f"[{100 * accepted.low:.1f}, {100 * accepted.high:.1f}]",
+        "accepted 95 %": percent(accepted),
         "drafted a step": sum(arm.total("gammas")) / calls,
     }
 

@@ -1,6 +1,5 @@
 """A server as a replica of Ray Serve, and the application around several of them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,10 +12,9 @@ from outrider.load import load
 from outrider.server.app import Service, make
 from outrider.server.desk import running
 from outrider.server.fleet.ingress import Ingress
+from outrider.server.fleet.inside import Header, asked
 from outrider.server.fleet.routing import PrefixRouter
-from outrider.server.guard import App, Message
-
-Header = tuple[bytes, bytes]
+from outrider.server.guard import Message
 
 
 class Settings(BaseModel):
@@ -79,45 +77,6 @@ class Replica:
         """Serve replaces a replica whose engine has stopped."""
         if not self._loop.alive:
             raise RuntimeError("the engine has stopped")
-
-
-async def asked(
-    app: App, method: str, path: str, headers: Sequence[Header], body: bytes
-) -> AsyncIterator[Message]:
-    """What an ASGI application says to a request; who stops listening has gone away."""
-    told: asyncio.Queue[Message | None] = asyncio.Queue()
-    gone, given = asyncio.Event(), False
-
-    async def receive() -> Message:
-        nonlocal given
-        if given:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": list(headers),
-    }
-    task = asyncio.ensure_future(app(scope, receive, told.put))
-    task.add_done_callback(lambda _: told.put_nowait(None))
-    try:
-        while (message := await told.get()) is not None:
-            yield message
-        await task
-    finally:
-        gone.set()
-        if not task.done():
-            task.cancel()
 
 
 def application(settings: Settings) -> serve.Application:

@@ -1,0 +1,106 @@
+"""beta along texts of the target: its distribution, its autocorrelation, and what calls then give.
+
+beta at a prefix is sum min(p, q), the chance that a token drafted there is accepted (Leviathan et
+al. 2023, definition 3.1); alpha is its mean, and the paper's formulas take betas as independent.
+
+Given the text x that was emitted, the token at place i was an accepted draft, if it was drafted,
+with probability min(1, q(x_i) / p(x_i)), whatever came before: so from these numbers alone the
+steps of a chain of gamma tokens are a renewal process, and `calls` adds up its law. It is exact for
+the rejection rule; with betas in their place it is what a recorded sequence of betas would say.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from outrider import Sampling, Speculator, ops
+from outrider.certify.laws import score
+from outrider.lab import intervals
+from outrider.lab.papers import alpha_measure, record
+from outrider.lab.papers.alpha_drafters import Source
+from outrider.lab.papers.alpha_tasks import asked
+from outrider.types import LanguageModel
+
+LAGS = (1, 2, 3, 4, 8)
+
+
+@torch.inference_mode()
+def recorded(
+    pair: Speculator,
+    tasks: alpha_measure.Tasks,
+    model: LanguageModel,
+    law: Sampling,
+    *,
+    new_tokens: int,
+    seed: int,
+) -> record.Row:
+    """beta and min(1, q / p) at every place of a text of the target for each task."""
+    found: record.Row = {"beta": [], "kept": []}
+    for first in range(0, len(tasks), alpha_measure.ROWS):
+        part = tasks[first : first + alpha_measure.ROWS]
+        batch = [
+            asked(task, alpha_measure.seeded(law, seed + first + n), pair, new_tokens)
+            for n, task in enumerate(part)
+        ]
+        texts = alpha_measure._written(pair, batch)
+        scored = score(pair.engine.target, texts, law)
+        token = scored.token_BT[scored.valid_BT][:, None]
+        target = ops.probs(scored.laws)[scored.valid_BT]
+        draft = Source(model).laws(texts, law)
+        beta = torch.minimum(target, draft).sum(-1)
+        kept = (draft.gather(1, token) / target.gather(1, token))[:, 0].clamp(max=1)
+        sizes = [len(text.new) for text in texts]
+        for name, values in (("beta", beta), ("kept", kept)):
+            found[name] += [part.tolist() for part in torch.split(values.double(), sizes)]
+    return found
+
+
+def calls(kept: Sequence[float], gamma: int) -> float:
+    """Expected target calls for a text whose drafted tokens are accepted with these chances.
+
+    >>> calls([1.0] * 6, 2), calls([0.0] * 6, 2), calls([0.5, 0.5], 1)
+    (2.0, 6.0, 1.5)
+    """
+    starts = np.zeros(len(kept) + gamma + 1)
+    starts[0] = 1
+    for at in range(len(kept)):
+        reach = starts[at]
+        for place in range(at, min(at + gamma, len(kept))):
+            starts[place + 1] += reach * (1 - kept[place])
+            reach *= kept[place]
+        if at + gamma < len(kept):
+            starts[at + gamma + 1] += reach
+    return float(starts[: len(kept)].sum())
+
+
+def tokens_per_call(texts: Sequence[Sequence[float]], gamma: int) -> intervals.Interval:
+    """Predicted from recorded sequences, over prompts."""
+    lengths = [float(len(text)) for text in texts]
+    return intervals.quotient(lengths, [calls(text, gamma) for text in texts], intervals.LOG)
+
+
+def autocorrelation(texts: Sequence[Sequence[float]], lag: int) -> intervals.Interval:
+    """Of beta at places that are `lag` tokens apart in one text, about the mean of all texts."""
+    arrays = [np.asarray(text) for text in texts]
+
+    def value(units: Sequence[int]) -> float:
+        chosen = [arrays[u] for u in units]
+        every = np.concatenate(chosen)
+        mean, spread = every.mean(), every.var()
+        pairs = [(text[:-lag] - mean) * (text[lag:] - mean) for text in chosen]
+        return float(np.concatenate(pairs).mean() / spread) if spread > 0 else 0.0
+
+    return intervals.interval(value, len(arrays))
+
+
+def distribution(texts: Sequence[Sequence[float]]) -> list[record.Row]:
+    """Shares of places by tenths of beta, with intervals over prompts."""
+    rows: list[record.Row] = []
+    for tenth in range(10):
+        low, high = tenth / 10, (tenth + 1) / 10
+        inside = [float(sum(low <= b and (b < high or tenth == 9) for b in text)) for text in texts]
+        share = intervals.quotient(inside, [float(len(t)) for t in texts], intervals.SHARE)
+        row = {"beta": f"{low:.1f} to {high:.1f}", "share": share.value, "95 %": share.text()}
+        rows.append(row)
+    return rows

@@ -1,0 +1,167 @@
+"""A fleet without Ray: what is kept of a stream, and a server that is asked without a socket.
+
+With Ray, where it is installed: marked slow.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import NAME, PROMPT
+
+from outrider.server.app import COMPLETIONS, Service, make
+from outrider.server.bodies import CompletionBody
+from outrider.server.desk import running
+from outrider.server.fleet.going_on import GoingOn
+from outrider.server.fleet.inside import asked
+
+BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def told(app, body, most=None):
+    """Status of an answer, and the events of its stream; the client leaves after `most`."""
+    headers = [(b"content-type", b"application/json")]
+    status, text = 0, b""
+    messages = asked(app, "POST", COMPLETIONS, headers, json.dumps(body).encode())
+    async for message in messages:
+        status = message.get("status", status)
+        text += message.get("body", b"")
+        if most is not None and text.count(b"\n\n") >= most:
+            break
+    await messages.aclose()
+    events = [one.removeprefix(b"data: ") for one in text.split(b"\n\n")[:-1]]
+    return status, events if events else text
+
+
+def serve(speculator, work):
+    """Run `work` with an application whose loop runs."""
+    site = make(speculator, Service((NAME,), 4, 512))
+
+    async def main():
+        async with running(site.loop):
+            return await work(site)
+
+    return asyncio.run(main())
+
+
+def client_has(chunks):
+    """The text that a client puts together, and what surrounds it."""
+    text = "".join(piece["text"] for chunk in chunks for piece in chunk["choices"])
+    return text, {(chunk["id"], chunk["created"]) for chunk in chunks}
+
+
+def test_a_server_is_asked_in_its_own_process(shipped):
+    async def work(site):
+        whole = await told(site.app, BODY)
+        wrong = await told(site.app, BODY | {"nonsense": 1})
+        streamed = await told(site.app, BODY | STREAM, most=2)
+        for _ in range(200):
+            if site.loop.load[:2] == (0, 0):
+                break
+            await asyncio.sleep(0.02)
+        return whole, wrong, streamed, site.loop.load
+
+    (status, text), wrong, streamed, load = serve(shipped, work)
+    assert status == 200
+    assert json.loads(text)["usage"]["completion_tokens"] == 24
+    assert wrong[0] == 400
+    assert streamed[0] == 200
+    assert load[:2] == (0, 0), "who stops listening frees the row"
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_stream_from_several_replicas_is_one_stream(shipped, ids):
+    body = BODY | STREAM | ({"return_token_ids": True} if ids else {})
+
+    async def work(site):
+        _, undisturbed = await told(site.app, body)
+        going, chunks = GoingOn(body, CompletionBody.model_validate(body)), []
+        for most in (2, 1, None):  # two replicas die
+            _, events = await told(site.app, going.body(), most)
+            for one in events[:most]:
+                if one != b"[DONE]":
+                    chunks.append(going.absorb(json.loads(one)))
+        return [json.loads(one) for one in undisturbed[:-1]], chunks
+
+    whole, chunks = serve(shipped, work)
+    assert None not in chunks
+    text, names = client_has(chunks)
+    assert text == client_has(whole)[0]
+    assert len(names) == 1, "one id, one time"
+    assert len(chunks) > 4
+    assert all(("token_ids" in p) == ids for chunk in chunks for p in chunk["choices"])
+    counts = chunks[-1]["usage"]
+    assert counts["completion_tokens"] == whole[-1]["usage"]["completion_tokens"]
+
+
+def test_what_opens_a_choice_is_told_once():
+    body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    from outrider.server.bodies import ChatBody
+
+    going = GoingOn(body, ChatBody.model_validate(body))
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    said = {"index": 0, "delta": {"content": "é"}, "finish_reason": None, "token_ids": [7]}
+    made = [{"id": f"{n}", "created": n, "choices": [dict(opening)]} for n in (1, 2)]
+    assert going.absorb(made[0])["choices"] == [opening]
+    assert "resume" in going.body()
+    assert going.absorb(made[1]) is None
+    shown = going.absorb({"id": "2", "created": 2, "choices": [said]})
+    assert (shown["id"], shown["created"]) == ("1", 1)
+    assert going.body()["resume"] == [{"token_ids": [7], "characters": 1, "finish_reason": None}]
+
+
+@pytest.fixture(scope="session")
+def fleet():
+    """Runs the benchmark's script where Ray is."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
+    root = Path(__file__).parents[2]
+
+    def run(*words):
+        command = [sys.executable, root / "benchmarks" / "fleet.py", *words]
+        done = subprocess.run(
+            list(map(str, command)),
+            env=os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.slow
+def test_streams_outlive_their_replica(fleet):
+    found = fleet("streams")
+    assert found["replicas"] == 2
+    assert found["same_texts"] == 8
+    assert max(found["longest_gaps"]) > 0.5, "somebody waited for another replica"
+
+
+@pytest.mark.slow
+def test_a_file_of_requests_outlives_a_worker(fleet):
+    found = fleet("batch", "--after", 8)
+    assert found["workers_killed"] == 1
+    assert found["rows"] == found["different"] == found["same_texts_as_without_ray"] == 200
+
+
+def test_like_prompts_meet_and_others_stay_where_they_are():
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'outrider[ray]'")
+    from outrider.server.fleet.routing import key, ranked
+
+    names = [f"replica {n}" for n in range(5)]
+    keys = [key({"prompt": f"{n} {'x' * 2000} {tail}"}) for n in range(50) for tail in "ab"]
+    firsts = [ranked(one, names)[0] for one in keys]
+    assert firsts[::2] == firsts[1::2]
+    assert len(set(firsts)) == 5
+    left = [ranked(one, names[1:])[0] for one in keys]
+    moved = [a != b for a, b in zip(firsts, left, strict=True)]
+    assert moved == [first == names[0] for first in firsts]
