@@ -127,5 +127,18 @@ def test_much_noise_does_not_end_the_engine(server):
     fuzz(server, 10, 9)
 
 
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"guided_grammar": HALF}, {"prompt": HALF}, {"stop": ["a", HALF]}, {HALF: 1}, {"model": HALF}],
+)
+def test_half_a_character_is_refused(server, more):
+    code, told = asked(server, BODY | more)
+    assert code == 400
+    assert "lone surrogate" in told["error"]["message"]
+
+
 def test_bodies_that_are_no_utf8_are_refused(server):
     assert asked(server, b'{"model": "\xff"}')[0] == 400

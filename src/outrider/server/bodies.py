@@ -146,6 +146,15 @@ class Common(Routing):
     return_token_ids: bool = False
     resume: list[Sent] | None = None  #: one for each choice: the stream goes on behind it
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, given: object) -> object:
+        """JSON may escape half a character, which is no text."""
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if _broken(name) or _broken(value):
+                raise ValueError(f"{name!a} has half a character (a lone surrogate); leave it out")
+        return given
+
     @model_validator(mode="after")
     def _one_grammar(self) -> "Common":
         asked = [self.guided_regex, self.guided_grammar]
@@ -198,6 +207,15 @@ class ChatBody(Common):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: set logprobs, or leave it out")
         return self
+
+
+def _broken(value: object) -> bool:
+    """Whether some text in it cannot be written as UTF-8."""
+    if isinstance(value, str):
+        return any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, dict):
+        return any(_broken(key) or _broken(one) for key, one in value.items())
+    return isinstance(value, list) and any(map(_broken, value))
 
 
 def plain(content: str | list[Text]) -> str:

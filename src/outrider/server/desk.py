@@ -62,6 +62,7 @@ class Desk:
         metrics: bool = True,
     ) -> "Desk":
         """For a speculator that is called by these names; its loop is not yet started."""
+        speculator.engine.priced(rows)  # measured now, not while the first client waits
         lanes, prefixes = Lanes(speculator.engine), Prefixes(kept_bytes)
 
         def opened(lane: str) -> Run:
