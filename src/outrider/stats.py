@@ -53,7 +53,7 @@ class Clock:
         return dict(self._ms)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RequestStats:
     """Counts of one request, or of many summed.
 

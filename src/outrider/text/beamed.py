@@ -49,7 +49,9 @@ def beamed(
         for one in row:
             ids = one.token_ids
             ended = bool(ids) and ids[-1] in stops
-            stats = RequestStats(len(request.prompt), len(ids), found.counts.calls)
+            stats = RequestStats(
+                prompt_tokens=len(request.prompt), new_tokens=len(ids), steps=found.counts.calls
+            )
             stats.seconds = found.seconds
             text = _text(tokenizer, request.prompt, ids[:-1] if ended else ids)
             reason = "stop" if ended else "length"

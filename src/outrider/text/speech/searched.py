@@ -53,7 +53,11 @@ def searched(engine: Engine, requests: Sequence[Request], beams: Beams, pace: Pa
     found = search(engine.target, engine.drafter, requests, beams, pace=pace, observe=allowed)
     done = []
     for row, (best, *_) in enumerate(found.hypotheses):
-        stats = RequestStats(len(requests[row].prompt), len(best.token_ids), found.counts.calls)
+        stats = RequestStats(
+            prompt_tokens=len(requests[row].prompt),
+            new_tokens=len(best.token_ids),
+            steps=found.counts.calls,
+        )
         stats.seconds = found.seconds
         given = allowed.along(row, best.beams)
         logprobs = [own - all_ for own, all_ in zip(best.logprobs, given, strict=True)]
