@@ -62,6 +62,7 @@ def rehearsal(tmp_path_factory):
     return out, running.returncode, told
 
 
+@pytest.mark.slow  # a minute
 def test_every_stage_of_the_rehearsal_writes_its_file(rehearsal):
     out, code, told = rehearsal
     for name in NAMES:
@@ -75,6 +76,7 @@ def test_every_stage_of_the_rehearsal_writes_its_file(rehearsal):
     assert (out / "summary.md").read_text().strip() == told[told.index("stage |") :].strip()
 
 
+@pytest.mark.slow  # a minute
 def test_a_killed_stage_goes_on_where_it_was(rehearsal):
     out, code, told = rehearsal
     assert code == 0
@@ -87,6 +89,7 @@ def test_a_killed_stage_goes_on_where_it_was(rehearsal):
     assert log.count("[environment] is there already") == 1
 
 
+@pytest.mark.slow  # a minute
 def test_few_files_and_small_ones(rehearsal):
     files = [path for path in rehearsal[0].rglob("*") if path.is_file()]
     assert len(files) <= 8, files
@@ -94,6 +97,7 @@ def test_few_files_and_small_ones(rehearsal):
     assert all(path.parent == rehearsal[0] for path in files)
 
 
+@pytest.mark.slow  # behind the same minute
 def test_a_failing_stage_does_not_stop_the_later_ones(rehearsal, tmp_path):
     """A damaged file is a failure; the stage behind it is done all the same, and nothing twice."""
     out = tmp_path / "day"
@@ -225,6 +229,7 @@ def test_the_table_says_what_missed_its_target(tmp_path):
     assert "MISSED" in summary.text({"verification": record})
 
 
+@pytest.mark.slow  # a minute
 def test_readmes_tables_come_from_a_days_files_and_no_rehearsals(rehearsal, tmp_path):
     import table
 

@@ -177,6 +177,7 @@ def environment(**more):
 
 
 COMMAND = [sys.executable, "-m", "outrider", "generate", "-n", "8", "--trace", *FAST]
+COMMAND += ["--planner", "fixed"]  # nothing is measured
 
 
 def test_a_pipe_gets_no_colour_codes():

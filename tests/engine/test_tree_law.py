@@ -63,14 +63,19 @@ ONLY = {"coupled": (), "hub": ("hub", "wide hub"), "multi_round": ("paths",),
 
 
 def legal():
+    """By default each tree with its own rule, and each rule with a tree; the others are slow."""
     _, small = pair(0.4, VOCAB)
+    met = set()
     for name, make in TREES.items():
         drafter = make(small)
         for rule in verifiers.VERIFIERS.values():
             if name not in ONLY.get(rule.name, TREES):
                 continue
             if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
-                yield pytest.param(name, rule, id=f"{name}-{rule.name}")
+                usual = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain)
+                marks = [pytest.mark.slow] if rule.name in met and rule is not usual else []
+                yield pytest.param(name, rule, id=f"{name}-{rule.name}", marks=marks)
+                met.add(rule.name)
 
 
 @pytest.mark.parametrize(("name", "rule"), list(legal()))

@@ -114,8 +114,8 @@ def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> C
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
     """Nodes and milliseconds of a copy of these rows' second step.
 
-    The first one makes room in the copy's caches, which a run's steps seldom do. One thread is timed
-    by its own clock, which stands while others run.
+    The first one makes room in the copy's caches, which a run's steps seldom do. One thread is
+    timed by its own clock, which stands while others run.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     state = batch.take(range(batch.rows))
