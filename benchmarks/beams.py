@@ -42,7 +42,7 @@ from training.whisper_speech import RATE
 from transformers import GenerationMixin
 
 from outrider import Beams, Engine, Limits, PromptLookup, ReferenceLookup, Request, Root, Sampling
-from outrider.engine.engine import Run
+from outrider.engine.run import Run
 from outrider.engine.search.decode import search
 from outrider.engine.search.pace import Pace
 from outrider.models import adapt

@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 import outrider
 from outrider import Limits, Sampling
 from outrider.drafters import Random
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.load import shipped
 from outrider.models import CausalModel, LlamaRunner
 from outrider.models.linear import product

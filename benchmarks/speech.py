@@ -165,7 +165,7 @@ class Bench:
 
     def decoded(self, arm: str, engine: Engine, numbers: list[int], seats: int = 1) -> None:
         """All these windows as one run."""
-        from outrider.engine.engine import Run
+        from outrider.engine.run import Run
 
         requests = [self.request(self.windows[number]) for number in numbers]
         started = time.thread_time()

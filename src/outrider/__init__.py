@@ -9,8 +9,9 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 """
 
 from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
+from outrider.engine.run import Run
 from outrider.engine.search import Beams
 from outrider.errors import (
     AudioError,

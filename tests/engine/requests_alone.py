@@ -10,8 +10,8 @@ from outrider import (
     Sampling,
     Timestamps,
 )
-from outrider.engine.engine import Run
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from tiny import DRAFTERS, PROMPTS, VOCAB, pair
 
 SEATS = 3

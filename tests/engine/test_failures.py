@@ -11,9 +11,9 @@ from outrider import (
     NumericalError,
     Sampling,
 )
-from outrider.engine.engine import Run
 from outrider.engine.ledger import Phase
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.models.cache import SlotCache
 from tiny import DRAFTERS, PROMPTS, pair
 

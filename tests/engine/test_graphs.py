@@ -7,10 +7,10 @@ from recorder import HostRead, Recorder
 from outrider import Engine, Limits, ops, verifiers
 from outrider.engine import engine, step
 from outrider.engine.blocks import Pending
-from outrider.engine.engine import Run
 from outrider.engine.graphs import CudaCapture, Graphed, verbs
 from outrider.engine.planner import Report
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.rounding import UNIT

@@ -4,8 +4,8 @@ import pytest
 
 import outrider
 from outrider import Sampling, Stop
-from outrider.engine.engine import Run
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.models import rounding
 from outrider.models.native import build
 from outrider.models.prefixes import Prefixes

@@ -6,7 +6,6 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling, drafters, testi
 from outrider.costs import Costs
 from outrider.drafters.recipes import DraftOptions
 from outrider.engine.blocks import HostBlock
-from outrider.engine.engine import Run
 from outrider.engine.planner import (
     PLANNERS,
     Adaptive,
@@ -20,6 +19,7 @@ from outrider.engine.planner import (
     named,
 )
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.testing import text_law
 from outrider.types import PLAIN, Shape
@@ -235,7 +235,7 @@ def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monke
     alone = first_text(engine, 0)
     assert len({len(ids) for ids in alone}) > 2
     assert first_text(engine, 2) == first_text(engine, 1) == alone
-    monkeypatch.setattr("outrider.engine.engine.verifiers.shares_noise", lambda rule: True)
+    monkeypatch.setattr("outrider.engine.run.verifiers.shares_noise", lambda rule: True)
     assert first_text(engine, 2) != first_text(engine, 0)  # planned together it would
 
 

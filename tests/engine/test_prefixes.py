@@ -8,8 +8,8 @@ from requests_alone import LONG, engine_of
 
 from outrider import Limits, Sampling
 from outrider.engine import seating
-from outrider.engine.engine import Run
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.models.causal import CausalModel
 from outrider.models.prefixes import LEAST, WORTH, Prefixes
 from tiny import DRAFTERS, pair

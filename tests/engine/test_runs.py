@@ -22,10 +22,10 @@ from outrider import (
 )
 from outrider.engine import seating
 from outrider.engine.batch import Prefill, begin, groups, slab
-from outrider.engine.engine import Run
 from outrider.engine.ledger import NEXT, Phase
 from outrider.engine.planner import Report
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.models.cache import SlotCache
 from outrider.models.nodes import causal
 from outrider.types import Inputs

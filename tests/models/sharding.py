@@ -24,8 +24,8 @@ def decoded(asked):
     die       {rank: tokens}: that rank kills itself (used by tests of failures)
     """
     from outrider import Limits, Sampling, load
-    from outrider.engine.engine import Run
     from outrider.engine.request import Request
+    from outrider.engine.run import Run
 
     speculator = load(threads=1, coupled=True, **asked["load"])
     run = Run(speculator.engine, seats=asked.get("seats", 4), capacity=asked.get("capacity", 128))

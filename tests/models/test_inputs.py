@@ -11,8 +11,8 @@ from seats import played
 from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling
-from outrider.engine.engine import Run
 from outrider.engine.request import Request
+from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.models import CausalModel, LlamaRunner, adapt, calibrate, check
 from outrider.models.seq2seq import Seq2SeqRunner

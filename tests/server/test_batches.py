@@ -205,7 +205,7 @@ def test_files_that_do_not_belong_together_are_refused_and_left_alone(three):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_stops_ends_the_run_and_loses_no_row(shipped, seeded, tmp_path, monkeypatch):
-    from outrider.engine.engine import Run
+    from outrider.engine.run import Run
 
     whole = answered(shipped, seeded, tmp_path / "whole.jsonl")
     step, turns = Run.step, iter(range(8))

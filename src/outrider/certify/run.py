@@ -22,8 +22,9 @@ from outrider.certify.judge import (
 from outrider.certify.laws import Guesses, Text
 from outrider.certify.report import Report, Test
 from outrider.drafters import DraftModel, DynamicTree, Root
-from outrider.engine.engine import Engine, Observer
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits
+from outrider.engine.run import Observer
 from outrider.errors import PromptError
 from outrider.laws.sampling import Sampling
 from outrider.stats import Stats

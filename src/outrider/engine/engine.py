@@ -1,63 +1,38 @@
-"""The loop: propose, score, verify, commit, emit. Tokens only, no text.
+"""What decodes: a target, a drafter, a rule and a planner. Tokens only, no text.
 
     for block in engine.run(prompts, ...):      # one HostBlock per running row and step
         ...
 
-    run = Run(engine, seats=8)                  # requests come and go while others run
-    number = run.submit(Request(prompt, ...))
-    blocks = run.step()
-    run.end(number, "cancelled")
-
-Rows, seats and what becomes of a request: docs/rows-and-seats.md. On CUDA the host reads blocks one
-step late, while the next step runs; on a CPU there is nothing to wait for.
+`Run` is the loop: propose, score, verify, commit, emit.
 """
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from outrider import arguments, tree, verifiers
 from outrider.costs import Costs
-from outrider.engine import graphs
 from outrider.engine.batch import Batch
-from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
-from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.logprobs import Logprobs, Told, told
-from outrider.engine.planner import Adaptive, Finished, Fixed, Planner, Row, View, measure, named
-from outrider.engine.request import Limits, Request, capped, check, check_fit, spread, token_ids
-from outrider.engine.seating import Seating
-from outrider.errors import CapacityError, ConfigurationError, PromptError
-from outrider.laws import shaping
-from outrider.laws.processors import ProcessorError
-from outrider.laws.sampling import Sampling, fresh_seed
-from outrider.models.prefill import inference
-from outrider.models.prefixes import Prefixes
-from outrider.stats import Clock, RequestStats, Stats
+from outrider.engine.logprobs import Logprobs
+from outrider.engine.planner import Adaptive, Fixed, Planner, measure, named
+from outrider.engine.request import Limits, Request, spread, token_ids
+from outrider.engine.run import Observer, Run
+from outrider.errors import ConfigurationError, PromptError
+from outrider.laws.sampling import Sampling
 from outrider.types import (
     PLAIN,
-    Block,
-    BlockLists,
-    Draft,
     Drafter,
     Foreseeing,
     Inputs,
     LanguageModel,
-    Scores,
     Shape,
-    Verdict,
     Verifier,
 )
 
 T = TypeVar("T")
-#: Called after every step with what the verbs made; rows name the requests of the batch's rows.
-Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
 
 
 class Engine:
@@ -199,349 +174,3 @@ def _one_each(name: str, given: Sequence[T] | None, rows: int, without: T) -> Se
             f"{name} are one for each prompt; got {len(given)} for {rows} prompts; give as many"
         )
     return given
-
-
-class Run(Iterator[HostBlock]):
-    """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
-
-    seats     how many rows run side by side; the others wait, first come first served
-    capacity  slots of a row: prompt, budget and draft tree. None: the model's context
-    prefixes  what is kept of prompts, for others that begin alike; runs of one thread may share it.
-              Of models that read more than text, and for heads, nothing is kept
-
-    Iterating ends when nothing is left to do. A request that failed raises its error there, once;
-    the others go on if the iteration does.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        seats: int = 8,
-        capacity: int | None = None,
-        *,
-        trace: bool = False,
-        observe: Observer | None = None,
-        prefixes: Prefixes | None = None,
-    ) -> None:
-        self.engine, self._trace, self._observe = engine, trace, observe
-        self._size = engine.drafter.shapes[0].max_nodes
-        if capacity is None:
-            if engine.target.context >= 1 << 30:
-                raise CapacityError(
-                    "the model names no context to size rows by; got capacity=None; give capacity"
-                )
-            capacity = engine.target.context + self._size
-        self.capacity = capacity
-        room = engine.target.width(capacity)
-        self.rule = engine.choose_rule("all")
-        self._took = 0.0  # seconds of the step under way
-        self._graphed: Graphed | None = None
-        seats = arguments.whole("seats", seats, "give at least one", least=1)
-        self._ledger = Ledger()
-        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
-        self._reads = engine.target.reads != "text"
-        self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
-        self._closed = False
-        self._device = torch.device(engine.target.device)
-        self._clock, self._mark = Clock(self._device), 0.0
-        self._lag = 1 if self._device.type == "cuda" else 0
-        self._unread: deque[Pending] = deque()
-
-    # ------------------------------------------------------------------ requests come and go
-
-    def submit(self, request: Request) -> int:
-        """Queue a request; its number. Raises its error at once if it cannot be decoded here."""
-        return self.submit_all([request])[0]
-
-    def submit_all(self, requests: Sequence[Request]) -> list[int]:
-        """Queue several, or none of them if one is refused."""
-        if self._closed:
-            raise ConfigurationError(
-                f"this run is closed; got {len(requests)} more; submit to another run"
-            )
-        target, entries = self.engine.target, self._ledger.entries
-        for number, request in enumerate(requests, self._ledger.count):
-            check(request, number, target, self._reads)
-            check_fit(request, number, target.context, self._size, self.capacity)
-            if self.engine.capture is not None:
-                graphs.check(request.sampling, number)
-        settings = shaping.admit(
-            [request.sampling for request in requests],
-            [request.prompt for request in requests],
-            [request.limits.stop_ids for request in requests],
-            target.vocab_size,
-            self._device,
-            self._ledger.count,
-            [entry.request.sampling for entry in entries.values() if not entry.over],
-        )
-        numbers = []
-        for request, sampling in zip(requests, settings, strict=True):
-            if sampling.seed is None:
-                sampling = replace(sampling, seed=fresh_seed())
-            if sampling is not request.sampling:
-                request = replace(request, sampling=sampling)
-            numbers.append(self._ledger.add(request))
-        self._seating.seats.waiting += numbers
-        if any(sampling.temperature for sampling in settings):
-            self.rule, self._graphed = self.engine.choose_rule("some"), None
-        return numbers
-
-    def close(self) -> None:
-        """Take no more requests."""
-        self._closed = True
-
-    def end(self, number: int, reason: str = "cancelled", keep: int | None = None) -> None:
-        """End a request from outside: a stop string, a closed connection.
-
-        `keep` is how many of its tokens count, all that were told by default. One that ended by
-        itself can still be cut, as its last block may hold a stop string. Raises ConfigurationError
-        for a request that was ended from outside before, or failed, or is not there.
-        """
-        self._ledger.check_end(number, reason)
-        waits = self._ledger.entries[number].phase is Phase.WAITING
-        self._ledger.end(number, reason, keep)
-        if waits:
-            self._seating.seats.waiting.remove(number)
-        if self.done:
-            self._mark = 0.0
-
-    def forget(self, number: int) -> RequestStats:
-        """Keep nothing of a request that is over, for runs that never end; its statistics.
-
-        Raises ConfigurationError for one that is not over, or not there.
-        """
-        stats = self._ledger.forget(number)
-        if self.done:  # no turn will come
-            self._read(0)
-            self._seating.leave()
-            self._sweep()
-        return stats
-
-    # ------------------------------------------------------------------ what has become of them
-
-    @property
-    def done(self) -> bool:
-        """Whether every request is over."""
-        return not self._ledger.left
-
-    @property
-    def batch(self) -> Batch | None:
-        """The rows under way, for steps by hand and tests; None before the first step."""
-        return self._seating.batch
-
-    @property
-    def phases(self) -> list[Phase]:
-        """Where each request stands."""
-        return [entry.phase for entry in self._ledger.entries.values()]
-
-    @property
-    def reasons(self) -> list[str | None]:
-        """Why each request is over, None while it is not."""
-        return [entry.reason for entry in self._ledger.entries.values()]
-
-    def reason(self, number: int) -> str | None:
-        """Why a request is over, None while it is not."""
-        self._ledger.check(number)
-        return self._ledger.entries[number].reason
-
-    def cached(self, number: int) -> int:
-        """How many tokens of a request's prompt were copied from one that was read before."""
-        self._ledger.check(number)
-        return self._ledger.entries[number].stats.cached_tokens
-
-    @property
-    def requests(self) -> list[RequestStats]:
-        """Statistics of each request that is not forgotten."""
-        return [entry.stats for entry in self._ledger.entries.values()]
-
-    @property
-    def errors(self) -> dict[int, Exception]:
-        """The errors of requests that failed."""
-        entries = self._ledger.entries.items()
-        return {number: entry.error for number, entry in entries if entry.error is not None}
-
-    def watched(self, number: int) -> Tensor | None:
-        """The model's logits [V] behind the watched place of a request's prompt.
-
-        They are told once, and are there from the first block on; None if it watches no place.
-        """
-        entry = self._ledger.entries[number]
-        logits, entry.watched_V = entry.watched_V, None
-        return logits
-
-    @property
-    def stats(self) -> Stats:
-        """Totals up to the last step."""
-        stats = self._ledger.stats
-        report = self.engine.planner.report(self._plan)
-        stats.predicted_ms, stats.why_plain = report
-        if self.done or not self._lag:  # reading a device's events waits for it: at the end alone
-            stats.clock(self._clock.read())
-        return stats
-
-    # ------------------------------------------------------------------ the loop
-
-    def __iter__(self) -> "Run":
-        return self
-
-    def __next__(self) -> HostBlock:
-        while not self._ledger.ready:
-            if self.done:
-                raise StopIteration
-            self._turn()
-        block = self._ledger.ready.popleft()
-        error = self._ledger.entries[block.row].error
-        if error is not None and block.finish_reason == "error":
-            raise error
-        return block
-
-    def step(self) -> list[HostBlock]:
-        """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
-
-        A request that failed has a last block with finish_reason "error"; `errors` says why.
-        """
-        if not self.done:
-            self._turn()
-        blocks = list(self._ledger.ready)
-        self._ledger.ready.clear()
-        return blocks
-
-    @inference
-    def _turn(self) -> None:
-        self._mark = self._mark or time.perf_counter()
-        if any(self._ledger.entries[number].cut for number in self._seating.rows):
-            self._read(0)  # their unread blocks tell whether their seats are clean
-        self._seating.leave()
-        self._sweep()
-        spent = self._seating.arrive()
-        if self._seating.rows:
-            self._advance()
-        now, stats = time.perf_counter(), self._ledger.stats
-        stats.seconds += now - self._mark - spent
-        stats.prefill_ms += 1e3 * spent
-        self._mark = 0.0 if self.done else now
-
-    def _advance(self) -> None:
-        """One step of all rows. A row whose own processors fail leaves, and the others step."""
-        clock = self._clock
-        while self._seating.rows:
-            batch, self._took = self._bounded(), time.perf_counter()
-            shape = self._shape(batch)
-            clock.start()
-            try:
-                made = self._made(batch, shape)
-                break
-            except ProcessorError as error:
-                self._blame(error)
-        else:
-            return
-        draft, scores, verdict, batch, block = made
-        rows = list(self._seating.rows)
-        wanted = [self._ledger.entries[number].request.logprobs for number in rows]
-        said = {
-            asked: told(scores, verdict, block, asked)
-            for asked in dict.fromkeys(wanted)
-            if asked is not None
-        }
-        self._seating.batch = batch
-        try:
-            if self._observe is not None:
-                with torch.inference_mode(False):  # an observer may differentiate copies
-                    self._observe(draft, scores, verdict, block, rows)
-                clock.start()
-        finally:  # the batch has gone on: if the observer fails, its tokens are told nevertheless
-            self._emit(made, rows, wanted, said)
-        clock.lap("emit")
-        self._ledger.stats.engine_steps += 1
-
-    def _emit(
-        self,
-        made: Made,
-        rows: list[int],
-        wanted: list[Logprobs | None],
-        said: dict[Logprobs, Told],
-    ) -> None:
-        """Tell the block of a step, or the one before it while this one is on its way."""
-        block = made.block
-        self._took = time.perf_counter() - self._took
-        self._ledger.stats.count_size(made.draft.tree.nodes)
-        traced = [self._trace or request.trace for request in self._seating.requests(rows)]
-        if block.lists is not None and not (any(traced) or said or self._unread):
-            self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
-        else:
-            pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
-            self._unread.append(pending)
-        self._read(0 if self._all_over() else self._lag)
-
-    def _read(self, left: int) -> None:
-        """Read blocks that are on their way, all but the last few."""
-        while len(self._unread) > left:
-            pending = self._unread.popleft()
-            self._tell(pending.read(), pending.requests, pending.draft, pending)
-
-    def _made(self, batch: Batch, shape: Shape) -> Made:
-        """What the verbs make: one by one on the clock, or in one piece."""
-        engine, clock, rule = self.engine, self._clock, self.rule
-        if engine.capture is None:
-            return verbs(engine.target, engine.drafter, rule, batch, shape, clock.lap)
-        self._graphed = self._graphed or engine.graphed(rule)
-        assert self._graphed is not None
-        made = self._graphed(batch, shape)
-        clock.lap("graph")
-        return made
-
-    def _bounded(self) -> Batch:
-        """The batch with the length that no row exceeds: blocks that are unread count in full."""
-        batch = self._seating.batch
-        assert batch is not None
-        longest = max(self._ledger.entries[number].length for number in self._seating.rows)
-        ahead = len(self._unread) * self._size
-        bound = min(longest + ahead, self._seating.capacity - self._size)
-        return batch._replace(context=batch.context._replace(bound=bound))
-
-    def _shape(self, batch: Batch) -> Shape:
-        foreseeing, numbers = self.engine.foreseeing, self._seating.rows
-        gains: Sequence[Sequence[float] | None] = [None] * len(numbers)
-        if foreseeing is not None:
-            gains = foreseeing.foresee(batch.memory, batch.context)
-        entries = [self._ledger.entries[number] for number in numbers]
-        rows = [
-            Row(number, entry.request, entry.length, each)
-            for number, entry, each in zip(numbers, entries, gains, strict=True)
-        ]
-        greedy = all(row.request.sampling.temperature == 0 for row in rows)
-        free = verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
-        view = View(rows, self._seating.seats.count, free, self._closed)
-        shape = self.engine.planner.plan(self._plan, view)
-        shapes = self.engine.shapes
-        if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
-            raise ConfigurationError(
-                f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
-                f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
-            )
-        return capped(shape, [row.request for row in rows])
-
-    def _blame(self, error: ProcessorError) -> None:
-        """Fail the row whose processor raised. Nothing of the step has been committed."""
-        number, cause = self._seating.rows[error.row], error.__cause__
-        assert isinstance(cause, Exception)
-        length = self._ledger.entries[number].length
-        cause.add_note(f"in a logits processor of request {number} after {length} tokens")
-        self._ledger.ready.append(self._ledger.fail(number, cause))
-        self._seating.leave()
-
-    def _sweep(self) -> None:
-        """Drop what is forgotten, but for requests that blocks on their way still name."""
-        on_their_way = [number for pending in self._unread for number in pending.requests]
-        self._ledger.sweep(self._seating.named + on_their_way)
-
-    def _all_over(self) -> bool:
-        return all(self._ledger.entries[number].over for number in self._seating.rows)
-
-    def _tell(
-        self, block: BlockLists, numbers: list[int], draft: Draft, pending: Pending | None = None
-    ) -> None:
-        blocks = self._ledger.tell(block, numbers, pending)
-        took = None if self._lag else 1e3 * self._took
-        done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
-        self._plan = self.engine.planner.learn(self._plan, done)

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import generation as hf
 
 from outrider.engine.blocks import HostBlock
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request, source_ids
+from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import outrider
-from outrider.engine.engine import Run
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
+from outrider.engine.run import Run
 from outrider.laws.sampling import Sampling
 from outrider.models.prefixes import Prefixes
 from outrider.server.answers import Chats, Completions, Writer

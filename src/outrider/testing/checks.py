@@ -13,8 +13,9 @@ from outrider.certify.laws import model_of
 from outrider.drafters import Root
 from outrider.engine import step
 from outrider.engine.batch import Batch
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
+from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.translated import TranslatedModel

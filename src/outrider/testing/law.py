@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.certify.statistics import chi_square_tail
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits
+from outrider.engine.run import Run
 from outrider.laws.sampling import Sampling
 from outrider.testing.runs import decode
 from outrider.types import Inputs

@@ -9,8 +9,9 @@ import torch
 from outrider.drafters.root import bare
 from outrider.engine import step
 from outrider.engine.batch import Batch
-from outrider.engine.engine import Engine, Observer, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
+from outrider.engine.run import Observer, Run
 from outrider.laws.sampling import Sampling
 from outrider.tree import shallower
 from outrider.types import (

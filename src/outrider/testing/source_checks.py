@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from outrider import verifiers
 from outrider.drafters import Root
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.request import Limits, Request
+from outrider.engine.run import Run
 from outrider.laws.sampling import Sampling
 from outrider.testing.case import Case, check, expect
 from outrider.testing.models import PROMPTS, pair

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from outrider.engine.engine import Run
+from outrider.engine.run import Run
 from outrider.text.answer import Answer
 from outrider.text.results import Completion, Generation, TextBlock
 

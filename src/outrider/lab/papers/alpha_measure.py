@@ -21,7 +21,7 @@ from outrider import (
 )
 from outrider.certify.laws import Text, score
 from outrider.drafters.ngram_table import Table
-from outrider.engine.engine import Observer, Run
+from outrider.engine.run import Observer, Run
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources

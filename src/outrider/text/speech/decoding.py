@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.engine.engine import Engine, Run
+from outrider.engine.engine import Engine
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request, check
+from outrider.engine.run import Run
 from outrider.engine.search.decode import admit
 from outrider.engine.search.pace import Pace
 from outrider.laws.sampling import Sampling
