@@ -5,7 +5,8 @@ import torch
 from recorder import HostRead, Recorder
 
 from outrider import Engine, Limits, ops, verifiers
-from outrider.engine import engine, step
+from outrider.engine import run as running
+from outrider.engine import step
 from outrider.engine.blocks import Pending
 from outrider.engine.graphs import CudaCapture, Graphed, verbs
 from outrider.engine.planner import Report
@@ -100,7 +101,7 @@ def sent(block, *more):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_requests_that_come_while_others_run(lag, monkeypatch):
-    monkeypatch.setattr(engine, "Pending", sent)
+    monkeypatch.setattr(running, "Pending", sent)
     requests = [
         Request(tuple(prompt), how, end)
         for prompt, how, end in zip(PROMPTS * 2, SEEDED * 3, ENDS * 3, strict=False)
