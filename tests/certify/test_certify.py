@@ -255,6 +255,15 @@ def matrix_drafters():
     return matrix.drafters(draft, TEXT, 32, target)
 
 
+def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
+    few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
+    made = {name: one for name, one in matrix_drafters().items() if name.startswith("layer_skip")}
+    found = matrix.run(
+        pair(0.5)[0], matrix.pairs(made)[:2], PROMPTS, Sampling(1.0), few, tmp_path / "results"
+    )
+    assert [row["verdict"] for _, row, _ in found] == ["not judged"] * 2  # few tokens, no failure
+
+
 def test_the_matrix_holds_every_legal_pair_of_the_registries():
     made = matrix_drafters()
     other_tokenizers = ["string_match", "translated"]  # tests/law/test_translated_laws.py

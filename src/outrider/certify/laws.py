@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.drafters.growing.loop import inputs_for
+from outrider.drafters.layer_skip import LayerSkip
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
 from outrider.laws import shaping
@@ -147,20 +148,22 @@ class Guesses:
 
     A drafter with a model: its teacher-forced law.
     Others, and heads on the target's states: what it would propose first, and where that is
-    nothing the target's law at twice the temperature.
+    nothing, or the draft is made of the target's layers, the target's law at twice the temperature.
     """
 
     def __init__(self, drafter: Drafter, target: LanguageModel) -> None:
         self.drafter, self.target = drafter, target
         self.vocab_size = target.vocab_size
         self.model = model_of(drafter)
+        #: layers of the target read what it has written: no cache of their own has that
+        self.flat = not drafter.kinds or isinstance(drafter, LayerSkip)
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
-        if self.model is not None and not self.drafter.taps:
+        if self.model is not None and not self.drafter.taps and not self.flat:
             return law(self.model, of_draft(self.model, texts), sampling)
         flat = flatter(self.target, texts, sampling)
-        if not self.drafter.kinds:
+        if self.flat:
             return flat
         proposed = self._proposed(texts, sampling).to(flat.device)
         return torch.where(proposed.sum(-1, keepdim=True) > 0, proposed, flat)
