@@ -1,15 +1,14 @@
 """The proposer for vLLM: what it drafts as rows grow, move and change. With vLLM: marked slow."""
 
-import json
 import os
-import subprocess
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import scripts
 from outrider import Sampling
 from outrider.drafters import NgramTable, PromptLookup, Suffix, ngram_table
 from outrider.drafters.ngram_file import write
@@ -136,21 +135,7 @@ def vllm():
     python = os.environ.get("OUTRIDER_VLLM")
     if not python:
         pytest.skip("set OUTRIDER_VLLM to the Python of an environment with vLLM")
-    root = Path(__file__).parents[2]
-
-    def run(*words):
-        command = [python, root / "benchmarks" / "inside_vllm.py", *words]
-        done = subprocess.run(
-            list(map(str, command)),
-            env=os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return partial(scripts.run, python, "inside_vllm.py")
 
 
 @pytest.mark.slow

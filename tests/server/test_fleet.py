@@ -6,14 +6,13 @@ With Ray, where it is installed: marked slow.
 import asyncio
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 from served import NAME, PROMPT
 
+import scripts
 from outrider.server.app import COMPLETIONS, Service, make
 from outrider.server.bodies import CompletionBody
 from outrider.server.desk import running
@@ -121,21 +120,7 @@ def fleet():
     """Runs the benchmark's script where Ray is."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
-    root = Path(__file__).parents[2]
-
-    def run(*words):
-        command = [sys.executable, root / "benchmarks" / "fleet.py", *words]
-        done = subprocess.run(
-            list(map(str, command)),
-            env=os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return partial(scripts.run, sys.executable, "fleet.py")
 
 
 @pytest.mark.slow

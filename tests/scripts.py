@@ -1,0 +1,21 @@
+"""A benchmark's script in another environment, for tests of what is not installed in this one."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(python, script, *words):
+    """The JSON of its last line."""
+    done = subprocess.run(
+        [str(word) for word in (python, ROOT / "benchmarks" / script, *words)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
