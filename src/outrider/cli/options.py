@@ -1,19 +1,18 @@
 """Options that several commands share, and the speculator that they ask for."""
 
 import ast
-import functools
-import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, get_type_hints
+from typing import Annotated, TypeVar
 
 import typer
 
 from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
+from outrider.lab.gathered import gathered
 from outrider.load import load
 from outrider.text.speculator import Speculator
 
@@ -239,27 +238,8 @@ class Setup:
             )
 
 
-def with_setup(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `setup` is typed as one option per field of `Setup`."""
-
-    @functools.wraps(command)
-    def run(**typed: object) -> None:
-        chosen = {field.name: typed.pop(field.name) for field in fields(Setup)}
-        command(setup=Setup(**chosen), **typed)  # type: ignore[arg-type]
-
-    hints = get_type_hints(Setup, include_extras=True)
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name != "setup":
-            parameters.append(parameter.replace(kind=by_name))
-            continue
-        parameters += [
-            inspect.Parameter(f.name, by_name, default=f.default, annotation=hints[f.name])
-            for f in fields(Setup)
-        ]
-    vars(run)["__signature__"] = inspect.Signature(parameters)
-    return run
+#: A command whose parameter `setup` is typed as one option per field of `Setup`.
+with_setup = gathered("setup", Setup)
 
 
 def parse_branching(given: str | None) -> tuple[int, ...] | None:

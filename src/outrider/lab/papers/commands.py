@@ -85,16 +85,9 @@ def tree(
 def _trees(name: str, about: str) -> Callable[..., None]:
     """The command of an experiment on trees: `name` is draft-length or budget."""
 
+    @options.with_asked
     def command(
-        out: options.Out = RESULTS,
-        quick: options.Quick = False,
-        pictures: options.Pictures = True,
-        target: options.Target = None,
-        draft: options.Draft = None,
-        prompts: options.Prompts = None,
-        seed: options.Seed = 0,
-        dtype: options.Dtype = "auto",
-        threads: options.Threads = None,
+        asked: options.Asked,
         temperature: Temperature = 0.3,
         top_p: options.TopP = 1.0,
         only: Annotated[
@@ -118,7 +111,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             if not set(wanted) <= {str(group) for group in groups}:
                 raise ConfigurationError(f"--only must name some of {sorted(groups)}; got {only!r}")
             groups = {group: arms for group, arms in groups.items() if str(group) in wanted}
-        elif quick:
+        elif asked.quick:
             groups = {g: groups[g] for g in ((2, 4) if name == "draft-length" else (6, 14))}
         plan = tree_runs.Plan(
             count,
@@ -127,14 +120,16 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             temperature=temperature,
             top_p=top_p,
             timed=timed,
-            seed=seed,
+            seed=asked.seed,
         )
-        if quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=seed)
-        pair = options.loaded(target, draft, out, pictures, dtype, threads)
-        rows = read_rows(prompts)
+        if asked.quick:
+            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=asked.seed)
+        pair = asked.pair()
+        rows = read_rows(asked.prompts)
         with bar(name) as progress:
-            tables = tree_tables.run(name, groups, pair, rows, plan, out, progress, pictures)
+            tables = tree_tables.run(
+                name, groups, pair, rows, plan, asked.out, progress, asked.pictures
+            )
         chosen, judged = (len(part) for part in tree_runs.split(rows, plan))
         size = f"{_law(temperature, top_p)}, {plan.new_tokens} tokens"
         titles = {
@@ -144,7 +139,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3; all rows of "
             "its 27 tables are in published-all",
         }
-        show(name, tables, titles, out)
+        show(name, tables, titles, asked.out)
 
     command.__doc__, command.__name__ = about, name.replace("-", "_")
     return command
@@ -160,16 +155,9 @@ budget = _trees(
 )
 
 
+@options.with_asked
 def k_sweep(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    seed: options.Seed = 0,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
+    asked: options.Asked,
     temperature: Temperature = 1.0,
     top_p: options.TopP = 0.8,
     rule: Annotated[
@@ -182,34 +170,27 @@ def k_sweep(
 
     with bar("k-sweep") as progress:
         tables = experiment.run(
-            options.loaded(target, draft, out, pictures, dtype, threads),
-            read_rows(prompts)[: 4 if quick else 24],
-            out,
+            asked.pair(),
+            read_rows(asked.prompts)[: 4 if asked.quick else 24],
+            asked.out,
             progress,
             temperature=temperature,
             top_p=top_p,
-            repeats=2 if quick else 4,
+            repeats=2 if asked.quick else 4,
             rule=rule,
-            seed=seed,
-            pictures=pictures,
+            seed=asked.seed,
+            pictures=asked.pictures,
         )
     titles = {
         "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
-    show("k-sweep", tables, titles, out)
+    show("k-sweep", tables, titles, asked.out)
 
 
+@options.with_asked
 def alpha(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    seed: options.Seed = 0,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
+    asked: options.Asked,
     top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
@@ -219,17 +200,19 @@ def alpha(
     """
     from outrider.lab.papers import alpha as experiment
 
-    amount = experiment.Amount(seed=seed, top_p=top_p)
-    if quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, seed, top_p)
-    sourced = options.reads_sources(target)
-    rows = options.source_rows(target, prompts) if sourced else read_rows(prompts)
-    if sourced and draft is None and target is not None:
-        pair = options.loaded_alone(target, out, pictures, dtype, threads)
+    amount = experiment.Amount(seed=asked.seed, top_p=top_p)
+    if asked.quick:
+        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, asked.seed, top_p)
+    sourced = options.reads_sources(asked.target)
+    rows = options.source_rows(asked.target, asked.prompts) if sourced else read_rows(asked.prompts)
+    if sourced and asked.draft is None and asked.target is not None:
+        pair = options.loaded_alone(
+            asked.target, asked.out, asked.pictures, asked.dtype, asked.threads
+        )
     else:
-        pair = options.loaded(target, draft, out, pictures, dtype, threads)
+        pair = asked.pair()
     with bar("alpha") as progress:
-        tables = experiment.run(pair, rows, out, progress, amount, pictures)
+        tables = experiment.run(pair, rows, asked.out, progress, amount, asked.pictures)
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
         "tasks": "alpha by task: the prompts' category",
@@ -239,37 +222,32 @@ def alpha(
         "lenience-speed": "improvement by lenience (published: expected only)",
         "quality": "texts against what was meant; 'as plain': the share of plain decoding's texts",
     }
-    show("alpha", tables, titles, out)
+    show("alpha", tables, titles, asked.out)
 
 
+@options.with_asked
 def theory(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    seed: options.Seed = 0,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
+    asked: options.Asked,
     top_p: options.TopP = 1.0,
 ) -> None:
     """Leviathan et al. 2023, table 1 and figures 2-4: formulas, and how real betas keep to them."""
     from outrider.lab.papers import theory as experiment
 
-    amount = experiment.Amount(seed=seed, top_p=top_p)
-    if quick:
-        amount = experiment.Amount(8, 32, (2, 4), seed, top_p)
-    pair = options.loaded(target, draft, out, pictures, dtype, threads)
+    amount = experiment.Amount(seed=asked.seed, top_p=top_p)
+    if asked.quick:
+        amount = experiment.Amount(8, 32, (2, 4), asked.seed, top_p)
+    pair = asked.pair()
     with bar("theory") as progress:
-        tables = experiment.run(pair, read_rows(prompts), out, progress, amount, pictures)
+        tables = experiment.run(
+            pair, read_rows(asked.prompts), asked.out, progress, amount, asked.pictures
+        )
     titles = {
         "table1": "table 1: total operations and speed for c = 0, ours and published",
         "beta": "beta = sum min(p, q) along the target's texts, T = 1",
         "lags": "autocorrelation of beta: independent betas would have none",
         "calls": "tokens per call; operations and memory reads of plain decoding are 1",
     }
-    show("theory", tables, titles, out)
+    show("theory", tables, titles, asked.out)
 
 
 def beams(

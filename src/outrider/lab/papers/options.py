@@ -1,6 +1,7 @@
 """Options that the experiments share, written once."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
+from outrider.lab.gathered import gathered
 from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
 from outrider.load import CORRECTOR, load, shipped
@@ -97,6 +99,28 @@ def _loaded(
         pyplot()
     count = "auto" if threads is None else threads
     return load(target, draft, drafter=drafter, dtype=dtype, threads=count, planner="fixed")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every experiment on a pair is told; `with_asked` makes options of it."""
+
+    out: Out = RESULTS
+    quick: Quick = False
+    pictures: Pictures = True
+    target: Target = None
+    draft: Draft = None
+    prompts: Prompts = None
+    seed: Seed = 0
+    dtype: Dtype = "auto"
+    threads: Threads = None
+
+    def pair(self) -> Speculator:
+        """The pair."""
+        return loaded(self.target, self.draft, self.out, self.pictures, self.dtype, self.threads)
+
+
+with_asked = gathered("asked", Asked)
 
 
 def reads_sources(target: str | None) -> bool:
