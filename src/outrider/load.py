@@ -86,6 +86,7 @@ class Notes:
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
+    draft_dtype: str | None = None  #: what draft models read is kept in; None: in `dtype`
 
 
 def load(
@@ -441,4 +442,5 @@ def _notes(
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
         runner.means,
+        running.setting.draft_dtype,
     )
