@@ -152,7 +152,7 @@ def load(
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
-    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/choosing-a-drafter.md)
+    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md)
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
