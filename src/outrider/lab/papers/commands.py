@@ -171,12 +171,12 @@ def k_sweep(
     with bar("k-sweep") as progress:
         tables = experiment.run(
             asked.pair(),
-            read_rows(asked.prompts)[: 4 if asked.quick else 24],
+            read_rows(asked.prompts)[: 20 if asked.quick else 24],
             asked.out,
             progress,
             temperature=temperature,
             top_p=top_p,
-            repeats=2 if asked.quick else 4,
+            repeats=1 if asked.quick else 4,
             rule=rule,
             seed=asked.seed,
             pictures=asked.pictures,
