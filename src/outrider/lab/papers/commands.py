@@ -123,7 +123,9 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             seed=asked.seed,
         )
         if asked.quick:
-            plan = tree_runs.Plan(8, 8, 1, 32, temperature, top_p, timed=1, rows=8, seed=asked.seed)
+            plan = tree_runs.Plan(
+                8, 8, 1, 32, temperature, top_p, timed=min(timed, 1), rows=8, seed=asked.seed
+            )
         pair = asked.pair()
         rows = read_rows(asked.prompts)
         with bar(name) as progress:
@@ -192,30 +194,35 @@ def k_sweep(
 def alpha(
     asked: options.Asked,
     top_p: options.TopP = 1.0,
+    timed: Annotated[int, typer.Option(min=0, help="Prompts under the clock; 0: no times.")] = 20,
+    recordings: Annotated[
+        Path | None, typer.Option(help="Folder of recordings, for a Whisper --target.")
+    ] = None,
+    language: Annotated[str, typer.Option(help="Spoken in the recordings.")] = "en",
 ) -> None:
-    """Leviathan et al. 2023, tables 2-5: alpha by drafter, improvement, lenience.
+    """Leviathan et al. 2023, tables 2-5: alpha by drafter and task, improvement, lenience.
 
-    Encoder-decoders read the 'source' of each line: --target corrector is the shipped one, and a
-    pair of your own needs --prompts. Without --draft it is measured with drafters that need none.
+    A chat model is asked the shipped prompts, another one goes on from held-out code. Besides, both
+    write from nothing. Encoder-decoders read the 'source' of each line: --target corrector is the
+    shipped one, others need --prompts, a Whisper --recordings. Without --draft it is measured with
+    drafters that need none.
     """
     from outrider.lab.papers import alpha as experiment
+    from outrider.lab.papers import alpha_tasks
 
-    amount = experiment.Amount(seed=asked.seed, top_p=top_p)
+    amount = experiment.Amount(timed=timed, seed=asked.seed, top_p=top_p)
     if asked.quick:
-        amount = experiment.Amount(2048, 300_000, 2, 1, 32, 64, 16, asked.seed, top_p)
-    sourced = options.reads_sources(asked.target)
-    rows = options.source_rows(asked.target, asked.prompts) if sourced else read_rows(asked.prompts)
-    if sourced and asked.draft is None and asked.target is not None:
-        pair = options.loaded_alone(
-            asked.target, asked.out, asked.pictures, asked.dtype, asked.threads
+        amount = experiment.Amount(
+            2048, 300_000, min(timed, 2), 1, 32, 64, 16, 32, asked.seed, top_p
         )
-    else:
-        pair = asked.pair()
+    rows = options.alpha_rows(asked, recordings, language, 40 if asked.quick else 240)
+    pair = asked.pair_or_alone()
+    rows = alpha_tasks.usual_rows(pair) if rows is None else rows
     with bar("alpha") as progress:
         tables = experiment.run(pair, rows, asked.out, progress, amount, asked.pictures)
     titles = {
         "alpha": "alpha = E[sum min(p, q)]; at T = 0 the agreement of argmaxes",
-        "tasks": "alpha by task: the prompts' category",
+        "tasks": "alpha by task: the prompts' category; unconditional: from nothing, drawn",
         "speed": "expected against measured improvement",
         "two": "two drafts at one node on recorded laws; RSD's experiments are at T = 0.3",
         "lenience": "alpha by lenience: sum min(p / l, q); T = 0: p(argmax q) >= l max p",
