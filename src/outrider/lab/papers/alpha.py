@@ -4,7 +4,8 @@ alpha = E[sum min(p, q)] over prefixes that the target wrote (at temperature 0: 
 argmaxes agree). c = time of a draft step over time of a target step, measured. Expected improvement
 (1 - alpha^(gamma + 1)) / ((1 - alpha)(gamma c + 1)); measured: plain over speculative time,
 interleaved. Two drafts: what each rule accepts at a node and the most that any exact rule could, on
-recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
+recorded laws (not of speech: a Whisper's 50,000 tokens take minutes). Lenience as in A.5:
+`lenience` above temperature 0, `lenience_argmax` at 0.
 
 Encoder-decoders, the paper's own T5 models among them, write from sources; where a row says what
 was meant (`reference`) texts are scored against it as well (BLEU, ROUGE).
@@ -128,7 +129,7 @@ def run(
     if amount.timed:
         pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
         tables["speed"] = [improvement(name, t, 1.0) for name, t in pairs] + published_speed()
-    if isinstance(pair.engine.drafter, DraftModel):
+    if isinstance(pair.engine.drafter, DraftModel) and pair.hearing is None:
         progress("two drafts at a node", 4, 5)
         tables["two"] = _two_drafts(pair, tasks, amount, store)
     if isinstance(pair.engine.drafter, DraftModel) and amount.timed:
@@ -137,7 +138,7 @@ def run(
         ] + published_lenience_speed()
     if alpha_tasks.reads_sources(pair):
         progress("texts against what was meant", 4, 5)
-        tables["quality"] = alpha_quality.table(
+        tables |= alpha_quality.tables(
             pair, prompts, tasks, sources, store, judged=amount.judged, **size
         )
     store.write(tables)

@@ -22,6 +22,7 @@ from outrider.drafters import ReferenceLookup
 from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
+from outrider.lab.tasks.arms import second_tenth
 from outrider.laws.sampling import rows, warp
 from outrider.models import CausalModel, adapt
 from outrider.models.shallow_source import is_folder
@@ -82,12 +83,12 @@ def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source |
         found[DRAFT] = Source(draft)
     if layers[1] is not None:
         deep = layers[1]
-        left_out = range(deep // 10, deep // 5)
+        left_out = second_tenth(deep)
         for name, keep in (
             (f"target, {deep // 4} first layers", [*range(deep // 4)]),
             ("target, every other layer", [*range(0, deep, 2)]),
             (
-                f"target, without {len(left_out)} early layers",
+                f"target without layers {', '.join(map(str, left_out))}",
                 [layer for layer in range(deep) if layer not in left_out],
             ),
         ):

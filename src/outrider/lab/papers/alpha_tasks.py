@@ -21,6 +21,7 @@ Rows = Sequence[dict[str, str]]
 PROMPT = 64  #: tokens of a prompt that are read, the last ones
 #: As many new tokens as a source has, and these: a correction is about as long.
 MORE = 32
+RATE, WINDOW_S = 16_000, 30  #: of all Whispers
 
 
 def reads_sources(pair: Speculator) -> bool:
@@ -43,17 +44,23 @@ def usual_rows(pair: Speculator) -> list[dict[str, str]]:
 
 
 def recorded_rows(folder: Path, language: str, most: int) -> list[dict[str, str]]:
-    """Recordings of a folder and those below it, evenly from all of them; no transcripts needed.
+    """The longest recordings that fit into a window, of a folder and those below it; no transcripts
+    needed.
 
     Raises ConfigurationError if there is none.
     """
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in KINDS)
-    if not files:
+    files = (file for file in sorted(folder.rglob("*")) if file.suffix.lower() in KINDS)
+    seconds = {file: look(file, 0, None, RATE).seconds for file in files}
+    fitting = [file for file in seconds if seconds[file] <= WINDOW_S]
+    if not fitting:
         raise ConfigurationError(
-            f"no recordings; got {str(folder)!r}; give a folder with {', '.join(KINDS)}"
+            f"no recording of {WINDOW_S} s or less among {len(seconds)}; got {str(folder)!r}; give "
+            f"a folder with {', '.join(KINDS)}"
         )
-    few = files[:: -(-len(files) // most)]
-    return [{"recording": str(file), "language": language, "category": "speech"} for file in few]
+    longest = sorted(fitting, key=lambda file: -seconds[file])[:most]
+    return [
+        {"recording": str(file), "language": language, "category": "speech"} for file in longest
+    ]
 
 
 def tasks(pair: Speculator, rows: Rows) -> list[Request]:
