@@ -19,7 +19,7 @@ from pathlib import Path
 from outrider import verifiers
 from outrider.drafters import DraftModel
 from outrider.lab import bandwidth, drawing, intervals, measure
-from outrider.lab.equivalence import equivalence
+from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import published, record
 from outrider.lab.papers.score_code import parses, similarity
 from outrider.lab.prompts import read_rows
@@ -61,7 +61,7 @@ class Amount:
     prompts: int = 20  #: of each task
     samples: int = 4  #: nucleus completions of a prompt; greedily there is one
     new_tokens: int = 128
-    margin: float = 0.1
+    margin: float = MARGIN
     seed: int = 0
 
 

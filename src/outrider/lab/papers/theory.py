@@ -102,7 +102,13 @@ def run(
         if t:  # at T = 0 beta is 0 or 1
             tables["beta"] += beta.distribution(found["beta"])
         tables["lags"] += [
-            {"T": t, "lag": lag, "autocorrelation": one.value, "95 %": one.text(signed=True)}
+            {
+                "T": t,
+                "lag": lag,
+                "autocorrelation": one.value,
+                "95 %": one.text(signed=True),
+                "independent": beta.independent(found["beta"]),
+            }
             for lag in beta.LAGS
             for one in [beta.autocorrelation(found["beta"], lag)]
         ]
