@@ -62,7 +62,7 @@ OWN = {
 #: Commands whose figures are counts and laws: two of them may run side by side.
 COUNTED = ("toy", "tree", "theory")
 #: What --quick alone leaves too long, or says of too few prompts.
-QUICK = {"draft-length": UNTIMED, "budget": UNTIMED}
+QUICK = {"draft-length": UNTIMED, "budget": UNTIMED, "chen": ("--count", "20")}
 #: Commands that run no experiment.
 OTHERS = ("all", "report")
 

@@ -328,9 +328,7 @@ def _draw_tasks(axis: "Axes", rows: Sequence[record.Row]) -> None:
         colour = f"C{number}"
         axis.plot(places, [row["alpha T = 1"] for row in mine], "o", color=colour, label=drafter)
         for place, row in zip(places, mine, strict=True):
-            if ends := row["95 %, T = 1"]:
-                low, high = map(float, ends.strip("[]").split(","))
-                axis.plot([place, place], [low, high], color=colour, linewidth=1)
+            drawing.whisker(axis, place, row["95 %, T = 1"], colour)
     axis.set_xticks(range(len(tasks)), tasks)
     axis.set_ylim(0, 1)
     axis.set_title("alpha by task, T = 1, with 95 % intervals")

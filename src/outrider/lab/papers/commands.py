@@ -335,7 +335,7 @@ def speed(
     from outrider.load import load
 
     folder(out)
-    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 8 if quick else 30]]
+    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 20 if quick else 30]]
     pair = load(
         target,
         draft,

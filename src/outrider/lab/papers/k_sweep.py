@@ -153,6 +153,9 @@ def _draw(rows: Sequence[record.Row], out: Path) -> None:
     axes[1].set_title(PANEL)
     axes[2].plot(k, [r["ms per loop"] for r in rows], "o-")
     axes[2].set_title("time per loop, ms")
+    for row in rows:
+        drawing.whisker(axes[1], row["K"], row[f"{PANEL} 95 %"])
+        drawing.whisker(axes[2], row["K"], row["ms per loop 95 %"])
     for axis in axes:
         axis.set_xlabel("K")
     drawing.legend(figure, axes, 3)
