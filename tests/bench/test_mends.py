@@ -157,7 +157,9 @@ def _figures(tmp_path):
 
 def _theory(tmp_path):
     names = ("tokens/call, i.i.d.", "by betas", "by texts", "measured")
-    lags = [{"T": t, "lag": n, "autocorrelation": 0.1, "95 %": ""} for t in (0.0, 1.0) for n in (1, 2)]
+    lags = [
+        {"T": t, "lag": n, "autocorrelation": 0.1, "95 %": ""} for t in (0.0, 1.0) for n in (1, 2)
+    ]
     runs = {"beta": [{"share": 0.1}] * 10, "lags": lags, "calls": [dict.fromkeys(names, 2.0)]}
     theory.draw(theory.curves() | runs, tmp_path)
 
