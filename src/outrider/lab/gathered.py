@@ -12,9 +12,7 @@ from typer.models import OptionInfo
 Command = Callable[..., None]
 
 
-def gathered(
-    name: str, kind: type[Any], panel: str | None = None
-) -> Callable[[Command], Command]:
+def gathered(name: str, kind: type[Any], panel: str | None = None) -> Callable[[Command], Command]:
     """Make a command whose parameter `name` is typed as one option for each field of a dataclass.
 
     `panel` is the heading under which --help lists them, behind the command's own.

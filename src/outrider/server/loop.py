@@ -192,7 +192,9 @@ class Loop(threading.Thread):
         ends = None if patience else 0.0
         while True:
             try:
-                order = self._orders.get(timeout=patience) if patience else self._orders.get_nowait()
+                order = (
+                    self._orders.get(timeout=patience) if patience else self._orders.get_nowait()
+                )
             except queue.Empty:
                 return
             order()
