@@ -7,6 +7,7 @@ to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,14 +63,17 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 class _Layer:
     """One decoder layer with fused products."""
 
-    def __init__(self, layer: LlamaDecoderLayer, packed: bool, between: Between) -> None:
+    def __init__(
+        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, between: Between
+    ) -> None:
         a, m = layer.self_attn, layer.mlp
+        made = partial(fused, packed=packed, int8=int8)
         self.before = between.weight(layer.input_layernorm.weight)
         self.between = between.weight(layer.post_attention_layernorm.weight)
-        self.qkv = fused([a.q_proj, a.k_proj, a.v_proj], packed)
-        self.out = fused([a.o_proj], packed)
-        self.gate_up = fused([m.gate_proj, m.up_proj], packed)
-        self.down = fused([m.down_proj], packed)
+        self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
+        self.out = made([a.o_proj])
+        self.gate_up = made([m.gate_proj, m.up_proj])
+        self.down = made([m.down_proj])
 
 
 class LlamaRunner:
@@ -78,7 +82,7 @@ class LlamaRunner:
     trees = True
     reader: Reader | None = None
 
-    def __init__(self, model: LlamaForCausalLM, packed: bool) -> None:
+    def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:
         config = model.config
         self.vocab_size: int = config.vocab_size
         self.context: int = config.max_position_embeddings
@@ -92,9 +96,9 @@ class LlamaRunner:
         self.inner: int = config.intermediate_size
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._between, self.rounding, self.means = self._choose(model)
-        self._layers = [_Layer(layer, packed, self._between) for layer in model.model.layers]
+        self._layers = [_Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
-        self._head = fused([model.lm_head], packed)
+        self._head = fused([model.lm_head], packed, int8=int8)
 
     def _choose(self, model: LlamaForCausalLM) -> tuple[Between, Rounding, str]:
         """What runs between the products, what is left to look after, and what it is called."""
