@@ -426,7 +426,7 @@ def _notes(
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
     target = running.models[0]
-    runner = target.runner if isinstance(target, CausalModel) else target.own.runner
+    runner = target.runner if isinstance(target, CausalModel) else target.model.runner
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,

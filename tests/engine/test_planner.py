@@ -2,8 +2,19 @@
 
 import pytest
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling, drafters, testing, verifiers
+from outrider import (
+    DraftModel,
+    Engine,
+    Limits,
+    PromptLookup,
+    Root,
+    Sampling,
+    drafters,
+    testing,
+    verifiers,
+)
 from outrider.costs import Costs
+from outrider.drafters import Recall, Suffix
 from outrider.drafters.recipes import DraftOptions
 from outrider.engine.blocks import HostBlock
 from outrider.engine.planner import (
@@ -292,3 +303,25 @@ def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
     assert curve.at == (1, 2, 3, 4, 5, 6, 8, 9, 12, 13)
     assert list(curve.times) == sorted(curve.times)
     assert curve.times[-1] > 2 * curve.times[0]  # twelve calls of a draft model
+
+
+def kept_what_was_right(engine, batch, shape):
+    """A step whose token is the target's own: nothing of the made-up text goes on behind it."""
+    return engine.stepper()(batch.take(range(batch.rows)), shape).batch
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(8), Suffix(8), Recall(8), Recall(8, chain=True)])
+def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
+    """Every size has its own cost: one that never was drafted would be taken for free."""
+    target, _ = pair(vocab=1024)
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    engine = Engine(target, drafter, None, "adaptive")
+    sizes = (1, *(size for size in measure.SIZES if size <= 9))
+
+    def found(rows):
+        (curve,) = MEASURED(engine, rows).times[rows].values()
+        return curve.at
+
+    assert found(1) == found(2) == sizes
+    monkeypatch.setattr(measure, "_roomy", kept_what_was_right)
+    assert len(found(1)) < len(sizes)

@@ -23,7 +23,7 @@ from outrider.models.between import Between, Operators
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader
 from outrider.models.config import read
-from outrider.models.linear import fused
+from outrider.models.linear import Product, fused
 from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
 
@@ -92,6 +92,8 @@ class LlamaRunner:
         self.kv_heads: int = config.num_key_value_heads
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self.eps: float = config.rms_norm_eps
+        self.hidden: int = config.hidden_size
+        self.inner: int = config.intermediate_size
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._between, self.rounding, self.means = self._choose(model)
         self._layers = [_Layer(layer, packed, int8, self._between) for layer in model.model.layers]
@@ -107,8 +109,7 @@ class LlamaRunner:
         half = self.size // 2
         sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
         cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-        sizes = config.hidden_size, config.intermediate_size
-        unfit = native.unfit(self, *sizes, config.hidden_act, self._embedding)
+        unfit = native.unfit(self, self.hidden, self.inner, config.hidden_act, self._embedding)
         if unfit is None:
             return native.Compiled(self, cos, sin), native.ROUNDING, "a lean decoder, compiled"
         attention, rounding = steady(
@@ -141,6 +142,15 @@ class LlamaRunner:
         """Run these of its layers alone from now on."""
         self._layers = [self._layers[number] for number in numbers]
         self.layers = len(self._layers)
+
+    def products(self) -> list[tuple[Product, int]]:
+        """All of them, in the order of a call, and how many numbers of a node each takes."""
+        found: list[tuple[Product, int]] = []
+        for each in self._layers:
+            heads = self.heads * self.size
+            found += [(each.qkv, self.hidden), (each.out, heads)]
+            found += [(each.gate_up, self.hidden), (each.down, self.inner)]
+        return [*found, (self._head, self.hidden)]
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""

@@ -17,9 +17,10 @@ from outrider.costs import Costs, Curve
 from outrider.engine.batch import Batch, begin
 from outrider.engine.graphs import Made
 from outrider.engine.request import Limits, Request
+from outrider.engine.step import commit, propose, score
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
-from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape
+from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Verdict
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours and eights, and
 #: what a step costs jumps behind these.
@@ -112,20 +113,34 @@ def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> C
 
 
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
-    """Nodes and milliseconds of a copy of these rows' second step.
+    """Nodes and milliseconds of a step of these rows' copy, behind another one.
 
-    The first one makes room in the copy's caches, which a run's steps seldom do. One thread is
-    timed by its own clock, which stands while others run.
+    One thread is timed by its own clock, which stands while others run.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    state = _roomy(engine, batch, shape)
+    started = clock()
+    if engine.foreseeing is not None:
+        engine.foreseeing.foresee(state.memory, state.context)
+    made = step(state, shape)
+    return made.draft.tree.nodes, 1e3 * (clock() - started)
+
+
+def _roomy(engine: Stepping, batch: Batch, shape: Shape) -> Batch:
+    """A copy of these rows behind a step that kept nothing and went on as the text does.
+
+    It makes room in the copy's caches, which a run's steps seldom do; and what copies the text
+    still finds where it goes on, which it would not behind a token that the target wrote.
+    """
     state = batch.take(range(batch.rows))
-    for _ in range(2):
-        started = clock()
-        if engine.foreseeing is not None:
-            engine.foreseeing.foresee(state.memory, state.context)
-        made = step(state, shape)
-        took, state = clock() - started, made.batch
-    return made.draft.tree.nodes, 1e3 * took
+    draft = propose(engine.drafter, state, shape)
+    scores = score(engine.target, state, draft, engine.drafter.taps)
+    length_B = state.context.length_B
+    as_before = (length_B - _PERIOD).clamp(min=0)[:, None]
+    nothing = length_B.new_full((batch.rows, draft.tree.max_depth), -1)
+    follows_B = state.context.tokens_BL.gather(1, as_before)[:, 0]
+    verdict = Verdict(nothing, torch.zeros_like(length_B), follows_B)
+    return commit(engine.target, engine.drafter, state, draft, scores, verdict)[0]
 
 
 def _on_cuda(step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
