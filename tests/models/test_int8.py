@@ -8,6 +8,7 @@ from tiny_whisper import audio, whisper
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
+import tiny_heads
 from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling, load, verifiers
 from outrider.certify.laws import Text, law
 from outrider.models import CausalModel, LlamaRunner, adapt, eight_bits
@@ -194,6 +195,12 @@ def test_by_name(tmp_path):
 def test_what_cannot_be_had_is_refused(draft, more, said):
     with pytest.raises(ConfigurationError, match=said):
         load(llama(), draft and llama(1), **{"draft_dtype": "int8", **QUICK, **more})
+
+
+def test_a_head_is_refused(tmp_path):
+    tiny_heads.speculators(tmp_path, tiny_heads.eagle3((0, 1, 2)))
+    with pytest.raises(ConfigurationError, match="draft models and layers of the target; got the"):
+        load(tiny_heads.target(), tmp_path, draft_dtype="int8", **QUICK)
 
 
 def test_without_kernels_it_is_refused_with_the_reason(monkeypatch):
