@@ -65,16 +65,20 @@ def compared(asked: argparse.Namespace, depth: int) -> None:
             lambda number, t=temperature: Sampling(t, seed=number),
             Stop(asked.tokens, token_ids=()),
         )
-        plain = {t.prompt: t.result.token_ids for t in trials if t.arm == PLAIN}
+        plain = {t.prompt: t.result.completions[0].token_ids for t in trials if t.arm == PLAIN}
         for name in FORMS:
             mine = [trial for trial in trials if trial.arm == name]
             stats = [trial.result.stats for trial in mine]
             steps = sum(s.engine_steps for s in stats)
-            alpha = sum(s.overlap for s in stats) / max(1, sum(s.overlaps for s in stats))
-            same = sum(trial.result.token_ids == plain[trial.prompt] for trial in mine)
+            laws = sum(s.overlaps for s in stats)  # none where children are placed, at T = 0
+            alpha = f"alpha {sum(s.overlap for s in stats) / laws:.3f}, " if laws else ""
+            ratio = measure.ratio(trials, name, PLAIN)
+            same = sum(
+                trial.result.completions[0].token_ids == plain[trial.prompt] for trial in mine
+            )
             print(
                 f"T = {temperature:g}, {depth} ahead, {name:9s} "
-                f"{measure.ratio(trials, name, PLAIN).text(2)} of plain; alpha {alpha:.3f}, "
+                f"{ratio.value:.2f} {ratio.text(2)} of plain; {alpha}"
                 f"{sum(s.new_tokens for s in stats) / steps:.2f} tokens a step, a call "
                 f"{sum(s.propose_ms for s in stats) / steps / depth:.2f} ms, scoring "
                 f"{sum(s.score_ms for s in stats) / steps:.2f} ms; "
