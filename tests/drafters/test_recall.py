@@ -133,13 +133,22 @@ class Chains(MetaModel):
     trees, device = False, torch.device("cpu")
 
 
+class Coarse(MetaModel):
+    """One whose trees round otherwise than a row does."""
+
+    trees_alike, device = False, torch.device("cpu")
+
+
 def test_by_name_it_suits_the_target():
     here, away = Parts(target=pair()[0]), Parts(target=MetaModel())
     assert not make("recall", here).shapes[0].is_chain
     assert [s.key for s in make("recall", here, DraftOptions(4)).shapes] == [4, 3, 2, 1]
     with pytest.raises(ConfigurationError, match="drafter='suffix'"):
         make("recall", away)
-    assert make("recall", Parts(target=Chains())).shapes[0].is_chain
+    for target in (Chains(), Coarse()):
+        assert make("recall", Parts(target=target)).shapes[0].is_chain
+    asked = DraftOptions(own={"chain": False})
+    assert not make("recall", Parts(target=Coarse()), asked).shapes[0].is_chain
     with pytest.raises(ConfigurationError, match="chain must be"):
         Recall(chain=1)
 

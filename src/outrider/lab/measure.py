@@ -148,7 +148,7 @@ class Timed:
         self.spans: list[Span] = []  #: of all calls
         self.vocab_size, self.context = model.vocab_size, model.context
         self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
-        self.reads = model.reads
+        self.reads, self.trees_alike = model.reads, model.trees_alike
 
     def width(self, slots: int) -> int:
         """As the model has it."""

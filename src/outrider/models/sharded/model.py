@@ -61,6 +61,7 @@ class ShardedModel:
         self.own, self.group = own, group
         self._wire, self._numbers = Wire(group), itertools.count()
         self.vocab_size, self.context, self.trees = own.vocab_size, own.context, own.trees
+        self.trees_alike = own.trees_alike
         atexit.register(self.close)
 
     @property
