@@ -40,7 +40,8 @@ def some_row(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_nodes_are_the_best_tree_of_so_many(seed):
+def test_the_first_nodes_are_the_best_tree_of_so_many(seed, monkeypatch):
+    monkeypatch.setattr(recall, "FLOOR", 0.004)  # large trees
     here = some_row(seed)
     tree, gains = recall.grow(here, recall.Most(200, 200, chain=False))
     survivals = [b - a for a, b in pairwise(gains)]
