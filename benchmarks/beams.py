@@ -1,12 +1,12 @@
 """What beam search costs on a CPU: transformers, a tree on the same forward, the lean decoder.
 
-    OUTRIDER_MODELS=models python -m benchmarks.beams [--windows 10] [--only whisper]
+    OUTRIDER_MODELS=models python -m benchmarks.beams [--only whisper] [--repeats 3]
 
 The folder holds `whisper-base` and `speech` (`training.whisper_recordings`), `smollm2`, and the
 wheel of ANNalog in `annalog`; what is missing is left out. One thread, its CPU time, every input by
-every arm in turn, after one call of each that is not timed. Encoders are not timed: their states
-are given to all arms. Arms that score ahead share what they learn of its worth over all inputs, as
-one long recording does.
+every arm in turn, `--repeats` times, after one call of each that is not timed. Encoders are not
+timed: their states are given to all arms. Arms that score ahead share what they learn of its worth
+over all inputs, as one long recording does.
 
     transformers       its own beam search, float32
     tree               beams as one tree, the same float32 forward
@@ -15,7 +15,7 @@ one long recording does.
     lean ...           the lean decoder in float32 and bfloat16; greedy is plain decoding with it
 
 Then what `Pace` expects of each depth, from the calls of the deepest, against what was measured
-(Whisper: the lean decoder in bfloat16).
+(Whisper: the lean decoder in bfloat16). "of tree" is the speed beside the same arm without copies.
 
 "same" counts best texts that equal transformers'; "slots" are the most that a search had in use at
 once, beside those of one greedy text.
@@ -27,6 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ from outrider.types import Drafter, Inputs, LanguageModel
 
 FIRST, END = (50258, 50259, 50359, 50363), 50257  # English, transcribe, no timestamps
 DEPTHS = (1, 2, 3, 4, 6)
+AHEAD = ", ahead"  #: what arms that score ahead are called beside the same without
 CPU = torch.device("cpu")
 PROMPTS = (
     "The three primary colours are",
@@ -78,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=Path, default=os.environ.get("OUTRIDER_MODELS"))
     parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--ahead", type=int, default=4)
     parser.add_argument("--expected", action="store_true", help="calls alone, nothing timed")
@@ -94,13 +97,13 @@ def main() -> None:
             CASES[name](asked)
 
 
-def measure(arms: dict[str, Arm], count: int, states: int = 0) -> None:
+def measure(arms: dict[str, Arm], count: int, repeats: int, states: int = 0) -> None:
     """Every input by every arm in turn; a table. `states` are slots of the encoder's."""
     made: dict[str, list[Made]] = {name: [] for name in arms}
     took = dict.fromkeys(arms, 0.0)
     for arm in arms.values():
         arm(0)
-    for number in range(count):
+    for number in [*range(count)] * repeats:
         for name, arm in arms.items():
             started = time.thread_time()
             made[name].append(arm(number))
@@ -110,7 +113,10 @@ def measure(arms: dict[str, Arm], count: int, states: int = 0) -> None:
         steps, calls = sum(m.steps for m in texts), sum(m.calls for m in texts)
         same = sum(a.tokens == b.tokens for a, b in zip(texts, made[first], strict=True))
         line = f"  {name:30s} {1e3 * took[name] / max(steps, 1):8.2f} ms a step"
-        line += f" {took[first] / took[name]:6.2f}x, same {same} of {count}"
+        line += f" {took[first] / took[name]:6.2f}x, same {same} of {len(texts)}"
+        alone = name.removesuffix(AHEAD)
+        if alone != name:
+            line += f", {took[alone] / took[name]:.3f} of {alone}"
         if calls:
             line += f", {calls / steps:.2f} calls a step"
             line += f", {sum(m.nodes for m in texts) / calls:.1f} texts a call"
@@ -179,7 +185,7 @@ def greedy(target: LanguageModel, requests: Sequence[Request]) -> Arm:
 
 
 def plain(generate: Callable[[int], Any], start: int, end: int | None) -> Arm:
-    """transformers' own search."""
+    """transformers' own search. It writes into the encoder output it is given: give it a copy."""
 
     def run(number: int) -> Made:
         out = generate(number)
@@ -212,7 +218,7 @@ def whisper(asked: Any) -> None:
     def theirs(number: int) -> Any:
         return GenerationMixin.generate(
             network,
-            encoder_outputs=states[number],
+            encoder_outputs=copy(states[number]),
             decoder_input_ids=torch.tensor([FIRST]),
             max_new_tokens=220,
             num_beams=asked.beams,
@@ -234,17 +240,17 @@ def whisper(asked: Any) -> None:
     arms = {
         "transformers": plain(theirs, len(FIRST), END),
         "tree": beamed(target, Root(), own, beams),
-        "tree, ahead": beamed(target, ahead, copied(own), beams),
+        f"tree{AHEAD}": beamed(target, ahead, copied(own), beams),
     }
     for dtype in ("float32", "bfloat16"):
         lean = source.driven(Setting(1, dtype, True), CPU, network.config.vocab_size)
         each = requests(lean)
         arms[f"lean {dtype} greedy"] = greedy(lean, each)
         arms[f"lean {dtype}"] = beamed(lean, Root(), each, beams)
-        arms[f"lean {dtype}, ahead"] = beamed(lean, ahead, copied(each), beams)
+        arms[f"lean {dtype}{AHEAD}"] = beamed(lean, ahead, copied(each), beams)
     print(f"Whisper base, {asked.beams} beams, {len(own)} windows")
     if not asked.expected:
-        measure(arms, len(own), int(network.config.max_source_positions))
+        measure(arms, len(own), asked.repeats, int(network.config.max_source_positions))
     expected(lean, [ReferenceLookup(depth) for depth in DEPTHS], copied(each), beams)
 
 
@@ -270,18 +276,18 @@ def molecules(asked: Any) -> None:
 
     def theirs(number: int) -> Any:
         return network.generate(
-            encoder_outputs=states[number], max_new_tokens=98, num_beams=asked.beams
+            encoder_outputs=copy(states[number]), max_new_tokens=98, num_beams=asked.beams
         )
 
     beams = Beams(asked.beams)
     arms = {
         "transformers": plain(theirs, 1, annalog.END),
         "tree": beamed(target, Root(), requests, beams),
-        "tree, ahead": beamed(target, ReferenceLookup(asked.ahead), requests, beams),
+        f"tree{AHEAD}": beamed(target, ReferenceLookup(asked.ahead), requests, beams),
     }
     print(f"ANNalog, {asked.beams} beams, {len(ids)} molecules")
     if not asked.expected:
-        measure(arms, len(ids))
+        measure(arms, len(ids), asked.repeats)
     expected(target, [ReferenceLookup(depth) for depth in DEPTHS], requests, beams)
 
 
@@ -309,10 +315,12 @@ def chat(asked: Any) -> None:
     arms = {
         "transformers": plain(theirs, 0, end),
         "tree": beamed(target, Root(), requests, beams),
-        "tree, ahead": beamed(target, PromptLookup(asked.ahead), requests, beams),
+        f"tree{AHEAD}": beamed(target, PromptLookup(asked.ahead), requests, beams),
     }
     print(f"SmolLM2, {asked.beams} beams, {len(ids)} prompts of 48 tokens")
-    measure(arms, len(ids))
+    if not asked.expected:
+        measure(arms, len(ids), asked.repeats)
+    expected(target, [PromptLookup(depth) for depth in DEPTHS], requests, beams)
 
 
 CASES: dict[str, Callable[[Any], None]] = {

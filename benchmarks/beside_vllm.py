@@ -7,7 +7,8 @@ ours. MODEL is a folder, the shipped pair without one. Rows are the ends of prom
 held-out set, every engine writes as many tokens for each, end tokens ignored, and reading the
 prompts counts. Engines live in processes of their own and work in turns; the least time of the
 rounds is told, as tokens a second of processor time and of wall time. The chain drafts with the
-shipped draft model, for a MODEL of your own with what `--drafter` names.
+shipped draft model, for a MODEL of your own with what `--drafter` names, as deep in every step; the
+default is what `outrider.load` makes of the same: how deep it drafts is for its planner to say.
 """
 
 import argparse
@@ -89,6 +90,7 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
         chain["drafter"] = asked.drafter
     plain = outrider.load(*given, drafter="root", **how)
     drafting = outrider.load(*given, **chain, **how)
+    default = outrider.load(*given, **how)
     tokenizer = plain.tokenizer
     assert tokenizer is not None
     texts = prompts(lambda text: tokenizer(text)["input_ids"], asked.length, max(asked.rows))
@@ -101,7 +103,8 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
 
         return work
 
-    return {"plain": worker(plain), f"chain of {asked.depth}": worker(drafting)}
+    arms = {"plain": plain, f"chain of {asked.depth}": drafting, "default": default}
+    return {name: worker(each) for name, each in arms.items()}
 
 
 def child(asked: argparse.Namespace) -> None:

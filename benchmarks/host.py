@@ -1,27 +1,34 @@
-"""Milliseconds per step outside the models: the engine around models that answer at once.
+"""What a step takes outside the models.
 
-    python benchmarks/host.py [--vocab 4096] [--steps 300]
+    python benchmarks/host.py [--vocab 4096] [--steps 300]   # around models that answer at once
+    python benchmarks/host.py share [--rows 1 8 16]          # its share, around the shipped pair
 
 Thread CPU time, so that a busy neighbour core does not count; the minimum over five rounds.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import time
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
+import outrider
 from outrider import Limits, Sampling, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.engine import step
 from outrider.engine.request import Request
+from outrider.load import shipped
 from outrider.models.cache import SlotCache
 from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)
+STEPS, MANY = 24, Limits(256)  #: of the shipped pair, in each round
 
 
 class Instant:
@@ -81,11 +88,63 @@ def time_step(
     return {name: 1e3 * total / steps for name, total in spent.items()}
 
 
+def share(rows: int, temperature: float, depth: int, rounds: int = 5) -> None:
+    """A line: milliseconds of a step of the shipped pair, and its share outside both models' calls.
+
+    The step that reads the prompts is left out, and rows are all under way in every other.
+    """
+    pair = outrider.load(dtype="bfloat16", threads=1, packed=True, num_speculative_tokens=depth)
+    prompts = [json.loads(line)["prompt"] for line in shipped("heldout_prompts.jsonl").open()]
+    requests = [
+        Request(pair.tokenizer(text)["input_ids"][:64], Sampling(temperature, seed=row), MANY)
+        for row, text in enumerate(prompts[:rows])
+    ]
+    called, models = 0.0, {type(pair.engine.target), type(pair.engine.drafter.model)}
+
+    def clocked(forward: Any) -> Any:
+        def timed(*given: Any, **named: Any) -> Any:
+            nonlocal called
+            started = time.thread_time()
+            try:
+                return forward(*given, **named)
+            finally:
+                called += time.thread_time() - started
+
+        return timed
+
+    found = []
+    with contextlib.ExitStack() as patches:
+        for kind in models:
+            patches.enter_context(mock.patch.object(kind, "forward", clocked(kind.forward)))
+        for _ in range(rounds):
+            run = outrider.Run(pair.engine, rows, 512)
+            run.submit_all(requests)
+            run.step()
+            called, started = 0.0, time.thread_time()
+            for _ in range(STEPS):
+                run.step()
+            found.append((1e3 * (time.thread_time() - started) / STEPS, 1e3 * called / STEPS))
+    whole, inside = min(found)
+    print(
+        f"{rows:2d} rows, chain of {depth}, T = {temperature:g}: {whole:.2f} ms a step, "
+        f"{whole - inside:.2f} of them outside both models: {1 - inside / whole:.1%}",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=["steps", "share"], default="steps")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
+    if given.what == "share":
+        for rows in given.rows:
+            for temperature in (0.0, 1.0):
+                share(rows, temperature, given.depth)
+        return
     target, model = Instant(given.vocab, 1), Instant(given.vocab, 2)
     arms = {
         "root": Root(),

@@ -3,7 +3,8 @@
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py texts
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method draft_model
     PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --method suffix -t 1
-    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --mended --method ngram
+    PYTHONPATH=src VLLM_ENV/bin/python benchmarks/inside_vllm.py certify --rule block -t 1 \\
+        --method draft_model_drawn
 
 `texts` decodes greedily with each proposer and without one, and compares. `certify` asks
 `outrider.certify.foreign` whether vLLM's texts have the law of the target, which transformers runs
@@ -55,25 +56,6 @@ def speculation(args, method):
         if method == "draft_model_drawn":
             config["draft_sample_method"] = "probabilistic"
     return {"speculative_config": config | tokens}
-
-
-def mend():
-    """Give vLLM's rejection sampler the temperatures of its rows.
-
-    In 0.32.0 the CPU's kernel that repeats a row's value for each of its drafted tokens writes to a
-    copy of the output if that is not int64. Temperatures are floats: the target's logits are
-    divided by whatever stood in memory. Here they are repeated by torch.
-    """
-    from vllm.v1.sample import rejection_sampler
-
-    def repeated(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
-        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        return torch.where(x == replace_from, replace_to, x).repeat_interleave(counts)
-
-    import torch
-
-    assert callable(rejection_sampler.expand_batch_to_tokens)
-    rejection_sampler.expand_batch_to_tokens = repeated
 
 
 class Writer:
@@ -141,8 +123,10 @@ def texts(args):
 
 def certify(args):
     """The verdict on vLLM's texts."""
-    if args.mended:
-        mend()
+    if args.rule:
+        from outrider.integrations.vllm import judge_by
+
+        judge_by(args.rule)
     writer = Writer(args, args.method)  # first: what it loads must not see what we load
     from transformers import AutoModelForCausalLM
 
@@ -167,7 +151,11 @@ def certify(args):
         power,
         draft=next(iter(draft), None),
     )
-    return {"method": args.method, "mended": args.mended} | report.as_dict() | writer.rates()
+    return (
+        {"method": args.method, "rule": args.rule or "vLLM's own"}
+        | report.as_dict()
+        | writer.rates()
+    )
 
 
 def main():
@@ -182,7 +170,7 @@ def main():
     parser.add_argument("--table", type=Path, default=pair / "ngram.safetensors")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=4)
     parser.add_argument("-t", "--temperature", type=float, default=0.0)
-    parser.add_argument("--mended", action="store_true", help="with its temperatures put right")
+    parser.add_argument("--rule", help="of ours, to judge drafts in place of vLLM's own")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=16_384)

@@ -3,6 +3,8 @@
     python benchmarks/planner.py replay                # texts are recorded once, costs are charged
     python benchmarks/planner.py live                  # arms interleaved, each thread's own time
     python benchmarks/planner.py batches               # 8 and 16 rows of copies
+    python benchmarks/planner.py lanes [--rows 1 8] [--lanes tree] [--temperatures 0]
+                                                       # chain, tree, lookup by number of rows
     python benchmarks/planner.py decision              # what a decision costs
 
 `replay` decodes the shipped pair's held-out prompts once at each temperature with the target's
@@ -33,7 +35,7 @@ from outrider.costs import Costs, Curve
 from outrider.drafters import DRAFTERS
 from outrider.engine.batch import begin
 from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import Adaptive, Finished, Row, View
+from outrider.engine.planner import Adaptive, Finished, Report, Row, View
 from outrider.engine.request import Request
 from outrider.load import shipped
 from outrider.types import PLAIN, Shape
@@ -304,6 +306,82 @@ def batches(given: argparse.Namespace) -> list[Goal]:
     return goals
 
 
+# -------------------------------------------------------------------- lanes
+
+
+class At(NamedTuple):
+    """A planner that drafts as deep in every step."""
+
+    depth: int
+
+    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Shape:
+        return next(shape for shape in shapes if shape.max_depth == self.depth)
+
+    def plan(self, state: Shape, view: View) -> Shape:
+        return state
+
+    def learn(self, state: Shape, step: Finished) -> Shape:
+        return state
+
+    def report(self, state: Shape) -> Report:
+        return Report()
+
+
+def lanes(given: argparse.Namespace) -> list[Goal]:
+    """Each lane with so many rows: the planner beside plain decoding and each depth of the lane.
+
+    All are coupled, as seeded requests are on a server: every arm writes the same texts.
+    """
+    tokens, most = (32, 1) if given.quick else (64, 2)
+    pair = outrider.load(dtype=given.dtype, threads=1, packed=True)
+    target, draft = pair.engine.target, pair.engine.drafter.model  # type: ignore[attr-defined]
+    drafters = {
+        "chain": DraftModel(draft, (1,) * DEEPEST, coupled=True),
+        "tree": DraftModel(draft, (3, 2, 1, 1), coupled=True),
+        "lookup": outrider.PromptLookup(DEEPEST),
+    }
+    goals = []
+    for lane in given.lanes:
+        drafter = drafters[lane]
+        depths = [s.max_depth for s in drafter.shapes if s.max_depth in (1, 2, 4, 8, 12)]
+        arms = {"planner": Engine(target, drafter, "match", Adaptive())}
+        arms |= {f"depth {d}": Engine(target, drafter, "match", At(d)) for d in depths}
+        arms["plain"] = Engine(target, Root(), "match")
+        for rows in given.rows:
+            texts = [pair.tokenizer(text)["input_ids"] for text in prompts(max(rows, 8))]
+            for temperature in given.temperatures:
+                times: dict[str, list[float]] = {name: [] for name in arms}
+                for turn in range(most + 1):
+                    for name, engine in arms.items():
+                        took = took_by(engine, texts, rows, temperature, tokens)
+                        if turn:  # the first one warms up, and measures what steps cost
+                            times[name].append(took)
+                least = {name: [min(each)] for name, each in times.items()}
+                named = f"{lane}, {rows} rows, T = {temperature:g}"
+                told(named, least)
+                ours, plain = least.pop("planner")[0], least["plain"][0]
+                best = min(least, key=lambda name: least[name])
+                goals.append(Goal(f"{named}: planner over plain", plain / ours, 0.97))
+                goals.append(Goal(f"{named}: over {best}", least[best][0] / ours, 0.95))
+    return goals
+
+
+def took_by(
+    engine: Engine, texts: Sequence[list[int]], rows: int, temperature: float, tokens: int
+) -> float:
+    """Thread seconds of an engine for all texts, so many at a time."""
+    requests = [
+        Request(ids, Sampling(temperature, seed=at), Limits(tokens)) for at, ids in enumerate(texts)
+    ]
+    started = time.thread_time()
+    for first in range(0, len(requests), rows):
+        run = outrider.Run(engine, rows, 512)
+        run.submit_all(requests[first : first + rows])
+        for _ in run:
+            pass
+    return time.thread_time() - started
+
+
 # ----------------------------------------------------------------- decision
 
 
@@ -336,7 +414,13 @@ def decision(given: argparse.Namespace) -> list[Goal]:
     return goals
 
 
-WORK = {"replay": replay, "live": live, "batches": batches, "decision": decision}
+WORK = {
+    "replay": replay,
+    "live": live,
+    "batches": batches,
+    "lanes": lanes,
+    "decision": decision,
+}
 
 
 def main() -> None:
@@ -346,6 +430,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--target", help="of batches; default: the shipped one")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--lanes", nargs="+", default=["chain", "tree", "lookup"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--keep", help="file of recorded texts, to replay them again")
     parser.add_argument("--quick", action="store_true", help="few prompts and short texts")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """What serving costs and withstands, on loopback with real clients.
 
     python benchmarks/serving.py edge     # 8 streams through HTTP against the batch alone
-    python benchmarks/serving.py slow     # 7 streams beside one that is read a byte a second
+    python benchmarks/serving.py slow     # 7 streams beside one that is hardly read
     python benchmarks/serving.py soak     # 64 clients on 8 rows for a minute: nobody is lost
     python benchmarks/serving.py kill     # the server is killed in mid-load, another takes over
     python benchmarks/serving.py shared   # 8 prompts with 400 tokens in common, copied or read
@@ -11,7 +11,6 @@ Every command takes --target (default: the shipped pair) and prints one JSON doc
 """
 
 import argparse
-import contextlib
 import http.client
 import json
 import os
@@ -21,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -152,40 +152,50 @@ def streamed(server, prompt, seed):
 
 
 def slow(args):
-    """Tokens a second of 7 streams alone, and beside one that is read a byte a second."""
+    """Tokens a second of 7 streams, and of 7 that an eighth one is hardly read beside.
+
+    Both have an eighth beside them, of four times the length and with an event of a kilobyte for
+    each token: one that is read as it comes, or a byte a second until the seven are done.
+    """
     server = Server(args, 8)
-    rates = {"alone": [], "beside": []}
     ask = {"model": server.name, "prompt": PROMPTS[0], "seed": 9, "max_tokens": 400}
-    data = json.dumps(ask | {"stream": True}).encode()
+    ask |= {"ignore_eos": True, "stream": True, "stream_options": {"chunk_tokens": 1}}
+    data = json.dumps(ask | {"logprobs": 5}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    with ThreadPoolExecutor(8) as pool:
+    rates = {"read": [], "a byte a second": []}
 
-        def fast():
-            """The seven, three times each."""
+    def beside(most, pause):
+        """Tokens a second of the seven, three times each, beside a reader."""
+        over = threading.Event()
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            raw.connect(("127.0.0.1", server.port))
+            raw.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+            reads = eighth.submit(sip, raw, most, pause, over)
             started = time.perf_counter()
-            each = [pool.submit(streamed, server, PROMPTS[at % 4], at) for at in [*range(7)] * 3]
-            return sum(one.result() for one in each) / (time.perf_counter() - started)
+            each = [*range(7)] * 3
+            count = sum(seven.map(lambda at: streamed(server, PROMPTS[at % 4], at), each))
+            took = time.perf_counter() - started
+            over.set()
+            raw.shutdown(socket.SHUT_RDWR)
+            reads.result()
+        return count / took
 
-        fast()
-        for _ in range(args.repeats):
-            rates["alone"].append(fast())
-            with socket.create_connection(("127.0.0.1", server.port)) as raw:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-                raw.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
-                time.sleep(2.0)  # its own text is written meanwhile, to nobody
-                done = pool.submit(sip, raw)
-                rates["beside"].append(fast())
-                raw.shutdown(socket.SHUT_RDWR)
-                done.result()
+    with ThreadPoolExecutor(7) as seven, ThreadPoolExecutor(1) as eighth:
+        for turn in range(args.repeats + 1):
+            arms = [("read", 1 << 16, 0.0), ("a byte a second", 1, 1.0)]
+            for name, most, pause in arms if turn % 2 else reversed(arms):
+                rate = beside(most, pause)
+                if turn:  # the first ones warm up
+                    rates[name].append(rate)
     server.stop()
-    return {"tokens_per_second": rates, "ratio": ratio(rates["beside"], rates["alone"])}
+    return {"tokens_per_second": rates, "ratio": ratio(rates["a byte a second"], rates["read"])}
 
 
-def sip(raw):
-    """A byte a second until it is closed."""
-    with contextlib.suppress(OSError):
-        while raw.recv(1):
-            time.sleep(1.0)
+def sip(raw, most, pause, over):
+    """Read so many bytes at most after every pause, until it is over; what is left stays unread."""
+    while not over.wait(pause) and raw.recv(most):
+        pass
 
 
 def soak(args):

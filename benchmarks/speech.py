@@ -14,7 +14,8 @@ plain's.
     assisted              the same with an assistant of the draft's layers
     plain                 the lean decoder
     draft K               a chain of K by the draft, K fixed
-    draft, adaptive       what is fastest, nothing included
+    int8 K                the same by the draft in 8 bits (`draft_dtype="int8"`)
+    draft, adaptive       what is fastest, nothing included; and so of the draft in 8 bits
     copy                  8 tokens from tiny.en's transcript, from 0 to 8 with the planner
     batch of 8            plain, eight windows at once
 """
@@ -24,6 +25,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,7 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
 from outrider.models.calibrate import Setting
+from outrider.models.rounding import Rows
 from outrider.models.shallow_source import Layers, ShallowSource
 from outrider.models.sources import Source
 from outrider.types import Inputs
@@ -75,6 +78,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--depths", default="2,3,4")
+    parser.add_argument("--lean", action="store_true", help="without transformers' arms")
     asked = parser.parse_args()
     if asked.models is None:
         parser.error("say where the models are: --models or OUTRIDER_MODELS")
@@ -99,7 +103,11 @@ class Bench:
         self.target = source.driven(setting, cpu, vocab)
         made = ShallowSource(source, asked.draft or Layers((0, 5)))
         self.draft = made.driven(setting, cpu, vocab)
+        self.eight = made.driven(replace(setting, draft_dtype="int8"), cpu, vocab)
+        for draft in (self.draft, self.eight):  # as `load` does: no dummy nodes
+            draft.rounding = draft.rounding._replace(rows=Rows())
         self.assistant = assistant(made.model(asked.dtype, cpu))
+        self.lean = asked.lean
         self.depths = [int(depth) for depth in asked.depths.split(",")]
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path / "whisper-base")
         self.extractor = transformers.WhisperFeatureExtractor.from_pretrained(path / "whisper-base")
@@ -201,16 +209,19 @@ class Bench:
         for depth in self.depths:
             drafter = DraftModel(self.draft, (1,) * depth)
             single[f"draft {depth}"] = self.engine(drafter)
+            single[f"int8 {depth}"] = self.engine(DraftModel(self.eight, (1,) * depth))
         single["copy"] = self.engine(ReferenceLookup(8))
         for number in each:
-            self.generated("transformers", number)
-            self.generated("assisted", number, assistant_model=self.assistant)
+            if not self.lean:
+                self.generated("transformers", number)
+                self.generated("assisted", number, assistant_model=self.assistant)
             for arm, engine in single.items():
                 self.decoded(arm, engine, [number])
-        deepest = DraftModel(self.draft, (1,) * max(self.depths))
+        deepest = (1,) * max(self.depths)
         runs: dict[str, tuple[Engine, int]] = {
             "plain, one run": (single["plain"], 1),
-            "draft, adaptive": (self.engine(deepest, "adaptive"), 1),
+            "draft, adaptive": (self.engine(DraftModel(self.draft, deepest), "adaptive"), 1),
+            "int8, adaptive": (self.engine(DraftModel(self.eight, deepest), "adaptive"), 1),
             "copy, adaptive": (self.engine(ReferenceLookup(8), "adaptive"), 1),
             "batch of 8": (single["plain"], 8),
             "batch of 8, draft": (single[f"draft {self.depths[0]}"], 8),
@@ -220,22 +231,22 @@ class Bench:
         self.tell()
 
     def tell(self) -> None:
-        plain, theirs = self.arms["plain"], self.arms["transformers"]
+        first = "plain" if self.lean else "transformers"
+        plain, theirs = self.arms["plain"], self.arms[first]
         per = {arm: t.milliseconds / t.tokens for arm, t in self.arms.items()}
         lean, other = (self.encoding[name] for name in ("lean", "transformers"))
         print(f"encoder, ms a window: lean {lean:.0f}, transformers {other:.0f}")
-        print(f"costs: target {self.costs.target}, draft {self.costs.draft}")
         whole = {arm: t.milliseconds / len(t.texts) + lean for arm, t in self.arms.items()}
-        for arm in ("transformers", "assisted"):
+        for arm in whole.keys() & {"transformers", "assisted"}:
             whole[arm] += other - lean
         for arm, timed in self.arms.items():
             same = sum(text == plain.texts[number] for number, text in timed.texts.items())
             rate = f"{timed.tokens / timed.steps:.2f}" if timed.steps else "-"
             print(
                 f"{arm:18s} {per[arm]:6.2f} ms/token {rate:>5s} tokens/step; "
-                f"{per['transformers'] / per[arm]:5.2f}x transformers, "
+                f"{per[first] / per[arm]:5.2f}x {first}, "
                 f"{per['plain'] / per[arm]:5.2f}x plain; with the encoder "
-                f"{whole['transformers'] / whole[arm]:5.2f}x, {whole['plain'] / whole[arm]:5.2f}x; "
+                f"{whole[first] / whole[arm]:5.2f}x, {whole['plain'] / whole[arm]:5.2f}x; "
                 f"same {same}/{len(timed.texts)}",
                 flush=True,
             )

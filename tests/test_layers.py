@@ -58,6 +58,7 @@ HOMES = {
     "pydantic": {"server"},
     "llguidance": {"server"},
     "ray": {"server"},
+    "vllm": {"integrations"},
     "uvicorn": {"cli"},
     "prometheus_client": {"server"},
 }

@@ -108,6 +108,7 @@ def load(
     rule: str | Verifier | None = None,
     rule_options: Mapping[str, object] | None = None,
     dtype: str | torch.dtype = "auto",
+    draft_dtype: str | None = None,
     device: str | torch.device | None = None,
     threads: int | str = "auto",
     packed: bool | str = "auto",
@@ -150,6 +151,7 @@ def load(
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
+    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/choosing-a-drafter.md)
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
@@ -163,7 +165,7 @@ def load(
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
-    wish = Wish(dtype, threads, packed)
+    wish = Wish(dtype, threads, packed, draft_dtype)
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
     group = None if tensor_parallel is None else sharded.join(tensor_parallel, device)
@@ -423,7 +425,7 @@ def _notes(
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
     target = running.models[0]
-    runner = target.runner if isinstance(target, CausalModel) else target.own.runner
+    runner = target.runner if isinstance(target, CausalModel) else target.model.runner
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,

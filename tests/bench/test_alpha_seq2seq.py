@@ -196,7 +196,8 @@ def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     arguments = (ROWS, tmp_path / "out", lambda *_: None, amount, False)
     alone = speculator(tmp_path / "model")
     tables = alpha.run(alone, *arguments)
-    assert set(tables) == {"alpha", "speed", "lenience", "quality"}
+    assert set(tables) == {"alpha", "speed", "lenience", "quality", "quality-equal"}
+    assert {row["within 0.1"] for row in tables["quality-equal"]} == {"fewer than 20 prompts"}
     names = ["bigram", "reference lookup", "target, every other layer"]
     assert [row["drafter"] for row in tables["alpha"]][:3] == names
     assert any("T5-small" in row["drafter"] for row in tables["alpha"])
@@ -212,7 +213,7 @@ def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     drafted = speculator(tmp_path / "model", DraftModel(adapt(t5(0.1)), (1,)))
     drafted.notes.draft = "noisy"
     monkeypatch.setattr(alpha_drafters, "_layers", lambda source: None)
-    monkeypatch.setattr(alpha_quality, "table", lambda *_, **__: [])
+    monkeypatch.setattr(alpha_quality, "tables", lambda *_, **__: {})
     tables = alpha.run(drafted, *arguments)
     assert {"two", "lenience-speed"} < set(tables)
     assert alpha_drafters.DRAFT in [row["drafter"] for row in tables["alpha"]]
@@ -228,6 +229,20 @@ def test_scores_are_the_libraries():
     assert half["ROUGE-2"] == half["ROUGE-L"] == 50
     assert half["exact"] == 0.5
     assert half["BLEU"] < 100
+
+
+def test_worse_texts_are_not_called_equal():
+    """Of 24 texts the arm loses a word in every third, in none, or half of all in every one."""
+    meant = ["a b c d e f g h"] * 24
+    fewer = ["a b c d e f g" if n % 3 == 0 else "a b c d e f g h" for n in range(24)]
+    right = alpha_quality.equal(meant, meant, meant)
+    assert (right["within 0.1"], right["difference"], right["power"]) == ("equal", 0, 1)
+    close = alpha_quality.equal(fewer, meant, meant)
+    assert close["within 0.1"] == "equal"
+    assert close["difference"] == pytest.approx(-(1 - 14 / 15) / 3)
+    worse = alpha_quality.equal(["a b c d"] * 24, fewer, meant)
+    assert worse["within 0.1"] == "different"
+    assert alpha_quality.equal(meant[:19], meant[:19], meant[:19])["within 0.1"].startswith("fewer")
 
 
 def test_missing_libraries_and_texts_are_said_before_anything_is_measured(monkeypatch):

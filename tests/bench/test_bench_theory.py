@@ -81,7 +81,8 @@ def test_sequences_that_hang_together_give_another_number_than_independent_ones(
     rng = np.random.default_rng(1)
     loose = [(rng.random(64) < 0.5).astype(float).tolist() for _ in range(40)]
     near = beta.autocorrelation(loose, 1)
-    assert near.low < 0 < near.high
+    assert near.low < beta.independent(loose) < near.high
+    assert beta.autocorrelation([[0.5] * 9] * 3, 2).value == 0
     assert beta.tokens_per_call(loose, 4).value == pytest.approx(
         length.expected_tokens(0.5, 4), abs=0.1
     )

@@ -1,6 +1,13 @@
 """The book: what is run, what is run again, and a report that a browser opens without a network."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,8 +15,9 @@ from typer.testing import CliRunner
 
 from browsing import requested
 from outrider.errors import ConfigurationError
-from outrider.lab.book import pages, readme, report, runs, svg
-from outrider.lab.book.runs import OTHERS, OWN, Record, Run
+from outrider.lab.book import pages, plan, readme, report, runs, svg
+from outrider.lab.book.plan import OTHERS, OWN, Run
+from outrider.lab.book.runs import Record
 from outrider.lab.papers import app
 from outrider.lab.papers.record import Store, entitle
 
@@ -23,36 +31,72 @@ def names(found):
 def test_every_experiment_is_in_the_book(tmp_path):
     """Those that need no model of one's own run anyway; the rest with --models, or are named."""
     known = {info.name for info in app.registered_commands} - set(OTHERS)
-    found, absent = runs.planned(app, tmp_path, True, None)
+    found, absent = plan.planned(app, tmp_path, True, None)
     assert set(names(found)) | set(absent) == known | set(OWN)
     assert {"toy", "k-sweep", "speed", "wagner"} <= set(names(found))
     assert "--models" in absent["tasks"]
     toy = next(run for run in found if run.name == "toy")
     assert toy.words == ["bench", "toy", "--quick", "--out", str(tmp_path / "toy")]
-    full, _ = runs.planned(app, tmp_path, False, None)
+    full, _ = plan.planned(app, tmp_path, False, None)
     assert not any("--quick" in run.words for run in full)
 
 
 def test_models_of_ones_own_are_used(tmp_path):
+    with pytest.raises(ConfigurationError, match="some of smollm2"):
+        plan.planned(app, tmp_path, True, tmp_path)
     (tmp_path / "smollm2").mkdir()
-    quick, _ = runs.planned(app, tmp_path, True, tmp_path)
+    quick, _ = plan.planned(app, tmp_path, True, tmp_path)
     tasks = next(run for run in quick if run.name == "tasks")
     assert tasks.words[-2:] == ["--target", str(tmp_path / "smollm2")]
-    full, absent = runs.planned(app, tmp_path, False, tmp_path)
+    assert {"chen-smollm2", "wagner-smollm2"} <= set(names(quick))
+    full, absent = plan.planned(app, tmp_path, False, tmp_path)
+    assert set(OWN) - set(names(full)) == {"alpha-speech"} == set(absent)
+    assert "whisper-base and speech" in absent["alpha-speech"]
+    for name in ("whisper-base", "speech"):
+        (tmp_path / name).mkdir()
+    full, absent = plan.planned(app, tmp_path, False, tmp_path)
     assert set(OWN) <= set(names(full))
     assert absent == {}
-    with pytest.raises(ConfigurationError, match="without smollm2"):
-        runs.planned(app, tmp_path, True, tmp_path / "smollm2")
+
+
+def test_what_has_times_runs_alone_and_the_rest_in_pairs(tmp_path):
+    """Two counted runs meet at a barrier, which no run with times ever reaches in company."""
+    both, going, most = threading.Barrier(2, timeout=10), [], Counter()
+
+    def start(run, log):
+        log.write_text("done\n")
+        going.append(run.name)
+        if not run.timed:
+            both.wait()
+        most[run.timed] = max(most[run.timed], len(going))
+        going.remove(run.name)
+        return 0
+
+    words = {"speed": [], "toy": [], "alpha": [], "budget": ["--timed", "0"], "tree": []}
+    words["draft-length"] = ["--timed", "0"]
+    every = [Run(name, ["bench", name, *more]) for name, more in words.items()]
+    assert [run.name for run in every if run.timed] == ["speed", "alpha"]
+    assert runs.run_all(every, Record(tmp_path, True), lambda line: None, start) == []
+    assert most == {False: 2, True: 1}
+
+
+def test_counted_runs_take_a_thread_and_no_times(tmp_path):
+    quick, _ = plan.planned(app, tmp_path, True, None)
+    counted = {run.name: run.words for run in quick if not run.timed}
+    assert set(counted) == {"toy", "tree", "theory", "draft-length", "budget"}
+    assert counted["budget"][-4:] == ["--timed", "0", "--threads", "1"]
+    full, _ = plan.planned(app, tmp_path, False, None)
+    assert {run.name for run in full if not run.timed} == {"toy", "tree", "theory"}
 
 
 def test_only_some(tmp_path):
-    found, absent = runs.planned(app, tmp_path, True, None, ["speed", "toy"])
+    found, absent = plan.planned(app, tmp_path, True, None, ["speed", "toy"])
     assert sorted(names(found)) == ["speed", "toy"]
     assert absent["k-sweep"] == "left out by --only"
     with pytest.raises(ConfigurationError, match="known are"):
-        runs.planned(app, tmp_path, True, None, ["nothing"])
+        plan.planned(app, tmp_path, True, None, ["nothing"])
     with pytest.raises(ConfigurationError, match="--models"):
-        runs.planned(app, tmp_path, True, None, ["tasks"])
+        plan.planned(app, tmp_path, True, None, ["tasks"])
 
 
 def test_what_has_ended_well_is_not_run_again(tmp_path):
@@ -83,6 +127,44 @@ def test_a_run_is_a_process_with_a_log(tmp_path):
     run = Run("none", ["bench", "none"])
     assert runs.start(run, tmp_path / "log") == 2
     assert "none" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+def test_an_experiment_ends_with_its_book(tmp_path):
+    """A book that is killed leaves no experiment behind; the same command goes on."""
+    words = ["all", "--quick", "--only", "theory", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "outrider", "bench", *words]
+    book = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def running():
+        found = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found if alive(pid)}
+        return [
+            pid
+            for pid, line in lines.items()
+            if b"book.child" in line and str(tmp_path).encode() in line
+        ]
+
+    def alive(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+        except OSError:
+            return False
+
+    def within(seconds, wanted):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and bool(running()) != wanted:
+            time.sleep(0.2)
+        return bool(running()) == wanted
+
+    assert within(60, True)
+    os.kill(book.pid, signal.SIGKILL)
+    book.communicate()
+    assert within(10, False)
+    assert not (tmp_path / "theory" / "theory.json").exists()
+    assert subprocess.run(command, check=False).returncode == 0
+    assert Record(tmp_path, True).document["runs"]["theory"]["code"] == 0
 
 
 @pytest.fixture(scope="module")

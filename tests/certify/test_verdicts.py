@@ -22,6 +22,10 @@ def judged(engine, tokens=32, sampling=None):
     return {test.name: test for test in verdicts.results(1e-4, 0.9)}
 
 
+#: It enumerates tuples of tokens: seconds a pair. By default it judges copies alone here.
+DEAR = "otm"
+
+
 def exact_pairs():
     """Every pair; by default each rule with one drafter of each kind, the others are slow."""
     _, small = pair(0.5)
@@ -31,7 +35,8 @@ def exact_pairs():
         for rule in verifiers.VERIFIERS.values():
             if rule.exact and verifiers.judges(rule, drafter.kinds, drafter.shapes[0].is_chain):
                 kind = rule.name, drafter.kinds, drafter.shapes[0].is_chain
-                marks = [pytest.mark.slow] if kind in met else []
+                dear = rule.name == DEAR and name != "prompt_lookup"
+                marks = [pytest.mark.slow] if dear or kind in met else []
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}", marks=marks)
                 met.add(kind)
 

@@ -25,11 +25,11 @@ def legal():
                 yield pytest.param(name, rule, id=f"{name}-{rule.name}")
 
 
-def settled(every=False):
+def settled():
     """Every legal pair in every setting.
 
-    By default each rule meets one drafter of each kind in all settings, and the others in the mixed
-    one, which has greedy and sampled rows; the rest is slow. With `every` so are the others.
+    By default each rule meets one drafter of each kind in the mixed setting, which has greedy and
+    sampled rows; the rest is slow.
     """
     met = set()
     for pair_ in legal():
@@ -37,8 +37,7 @@ def settled(every=False):
         drafter = DRAFTERS[name](pair()[1])
         kind = rule.name, drafter.kinds, drafter.shapes[0].is_chain
         for setting in SETTINGS:
-            rest = kind in met and (every or setting != "mixed")
-            marks = [pytest.mark.slow] if rest else []
+            marks = [pytest.mark.slow] if kind in met or setting != "mixed" else []
             yield pytest.param(name, rule, setting, id=f"{pair_.id}-{setting}", marks=marks)
         met.add(kind)
 
@@ -98,7 +97,7 @@ def test_names_are_keys_and_unknown_ones_are_refused():
         verifiers.get("rejektion")
 
 
-@pytest.mark.parametrize(("name", "rule", "settings"), list(settled(every=True)))
+@pytest.mark.parametrize(("name", "rule", "settings"), list(settled()))
 def test_the_verbs_read_no_device_value(name, rule, settings):
     checks.verbs_read_no_device_value(Case(DRAFTERS[name], settings, rule=rule))
 
@@ -122,7 +121,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)
 
 
-@pytest.mark.parametrize(("name", "rule", "settings"), list(settled(every=True)))
+@pytest.mark.parametrize(("name", "rule", "settings"), list(settled()))
 def test_rules_are_pure_and_their_verdicts_well_formed(name, rule, settings):
     case = Case(DRAFTERS[name], settings, rule=rule)
     checks.verdicts_are_well_formed(case)

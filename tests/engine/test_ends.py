@@ -401,6 +401,17 @@ def test_result_can_be_read_in_the_middle(arms, held_out):
     assert done.token_ids[: len(begun.token_ids)] == begun.token_ids
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
+def test_a_text_is_told_whole_in_whatever_pieces_it_comes(arms, size):
+    tokenizer = arms["chain"].tokenizer
+    text = "na\u00efve \U0001f600\U0001f680 caf\u00e9\n\tdef f(x):  # \u4f60\u597d " * 3
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    words = Detokenizer(tokenizer)
+    told = [words.push(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert not any("\ufffd" in one for one in told)
+    assert "".join([*told, words.finish()]) == words.text == text
+
+
 def test_half_a_character_is_told_once(arms):
     tokenizer = arms["chain"].tokenizer
     words = Detokenizer(tokenizer)

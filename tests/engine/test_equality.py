@@ -1,5 +1,7 @@
 """The engine emits what plain decoding emits, whatever drafts, in whatever batch."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 
@@ -34,12 +36,24 @@ def test_plain_decoding_is_the_argmax_of_transformers():
         assert text == ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("runner", ["lean", "transformers"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@lru_cache
+def greedy():
+    return plain(PROMPTS, Sampling(0))
+
+
+def everywhere():
+    """Every drafter with our forward; by default a few of them with transformers' own, too."""
+    for name in DRAFTERS:
+        yield pytest.param(name, "lean", id=f"{name}-lean")
+        marks = [] if name in ("chain", *SHARED) else [pytest.mark.slow]
+        yield pytest.param(name, "transformers", id=f"{name}-transformers", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "runner"), list(everywhere()))
 def test_greedy_text_is_plain_decodings(name, runner):
     target, small = pair(runner=runner)
     engine = Engine(target, DRAFTERS[name](small))
-    expected = plain(PROMPTS, Sampling(0))
+    expected = greedy()
     assert decode(engine, PROMPTS, Sampling(0), Limits(LENGTH))[0] == expected
     alone, run = decode(engine, PROMPTS[:1], Sampling(0), Limits(LENGTH))
     assert alone == expected[:1]

@@ -53,7 +53,14 @@ def forest(name: str) -> e.Forest:
     return FORESTS[name]()
 
 
-@pytest.mark.parametrize("name", FORESTS)
+#: Seconds each; by default smaller trees of their kinds show the same.
+DEAR = {"RSD-C 2,2,1", "i.i.d. children 3,2 V=3"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in DEAR else []) for n in FORESTS],
+)
 def test_law_is_the_targets(name):
     trees = forest(name)
     total = np.bincount(trees.case_R, trees.weight_R, len(trees.world.cases))

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from served import NAME, PROMPT
@@ -18,7 +19,9 @@ from outrider.server.bodies import CompletionBody
 from outrider.server.desk import running
 from outrider.server.fleet.going_on import GoingOn
 from outrider.server.fleet.inside import asked
+from outrider.server.fleet.routing import key, ranked
 
+NO_RAY = "Ray is not installed: pip install 'outrider[ray]'"
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -119,7 +122,7 @@ def test_what_opens_a_choice_is_told_once():
 def fleet():
     """Runs the benchmark's script where Ray is."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
+        pytest.skip(NO_RAY)
     return partial(scripts.run, sys.executable, "fleet.py")
 
 
@@ -139,9 +142,6 @@ def test_a_file_of_requests_outlives_a_worker(fleet):
 
 
 def test_like_prompts_meet_and_others_stay_where_they_are():
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'outrider[ray]'")
-    from outrider.server.fleet.routing import key, ranked
-
     names = [f"replica {n}" for n in range(5)]
     keys = [key({"prompt": f"{n} {'x' * 2000} {tail}"}) for n in range(50) for tail in "ab"]
     firsts = [ranked(one, names)[0] for one in keys]
@@ -150,3 +150,27 @@ def test_like_prompts_meet_and_others_stay_where_they_are():
     left = [ranked(one, names[1:])[0] for one in keys]
     moved = [a != b for a, b in zip(firsts, left, strict=True)]
     assert moved == [first == names[0] for first in firsts]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, as it is imported
+def test_serve_asks_replicas_in_the_order_of_the_key():
+    pytest.importorskip("ray", reason=NO_RAY)
+    from ray.serve.request_router import PendingRequest
+
+    from outrider.server.fleet.router import PrefixRouter
+
+    some = [SimpleNamespace(replica_id=f"replica {n}") for n in range(4)]
+
+    async def choose(replicas, word):
+        pending = PendingRequest([], {"key": word} if word else {}, SimpleNamespace())
+        return await PrefixRouter.choose_replicas(None, replicas, pending)
+
+    def order(replicas, word):
+        chosen = asyncio.run(choose(replicas, word))
+        assert all(len(rank) == 1 for rank in chosen)
+        return [rank[0].replica_id for rank in chosen]
+
+    orders = {word: order(some, word) for word in "abcdefgh"}
+    assert all(order(some[::-1], word) == first for word, first in orders.items())
+    assert len({first[0] for first in orders.values()}) > 1, "the key decides"
+    assert order(some, None) == order(some, None) == ranked("", [one.replica_id for one in some])

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.costs import Sizes
+from outrider.costs import Curve, Sizes
 from outrider.errors import ConfigurationError
 from outrider.load import shipped
 from outrider.models.sizes import sizes
@@ -51,6 +51,21 @@ def test_rows_from_which_a_step_is_compute_bound(model, machine, context, rows):
         p = capacity.parts(model, machine)
         memory = p.weights + found * context * p.token
         assert memory == pytest.approx(found * 5 * p.node)
+
+
+def test_measured_products_stand_for_reading_and_computing():
+    """5 ms for one node of 1e9 parameters, 8 for 64: what lies between is on the line."""
+    core = H100._replace(products=Curve.of({1: 5.0, 64: 8.0}), overlaps=False, host_node=1e-3)
+    cached = 2 * 256 * 131e3 / 3.35e12
+    for rows, nodes, ms in ((2, 1, 7 * (5 + 3 / 63)), (2, 32, 56.0)):
+        found = capacity.step(SEVEN, core, rows, nodes, 256)
+        assert found == pytest.approx(1e-3 * ms + cached + rows * nodes * 1e-3)
+    drafting = core._replace(host_draft=0.5)
+    assert capacity.step(SEVEN, drafting, 2, 1, 0) == capacity.step(SEVEN, core, 2, 1, 0)
+    with_draft = capacity.step(SEVEN, drafting, 2, 3, 0) - capacity.step(SEVEN, core, 2, 3, 0)
+    assert with_draft == pytest.approx(0.5)
+    halved = core._replace(devices=2)
+    assert capacity.step(SEVEN, halved, 2, 32, 0) == pytest.approx(0.028 + 0.064)
 
 
 def test_all_reduces_are_two_a_layer_between_devices_alone():
@@ -108,6 +123,8 @@ def test_the_command_prints_what_the_formula_says():
         ([*NUMBERS, "--acceptance", "1.5"], "in \\[0, 1\\]"),
         ([*NUMBERS, "--dtype", "float32"], "--dtype"),
         (["plan", "no/such/model", *RATES], "cannot load"),
+        ([*NUMBERS, "--measure"], "got --measure and no model"),
+        (["plan", str(shipped("target")), "--measure", "--flops", "1T"], "--measure and --flops"),
     ],
 )
 def test_what_is_no_machine_is_said(words, says):

@@ -54,11 +54,19 @@ class Talk:
         elif name == "/trace":
             self.trace = not self.trace
             out.print(f"(colours {'on' if self.trace else 'off'})")
+            self.explain()
         elif name == "/stats":
             out.print(self.said)
         else:
+            if name != "/help":
+                out.print(f"(there is no {name})", markup=False)
             out.print(HELP, markup=False)
         return True
+
+    def explain(self) -> None:
+        """What the colours mean, if there are any."""
+        if self.trace:
+            out.print(paint.legend(out.is_terminal and not out.no_color))
 
     def answer(self, text: str) -> None:
         """Say something and print what comes back; an answer that is stopped stays as it is."""
@@ -146,6 +154,9 @@ def chat(
     talk = Talk(speculator, sampling, max_new_tokens, trace)
     talk.system = system
     asks = "> " if sys.stdin.isatty() else ""
+    if asks:
+        out.print("(/help says what can be typed; Ctrl-D leaves)")
+    talk.explain()
     while True:
         try:
             text = listen(asks)

@@ -239,7 +239,7 @@ class Setup:
 
 
 #: A command whose parameter `setup` is typed as one option per field of `Setup`.
-with_setup = gathered("setup", Setup)
+with_setup = gathered("setup", Setup, "Model and drafting")
 
 
 def parse_branching(given: str | None) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from outrider.cli import options
 from outrider.cli.console import out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
+from outrider.lab.rates import measured
+from outrider.load import load
+from outrider.models import CausalModel
 from outrider.models.sizes import sizes as sizes_of
 from outrider.models.sources import DTYPES, Source
 from outrider.theory import capacity
@@ -68,6 +71,10 @@ def plan(
     all_reduce: Annotated[float, typer.Option(min=0, help="One of them, microseconds.")] = 0.0,
     host: Annotated[float, typer.Option(min=0, help="Besides, milliseconds a step.")] = 0.0,
     host_row: Annotated[float, typer.Option(min=0, help="The same for every row.")] = 0.0,
+    host_node: Annotated[float, typer.Option(min=0, help="The same for every node.")] = 0.0,
+    host_draft: Annotated[
+        float, typer.Option(min=0, help="The same for a step with drafts.")
+    ] = 0.0,
     overlap: Annotated[
         bool,
         typer.Option(
@@ -81,6 +88,11 @@ def plan(
     acceptance: Annotated[
         float, typer.Option(help="Chance that a drafted token is kept, in [0, 1].")
     ] = 0.8,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Find the rates of this processor, with the model named."),
+    ] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of --measure.")] = None,
     draft_bytes: Annotated[
         str | None, typer.Option(help="Weights of a draft model on one device. Default: none.")
     ] = None,
@@ -89,19 +101,22 @@ def plan(
     """What steps cost by rows, context and drafted nodes, and where speculation stops paying.
 
     outrider plan --model-bytes 14G --kv-bytes 131K --bandwidth 3.35T --flops 600T
+    outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
     """
     sizes = _sizes(model, dtype, model_bytes, kv_bytes, parameters, layers)
-    machine = Machine(
-        _needed("--bandwidth", bandwidth, "3.35T"),
-        _needed("--flops", flops, "600T"),
-        number("--cache-bandwidth", cache_bandwidth),
-        number("--attention-flops", attention_flops),
-        devices,
-        1e-6 * all_reduce,
-        1e-3 * host,
-        1e-3 * host_row,
+    given = _Rates(
+        bandwidth,
+        flops,
+        cache_bandwidth,
+        attention_flops,
+        host,
+        host_row,
+        host_node,
+        host_draft,
         overlap,
     )
+    machine = _measured(model, dtype, threads, sizes, given) if measure else _told(given)
+    machine = machine._replace(devices=devices, all_reduce=1e-6 * all_reduce)
     capacity.check(sizes, machine)
     draft = number("--draft-bytes", draft_bytes)
     small = None if draft is None else Sizes(draft, 0.0, draft / 2)
@@ -150,6 +165,60 @@ def _sizes(
             f"{kv_bytes}; give both, or a model's folder"
         )
     return Sizes(weights, cache, count or weights / 2, layers)
+
+
+class _Rates(NamedTuple):
+    """What is said of the machine."""
+
+    bandwidth: str | None = None
+    flops: str | None = None
+    cache_bandwidth: str | None = None
+    attention_flops: str | None = None
+    host: float = 0.0
+    host_row: float = 0.0
+    host_node: float = 0.0
+    host_draft: float = 0.0
+    overlap: bool = True
+
+    def given(self) -> list[str]:
+        """The options that were used."""
+        usual = _Rates()._asdict()
+        used = [name for name, value in self._asdict().items() if value != usual[name]]
+        return [f"--{name.replace('_', '-')}" for name in used]
+
+
+def _told(rates: _Rates) -> Machine:
+    return Machine(
+        _needed("--bandwidth", rates.bandwidth, "3.35T"),
+        _needed("--flops", rates.flops, "600T"),
+        number("--cache-bandwidth", rates.cache_bandwidth),
+        number("--attention-flops", rates.attention_flops),
+        host=1e-3 * rates.host,
+        host_row=1e-3 * rates.host_row,
+        host_node=1e-3 * rates.host_node,
+        host_draft=1e-3 * rates.host_draft,
+        overlaps=rates.overlap,
+    )
+
+
+def _measured(
+    model: str | None, dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
+) -> Machine:
+    """This processor's rates with this model."""
+    if model is None or rates.given():
+        got = "no model" if model is None else ", ".join(rates.given())
+        raise ConfigurationError(
+            f"rates are measured with a model, or given; got --measure and {got}; name a model, "
+            "and leave rates out"
+        )
+    kind = dtype or Source(model, "target").checkpoint_dtype()
+    loaded = load(model, drafter="suffix", dtype=kind, device="cpu", threads=threads or "auto")
+    target = loaded.engine.target
+    if not isinstance(target, CausalModel):
+        raise ConfigurationError(
+            f"--measure runs a decoder in one process; got {type(target).__name__}; give the rates"
+        )
+    return measured(target, sizes)
 
 
 def _needed(option: str, given: str | None, example: str) -> float:
@@ -215,11 +284,14 @@ def _found(
 
 
 def _print(found: dict[str, Any]) -> None:
-    each, overlaps = found["parts_ms"], found["machine"]["overlaps"]
+    each, machine = found["parts_ms"], found["machine"]
+    how = "computes while it reads" if machine["overlaps"] else "reads, then computes"
+    if machine["products"] is not None:
+        how = "products as they were measured"
     out.print(
         f"weights {each['weights']:.3g} ms a step, products {each['node']:.3g} ms a node, "
         f"all-reduces {each['reduces']:.3g} ms a step, host {each['host']:.3g} ms a step; "
-        f"{'computes while it reads' if overlaps else 'reads, then computes'}",
+        f"{how}",
         markup=False,
     )
     for at in found["contexts"]:

@@ -90,7 +90,10 @@ def serve(
         kept_prompts << 20,
     )
     app, _ = make(speculator, service)
-    err.print(f"serving {name} at http://{host}:{port} ({rows} rows of {capacity} tokens)")
+    address = f"http://{host}:{port}"
+    err.print(f"serving {name} at {address} ({rows} rows of {capacity} tokens)")
+    page = "" if speculator.hearing else f"; a browser finds a page to try it at {address}/"
+    err.print(f"OpenAI's clients take base_url={address}/v1{page}")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 

@@ -132,11 +132,17 @@ class ReferenceLookup:
 
     def follow(self, memory: Place, verdict: Verdict) -> None:
         """The copying has come to behind what was kept of it, and the token after that."""
-        count = verdict.count_B
-        chain = torch.nn.functional.pad(verdict.path_BD, (0, 1), value=-1)[:, :1] - 1
+        self.pass_by(memory, verdict.path_BD, verdict.count_B, verdict.count_B + 1)
+
+    def pass_by(self, memory: Place, path_BD: Tensor, kept_B: Tensor, passed_B: Tensor) -> None:
+        """The copying has come to `passed_B` tokens behind where the last draft was made.
+
+        The first `kept_B` of them are nodes of that draft: `path_BD`.
+        """
+        chain = torch.nn.functional.pad(path_BD, (0, 1), value=-1)[:, :1] - 1
         start = memory.start_Bw.gather(1, chain.clamp(min=0))[:, 0]
-        copied = (count > 0) & (start >= 0)
-        memory.next_B.copy_(torch.where(copied, start, memory.next_B) + count + 1)
+        copied = (kept_B > 0) & (start >= 0)
+        memory.next_B.copy_(torch.where(copied, start, memory.next_B) + passed_B)
 
 
 def _made(

@@ -49,9 +49,16 @@ def legend(figure: "Figure", axes: Iterable["Axes"], columns: int) -> None:
     figure.legend(list(found.values()), list(found), loc=where, ncols=columns, fontsize=8)
 
 
-def below(axis: "Axes") -> None:
+def below(axis: "Axes", columns: int = 6) -> None:
     """A panel's own legend, below it and not on its lines."""
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=6, fontsize=8)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, fontsize=8)
+
+
+def whisker(axis: "Axes", at: float, ends: str, colour: str = "black") -> None:
+    """An upright line from end to end of an interval as tables print it; none of "" is drawn."""
+    if ends:
+        low, high = map(float, ends.strip("[]").split(","))
+        axis.plot([at, at], [low, high], color=colour, linewidth=1)
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:

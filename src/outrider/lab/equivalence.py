@@ -20,6 +20,7 @@ import numpy as np
 from outrider.lab.intervals import LEAST, student
 
 LEVEL = 0.05  #: of each one-sided test
+MARGIN = 0.1  #: of scores in [0, 1], where nobody says
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,18 @@ class Equivalence:
         if self.p < LEVEL:
             return "equal"
         return "different" if self.low > self.margin or self.high < -self.margin else "open"
+
+    def row(self) -> dict[str, float | int | str]:
+        """For tables."""
+        ends = "" if math.isinf(self.high) else f"[{self.low:+.3f}, {self.high:+.3f}]"
+        return {
+            "difference": self.difference,
+            "90 % interval": ends,
+            f"within {self.margin:g}": self.verdict,
+            "p": self.p,
+            "power": self.power,
+            "prompts": self.prompts,
+        }
 
 
 def equivalence(differences: Sequence[float], margin: float) -> Equivalence:

@@ -1,16 +1,21 @@
 """Options that several commands share, as the fields of one dataclass."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
+
+from typer.models import OptionInfo
 
 Command = Callable[..., None]
 
 
-def gathered(name: str, kind: type[Any]) -> Callable[[Command], Command]:
+def gathered(name: str, kind: type[Any], panel: str | None = None) -> Callable[[Command], Command]:
     """Make a command whose parameter `name` is typed as one option for each field of a dataclass.
+
+    `panel` is the heading under which --help lists them, behind the command's own.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -26,7 +31,9 @@ def gathered(name: str, kind: type[Any]) -> Callable[[Command], Command]:
     hints = get_type_hints(kind, include_extras=True)
     by_name = inspect.Parameter.KEYWORD_ONLY
     own = [
-        inspect.Parameter(field.name, by_name, default=field.default, annotation=hints[field.name])
+        inspect.Parameter(
+            field.name, by_name, default=field.default, annotation=_under(panel, hints[field.name])
+        )
         for field in fields(kind)
     ]
 
@@ -43,3 +50,15 @@ def gathered(name: str, kind: type[Any]) -> Callable[[Command], Command]:
         return run
 
     return of
+
+
+def _under(panel: str | None, hint: Any) -> Any:
+    """An option's annotation with that heading."""
+    if panel is None:
+        return hint
+    kind, *about = get_args(hint)
+    about = [copy.copy(one) for one in about]
+    for one in about:
+        if isinstance(one, OptionInfo):
+            one.rich_help_panel = panel
+    return Annotated[kind, *about]

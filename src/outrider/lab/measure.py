@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from outrider.lab import intervals
 from outrider.laws.sampling import Sampling
+from outrider.models.over import Over
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -137,36 +137,15 @@ class Span(NamedTuple):
     tokens: int = 0  #: that it read
 
 
-class Timed:
+class Timed(Over[LanguageModel]):
     """A model whose calls are counted and timed: what is spent in a draft model alone.
 
     On CUDA every call waits for the device, before and after.
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+        super().__init__(model)
         self.spans: list[Span] = []  #: of all calls
-        self.vocab_size, self.context = model.vocab_size, model.context
-        self.device, self.dtype, self.trees = model.device, model.dtype, model.trees
-        self.reads, self.trees_alike = model.reads, model.trees_alike
-
-    def width(self, slots: int) -> int:
-        """As the model has it."""
-        return self.model.width(slots)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The model's own."""
-        return self.model.taps
-
-    @property
-    def follows(self) -> bool:
-        """As the model does."""
-        return self.model.follows
-
-    def examine(self, inputs: Inputs) -> None:
-        """As the model does."""
-        self.model.examine(inputs)
 
     def encode(self, inputs: Inputs) -> Inputs:
         """The model's own, timed."""
@@ -176,10 +155,6 @@ class Timed:
         self._wait()
         self.spans.append(Span(started, time.perf_counter(), encodes=True))
         return encoded
-
-    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> object:
-        """The model's own cache."""
-        return self.model.open(rows, capacity, inputs)
 
     def forward(
         self, cache: object, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
@@ -205,23 +180,3 @@ class Timed:
     def _wait(self) -> None:
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize()
-
-    def keep(self, cache: object, first_B: Tensor, path_BD: Tensor) -> None:
-        """As the model does."""
-        self.model.keep(cache, first_B, path_BD)
-
-    def learn(
-        self,
-        cache: object,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """As the model does."""
-        self.model.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
-
-    def probe(self, rows: int) -> Inputs | None:
-        """As the model does."""
-        return self.model.probe(rows)

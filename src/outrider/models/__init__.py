@@ -8,7 +8,7 @@ same way; the check at load decides, and the chain fallback is the last resort.
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import llama, refusals, seq2seq, whisper
+from outrider.models import eight_bits, llama, refusals, seq2seq, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -78,24 +78,28 @@ def adapt(
     vocab_size: int | None = None,
     chain_only: bool = False,
     shares: bool = False,
+    int8: bool = False,
 ) -> CausalModel:
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
     encoder-decoder's own encoder unused (models of text alone have none): a draft model then
-    attends to the target's states. Raises UnsupportedModel, with the reason, for models that
-    cannot be driven exactly.
+    attends to the target's states. `int8` keeps the weights that a step reads in 8 bits. Raises
+    UnsupportedModel, with the reason, for models that cannot be driven exactly.
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and whisper.fits(model):
-        return CausalModel(whisper.WhisperRunner(model, packed, shares), vocab_size)
+        return CausalModel(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
+    lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
+    if int8 and not lean:
+        model = eight_bits.stored(model)
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
     if chain_only:
         return CausalModel(ChainRunner(model), vocab_size)
-    if on_cpu and llama.fits(model):
-        return CausalModel(LlamaRunner(model, packed), vocab_size)
+    if lean:
+        return CausalModel(LlamaRunner(model, packed, int8), vocab_size)
     return CausalModel(runner_of(model)(model), vocab_size)
 
 

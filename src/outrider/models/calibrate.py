@@ -38,6 +38,7 @@ class Setting:
     threads: int
     dtype: str
     packed: bool
+    draft_dtype: str | None = None  #: what draft models' weights are kept in; None: `dtype`
 
 
 @dataclass

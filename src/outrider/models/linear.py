@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.models import rounding
+from outrider.models.native.int8 import Int8Product
 from outrider.models.rounding import Rows
 
 Product = Callable[[Tensor], Tensor]
@@ -35,12 +36,16 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     return True
 
 
-def product(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
-    """x -> x @ weight.T + bias for x [..., I], with the weight [O, I] packed or as it is.
+def product(
+    weight: Tensor, bias: Tensor | None, packed: bool = False, int8: bool = False
+) -> Product:
+    """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
     In half precision a row is rounded alike in products of any number of rows: numbers that round
     otherwise are padded.
     """
+    if int8:
+        return Int8Product(weight, bias)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
     run = _made(weight, bias, packed)
@@ -87,7 +92,10 @@ def _made(weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
 
 
 def fused(
-    parts: Sequence[torch.nn.Linear], packed: bool, scales: Sequence[float] | None = None
+    parts: Sequence[torch.nn.Linear],
+    packed: bool,
+    scales: Sequence[float] | None = None,
+    int8: bool = False,
 ) -> Product:
     """Several layers over the same x as one product, their outputs side by side.
 
@@ -97,7 +105,7 @@ def fused(
     each = list(zip(parts, scales, strict=True))
     weight = torch.cat([p.weight.detach() * scale for p, scale in each])
     if all(p.bias is None for p in parts):
-        return product(weight, None, packed)
+        return product(weight, None, packed, int8)
     biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
     bias = torch.cat([b.detach() * scale for b, scale in zip(biases, scales, strict=True)])
-    return product(weight, bias, packed)
+    return product(weight, bias, packed, int8)

@@ -7,6 +7,7 @@ to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from outrider.models.between import Between, Operators
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader
 from outrider.models.config import read
-from outrider.models.linear import fused
+from outrider.models.linear import Product, fused
 from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
 
@@ -62,14 +63,17 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 class _Layer:
     """One decoder layer with fused products."""
 
-    def __init__(self, layer: LlamaDecoderLayer, packed: bool, between: Between) -> None:
+    def __init__(
+        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, between: Between
+    ) -> None:
         a, m = layer.self_attn, layer.mlp
+        made = partial(fused, packed=packed, int8=int8)
         self.before = between.weight(layer.input_layernorm.weight)
         self.between = between.weight(layer.post_attention_layernorm.weight)
-        self.qkv = fused([a.q_proj, a.k_proj, a.v_proj], packed)
-        self.out = fused([a.o_proj], packed)
-        self.gate_up = fused([m.gate_proj, m.up_proj], packed)
-        self.down = fused([m.down_proj], packed)
+        self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
+        self.out = made([a.o_proj])
+        self.gate_up = made([m.gate_proj, m.up_proj])
+        self.down = made([m.down_proj])
 
 
 class LlamaRunner:
@@ -78,7 +82,7 @@ class LlamaRunner:
     trees = True
     reader: Reader | None = None
 
-    def __init__(self, model: LlamaForCausalLM, packed: bool) -> None:
+    def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:
         config = model.config
         self.vocab_size: int = config.vocab_size
         self.context: int = config.max_position_embeddings
@@ -88,11 +92,13 @@ class LlamaRunner:
         self.kv_heads: int = config.num_key_value_heads
         self.size: int = read(config, "head_dim", int) or config.hidden_size // self.heads
         self.eps: float = config.rms_norm_eps
+        self.hidden: int = config.hidden_size
+        self.inner: int = config.intermediate_size
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._between, self.rounding, self.means = self._choose(model)
-        self._layers = [_Layer(layer, packed, self._between) for layer in model.model.layers]
+        self._layers = [_Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
-        self._head = fused([model.lm_head], packed)
+        self._head = fused([model.lm_head], packed, int8=int8)
 
     def _choose(self, model: LlamaForCausalLM) -> tuple[Between, Rounding, str]:
         """What runs between the products, what is left to look after, and what it is called."""
@@ -103,8 +109,7 @@ class LlamaRunner:
         half = self.size // 2
         sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
         cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-        sizes = config.hidden_size, config.intermediate_size
-        unfit = native.unfit(self, *sizes, config.hidden_act, self._embedding)
+        unfit = native.unfit(self, self.hidden, self.inner, config.hidden_act, self._embedding)
         if unfit is None:
             return native.Compiled(self, cos, sin), native.ROUNDING, "a lean decoder, compiled"
         attention, rounding = steady(
@@ -137,6 +142,15 @@ class LlamaRunner:
         """Run these of its layers alone from now on."""
         self._layers = [self._layers[number] for number in numbers]
         self.layers = len(self._layers)
+
+    def products(self) -> list[tuple[Product, int]]:
+        """All of them, in the order of a call, and how many numbers of a node each takes."""
+        found: list[tuple[Product, int]] = []
+        for each in self._layers:
+            heads = self.heads * self.size
+            found += [(each.qkv, self.hidden), (each.out, heads)]
+            found += [(each.gate_up, self.hidden), (each.down, self.inner)]
+        return [*found, (self._head, self.hidden)]
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""

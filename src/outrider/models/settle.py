@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,11 @@ from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
 from outrider.models.linear import can_pack
+from outrider.models.native import int8
+from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
+
+INT8 = "int8"  #: the dtype that drafts alone may be kept in
 
 #: Target and draft model under a setting.
 Build = Callable[[Setting], tuple[CausalModel, CausalModel | HeadModel | None]]
@@ -26,6 +30,7 @@ class Wish:
     dtype: str | torch.dtype = "auto"
     threads: int | str = "auto"
     packed: bool | str = "auto"
+    draft_dtype: str | None = None  #: of what draft models read; None: the dtype
 
     def __post_init__(self) -> None:
         name = str(self.dtype).removeprefix("torch.")
@@ -39,6 +44,9 @@ class Wish:
             )
         if self.packed != "auto" and not isinstance(self.packed, bool):
             arguments.refuse("packed", "'auto', True or False", self.packed, "use 'auto'")
+        if self.draft_dtype is not None and self.draft_dtype != INT8:
+            what, do = f"{INT8!r} or None", "leave it out to draft in the target's dtype"
+            arguments.refuse("draft_dtype", what, self.draft_dtype, do)
 
 
 def settle(
@@ -51,8 +59,50 @@ def settle(
 ) -> tuple[Setting, Calibration | None]:
     """The setting wished for; of several, the one that decodes `ahead` tokens a step fastest.
 
-    `build` makes the target and the first of its draft models.
+    `build` makes the target and the first of its draft models. Raises ConfigurationError for what
+    cannot be had.
     """
+    if wish.draft_dtype == INT8:
+        _check_int8(drafts, place)
+
+    def whole(setting: Setting) -> Setting:
+        return replace(setting, draft_dtype=wish.draft_dtype)
+
+    setting, calibration = _chosen(
+        wish, target, drafts, lambda setting: build(whole(setting)), place, ahead
+    )
+    return whole(setting), calibration
+
+
+def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
+    """Refuse 8 bits where nothing is there to be kept so, or nothing to compute with it."""
+    if not drafts:
+        raise ConfigurationError(
+            "draft_dtype is for a draft model; got draft_dtype='int8' and none; give draft=..., or "
+            "leave it out"
+        )
+    for draft in drafts:
+        if not isinstance(draft, Source | ShallowSource):
+            raise ConfigurationError(
+                "draft_dtype='int8' is for draft models and layers of the target; got the head "
+                f"{draft}; leave it out"
+            )
+    unfit = int8.unfit(place)
+    if unfit:
+        raise ConfigurationError(
+            f"draft_dtype='int8' is not to be had here: {unfit}; got a draft {drafts[0]}; leave it "
+            "out to draft in the target's dtype"
+        )
+
+
+def _chosen(
+    wish: Wish,
+    target: Source,
+    drafts: Sequence[Draft],
+    build: Build,
+    place: torch.device,
+    ahead: int,
+) -> tuple[Setting, Calibration | None]:
     dtype = str(wish.dtype)
     if dtype == "auto":
         dtype = target.loaded_dtype() or "auto"
@@ -71,7 +121,8 @@ def settle(
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0]), None
-    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]))
+    about = repr(wish.draft_dtype) if wish.draft_dtype else ""
+    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
     for choices in (dtypes, threads, packings):
         identity += f"-{'-'.join(map(str, choices))}"
     identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result

@@ -134,7 +134,8 @@ class ShallowSource:
         ids = None if self.ids_K is None else self.ids_K.to(device)
         if ids is not None:
             shallow.trim(model, ids)
-        draft = adapt(model, packed=setting.packed, vocab_size=vocab, shares=shares)
+        int8 = setting.draft_dtype == "int8"
+        draft = adapt(model, packed=setting.packed, vocab_size=vocab, shares=shares, int8=int8)
         draft.ids_K = ids
         return draft
 

@@ -105,6 +105,7 @@ class Source:
                 vocab_size=vocab,
                 chain_only=chain_only,
                 shares=shares,
+                int8=self.role == "draft" and setting.draft_dtype == "int8",
             )
 
         if self._chain_only is None:

@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.nodes import causal
+from outrider.models.over import Over
 from outrider.models.prefill import CHUNK, width
 from outrider.models.retold import Retold, Translation, common
 from outrider.tree import numbers
-from outrider.types import Cache, Inputs, LanguageModel, Nodes, Output, Reads
+from outrider.types import Cache, Inputs, LanguageModel, Nodes, Output
 
 #: Most tokens of a row that one call reads with the logits behind each of them.
 _FEW = 8
@@ -80,7 +81,7 @@ class TranslatedCache:
         return TranslatedCache(self.own.narrow(rows), self.rows[:rows], self.capacity)
 
 
-class TranslatedModel:
+class TranslatedModel(Over[LanguageModel]):
     """A `LanguageModel` over the target's `vocab_size` ids, behind which another vocabulary lies.
 
     A call whose nodes stand one behind another is text: the draft reads it as its own tokenizer
@@ -90,11 +91,11 @@ class TranslatedModel:
     Raises VocabularyMismatch if no token is shared.
     """
 
-    context = 1 << 30  #: of a text that is too long for the draft it reads the last part
-
     def __init__(self, model: LanguageModel, translation: Translation, vocab_size: int) -> None:
         target, draft = translation.target, translation.draft
-        self.model, self.translation, self.vocab_size = model, translation, vocab_size
+        super().__init__(model)
+        self.translation, self.vocab_size = translation, vocab_size
+        self.context = 1 << 30  # of a text that is too long for the draft it reads the last part
         shared = [(t, d) for t, d in translation.shared if t < vocab_size and d < model.vocab_size]
         if not translation.common or not shared:
             raise VocabularyMismatch(
@@ -106,56 +107,9 @@ class TranslatedModel:
         self._draft_V = torch.zeros(vocab_size, dtype=torch.int64, device=model.device)
         self._draft_V[self._target_K] = self._draft_K
 
-    @property
-    def device(self) -> torch.device:
-        """Where its inputs must lie."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.model.dtype
-
-    @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        return self.model.trees
-
-    @property
-    def trees_alike(self) -> bool:
-        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
-        return self.model.trees_alike
-
-    @property
-    def reads(self) -> Reads:
-        """What it reads besides its text."""
-        return self.model.reads
-
-    def width(self, slots: int) -> int:
-        """As the draft model has it."""
-        return self.model.width(slots)
-
-    @property
-    def follows(self) -> bool:
-        """It keeps entries of the text that it reads."""
-        return True
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: a head reads states of its target's own tokens."""
-        return ()
-
-    def examine(self, inputs: Inputs) -> None:
-        """Refuse inputs that the model cannot read: ConfigurationError."""
-        self.model.examine(inputs)
-
     def encode(self, inputs: Inputs) -> Inputs:
         """The inputs with `encoded`; a source's ids are told in the draft's tokens first."""
         return self.model.encode(inputs if inputs.encoded is not None else self._source(inputs))
-
-    def probe(self, rows: int) -> Inputs | None:
-        """Some inputs; None for a model of text alone."""
-        return self.model.probe(rows)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> TranslatedCache:
         """An empty cache; `capacity` counts the target's tokens."""
@@ -205,17 +159,6 @@ class TranslatedModel:
                     break
                 row.text.append(there[first + node])
             row.retold.follow(row.text, first)
-
-    def learn(
-        self,
-        cache: TranslatedCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """There is nothing to be told: it reads no other model's states."""
 
     def listen(self, cache: TranslatedCache, texts: Sequence[Sequence[int]]) -> None:
         """Read these texts, in the target's tokens."""

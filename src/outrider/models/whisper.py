@@ -1,15 +1,16 @@
 """A lean Whisper decoder for the CPU: the same weights, a third of the operator calls.
 
 Query, key and value are one product, weights may be packed, positions come from the table, and the
-encoder's states become keys and values once per row (`Cross`), which the cache owns. Attention is
-two products for every number of nodes: torch's fused kernel takes another path for one query than
-for several, eight times as slow over the 1,500 states of a window, and then a plain step and a
-chain would round differently in half precision. Scores equal transformers' to rounding
-(tests/models); plain and speculative decoding run through it alike.
+encoder's states become keys and values once per row (`Cross`), which the cache owns. In bfloat16
+attention is compiled, in one order of sums for every number of nodes; else it is two products, as
+torch's fused kernel takes another path for one query than for several, eight times as slow over the
+1,500 states of a window. Scores equal transformers' to rounding (tests/models); plain and
+speculative decoding run through it alike.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -24,13 +25,16 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
-from outrider.models.attention import steady, unscaled
-from outrider.models.cache import SlotCache
+from outrider.models import native
+from outrider.models.attention import Steady, steady, unscaled
+from outrider.models.cache import SlotCache, SlotLayer
 from outrider.models.causal import Reader, additive
 from outrider.models.config import read
 from outrider.models.linear import Product, fused
+from outrider.models.rounding import Rounding
 from outrider.models.seq2seq.kinds import Window
 from outrider.models.seq2seq.reader import check_width
+from outrider.models.whisper_cross import Cross, Kept
 from outrider.models.whisper_encoder import Norm, WhisperEncoder
 from outrider.types import Encoded, Inputs, Nodes, Output
 
@@ -45,42 +49,6 @@ def fits(model: PreTrainedModel) -> bool:
     return read(model.config, "quantization_config", object) is None and all(
         type(m) is torch.nn.Linear for m in linears
     )
-
-
-class Cross:
-    """Keys and values of the encoder's states, made once per row. A `RowStore`.
-
-    `table` is [planes, seats, H, T, E]: keys of layer i in plane 2 i, its values in 2 i + 1.
-    Newcomers are written into free seats; nobody else's entries are copied while there are any.
-    """
-
-    def __init__(self, table: Tensor, rows: int) -> None:
-        self.table, self.rows = table, rows
-
-    def of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, T, E] of a layer."""
-        return self.table[2 * layer, : self.rows], self.table[2 * layer + 1, : self.rows]
-
-    def take(self, rows: Sequence[int]) -> "Cross":
-        """A copy of these rows, in this order."""
-        table = self.table
-        return Cross(torch.cat([table[:, :0], *(table[:, r : r + 1] for r in rows)], 1), len(rows))
-
-    def put(self, seats: Sequence[int], other: "Cross") -> "Cross":
-        """The rows of `other` in these seats; seats behind the last row add rows."""
-        rows = max(self.rows, 1 + max(seats, default=-1))
-        have = self.table.shape[1]
-        if rows > have:
-            more = max(rows, 2 * have) - have
-            self.table = F.pad(self.table, (0, 0, 0, 0, 0, 0, 0, more))
-        for row, seat in enumerate(seats):
-            self.table[:, seat] = other.table[:, row]
-        self.rows = rows
-        return self
-
-    def narrow(self, rows: int) -> "Cross":
-        """The first rows; the seats behind them are free for `put`."""
-        return Cross(self.table, rows)
 
 
 class _Layer(NamedTuple):
@@ -98,19 +66,20 @@ class _Layer(NamedTuple):
     down: Product
 
 
-def _layer(layer: WhisperDecoderLayer, packed: bool) -> _Layer:
+def _layer(layer: WhisperDecoderLayer, packed: bool, int8: bool, scaling: float) -> _Layer:
     a, c = layer.self_attn, layer.encoder_attn
+    made = partial(fused, packed=packed, int8=int8)
     return _Layer(
         Norm.of(layer.self_attn_layer_norm),
-        fused([a.q_proj, a.k_proj, a.v_proj], packed, (a.scaling, 1.0, 1.0)),
-        fused([a.out_proj], packed),
+        made([a.q_proj, a.k_proj, a.v_proj], scales=(scaling, 1.0, 1.0)),
+        made([a.out_proj]),
         Norm.of(layer.encoder_attn_layer_norm),
-        fused([c.q_proj], packed, (c.scaling,)),
-        fused([c.k_proj, c.v_proj], packed),
-        fused([c.out_proj], packed),
+        made([c.q_proj], scales=(c.scaling,)),
+        fused([c.k_proj, c.v_proj], packed),  # once a window, over all states: not what steps read
+        made([c.out_proj]),
         Norm.of(layer.final_layer_norm),
-        fused([layer.fc1], packed),
-        fused([layer.fc2], packed),
+        made([layer.fc1]),
+        made([layer.fc2]),
     )
 
 
@@ -118,9 +87,13 @@ class WhisperReader:
     """Log-mel frames to states, and states to the keys and values of every layer."""
 
     def __init__(
-        self, config: WhisperConfig, layers: Sequence[_Layer], encoder: WhisperEncoder | None
+        self,
+        config: WhisperConfig,
+        layers: Sequence[_Layer],
+        encoder: WhisperEncoder | None,
+        kept: Kept,
     ) -> None:
-        self._layers, self._encoder = layers, encoder
+        self._layers, self._encoder, self._kept = layers, encoder, kept
         self._heads: int = config.decoder_attention_heads
         self._width: int = config.d_model
         self._shapes = config.max_source_positions, config.num_mel_bins
@@ -147,16 +120,16 @@ class WhisperReader:
         return Encoded(states, states.new_ones(states.shape[:2], dtype=torch.bool))
 
     def keep(self, encoded: Encoded) -> Cross:
-        """Keys and values of every layer, [2 layers, B, H, T, E] in one piece."""
+        """Keys and values of every layer in one piece."""
         check_width(encoded, self._width)
         states = encoded.states_BTE.to(self._dtype)
         rows, length, _ = states.shape
-        heads, size = self._heads, self._width // self._heads
-        table = states.new_empty(2 * len(self._layers), rows, heads, length, size)
-        for number, layer in enumerate(self._layers):
-            both = layer.keys_values(states).view(rows, length, 2, heads, size)
-            table[2 * number : 2 * number + 2] = both.permute(2, 0, 3, 1, 4)
-        return Cross(table, rows)
+        shape = rows, length, 2, self._heads, self._width // self._heads
+        planes: list[Tensor] = []
+        for layer in self._layers:
+            keys, values = layer.keys_values(states).view(shape).permute(2, 0, 3, 1, 4)
+            planes += self._kept.planes(keys, values)
+        return Cross(torch.stack(planes), rows, length, self._kept)
 
     def probe(self, rows: int) -> Inputs:
         """Noise, and states that are made up: a check of the decoder needs no encoder's work."""
@@ -173,9 +146,10 @@ class WhisperRunner:
     """Runs a Whisper's weights on one CPU device; `shares` leaves an encoder that it has unused."""
 
     trees = True
-    means = "a lean decoder, torch's operators"
 
-    def __init__(self, model: Whisper, packed: bool, shares: bool = False) -> None:
+    def __init__(
+        self, model: Whisper, packed: bool, shares: bool = False, int8: bool = False
+    ) -> None:
         config, decoder = model.config, model.model.decoder
         self.name = type(model).__name__
         self.packed = packed
@@ -185,17 +159,29 @@ class WhisperRunner:
         self.width: int = config.d_model
         self._embedding: Tensor = decoder.embed_tokens.weight.detach()
         self._places: Tensor = decoder.embed_positions.weight.detach()
-        size = self.width // self.heads
-        self._attention, self.rounding = steady(unscaled, self.heads, 1, size, self._embedding)
-        self._layers = [_layer(layer, packed) for layer in decoder.layers]
+        self.kv_heads, self.size, self.eps = self.heads, self.width // self.heads, 0.0
+        self._attention, self.rounding, scaling, self.means = self._choose()
+        self._layers = [_layer(layer, packed, int8, scaling) for layer in decoder.layers]
         self.layers = len(self._layers)
         self._norm = Norm.of(decoder.layer_norm)
-        self._head = fused([model.get_output_embeddings()], packed)
+        self._head = fused([model.get_output_embeddings()], packed, int8=int8)
         self._act = ACT2FN[config.activation_function]
-        encoder = None
+        kept, encoder = Kept.best(self._embedding, int8), None
         if isinstance(model, WhisperForConditionalGeneration) and not shares:
             encoder = WhisperEncoder(model.model.encoder, packed)
-        self.reader: Reader = WhisperReader(config, self._layers, encoder)
+        self.reader: Reader = WhisperReader(config, self._layers, encoder, kept)
+
+    def _choose(self) -> "tuple[native.Compiled | _Operators, Rounding, float, str]":
+        """What attends to the text, what is left to look after, how far queries are scaled in
+        their product, and what it is called."""
+        unfit = native.cannot_attend(self, self._embedding)
+        if unfit is None:
+            whole = self._embedding.new_ones(self.context, self.size)  # places turn nothing
+            attention = native.Compiled(self, whole, torch.zeros_like(whole))
+            return attention, native.ROUNDING, 1.0, "a lean decoder, compiled"
+        torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)
+        said = f"a lean decoder, torch's operators: {unfit}"
+        return _Operators(self, torchs), rounding, self.size**-0.5, said
 
     @property
     def device(self) -> torch.device:
@@ -219,26 +205,19 @@ class WhisperRunner:
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
     ) -> Output:
         """Logits of the (last) nodes, and their states at the taps."""
-        tokens_BQ, positions_BQ, _, visible_BQW = nodes
-        batch, queries = tokens_BQ.shape
-        heads, size = self.heads, self.width // self.heads
+        tokens_BQ, positions_BQ, _, _ = nodes
         cross = cache.inputs
         assert isinstance(cross, Cross), "rows without audio"
-        mask = self._attention.mask(additive(visible_BQW, self.dtype))
+        call = self._attention.open(nodes)
         state = F.embedding(tokens_BQ, self._embedding) + self._places[positions_BQ]
         kept: dict[int, Tensor] = {}
         for number, (layer, store) in enumerate(zip(self._layers, cache.layers, strict=True)):
             if number in taps:
                 kept[number] = state
-            qkv = layer.qkv(layer.before(state)).view(batch, queries, 3, heads, size)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            keys, values = store.update(k, v)
-            x = self._attention(q, keys, values, mask)
-            state = state + layer.out(x.transpose(1, 2).reshape(batch, queries, self.width))
-            q = layer.query(layer.between(state)).view(batch, queries, heads, size)
-            keys, values = cross.of(number)
-            x = self._attention(q.transpose(1, 2), keys, values)
-            state = state + layer.cross_out(x.transpose(1, 2).reshape(batch, queries, self.width))
+            x = call.attend(layer.qkv(layer.before(state)), store)
+            state = state + layer.out(x)
+            q = layer.query(layer.between(state)).view(*tokens_BQ.shape, self.heads, self.size)
+            state = state + layer.cross_out(cross.attend(number, q))
             state = state + layer.down(self._act(layer.up(layer.after(state))))
         if last is not None:
             state = state[:, -last:]
@@ -246,3 +225,29 @@ class WhisperRunner:
         kept[-1] = state
         few = slice(-state.shape[1], None)
         return Output(self._head(state), tuple(kept[tap][:, few] for tap in taps))
+
+
+class _Operators:
+    """Attention to the text by torch's operators; queries are scaled already."""
+
+    def __init__(self, shape: WhisperRunner, attention: Steady) -> None:
+        self.shape, self.attention = shape, attention
+
+    def open(self, nodes: Nodes) -> "_Call":
+        """The mask of a call, once for all layers."""
+        dtype = self.shape.dtype
+        return _Call(self, self.attention.mask(additive(nodes.visible_BQW, dtype)))
+
+
+class _Call(NamedTuple):
+    of: _Operators
+    mask: Tensor
+
+    def attend(self, qkv: Tensor, store: SlotLayer) -> Tensor:
+        """Attention [B, Q, H E] of qkv [B, Q, 3 H E], whose keys and values are stored."""
+        batch, queries, wide = qkv.shape
+        heads, size = self.of.shape.heads, self.of.shape.size
+        q, k, v = qkv.view(batch, queries, 3, heads, size).permute(2, 0, 3, 1, 4)
+        keys, values = store.update(k, v)
+        x = self.of.attention(q, keys, values, self.mask)
+        return x.transpose(1, 2).reshape(batch, queries, wide // 3)

@@ -1,12 +1,13 @@
 """Events as OpenAI's objects: choices, chunks, usage, log-probabilities, metrics."""
 
-import json
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from pydantic_core import to_json
 
 from outrider.engine.blocks import HostBlock
 from outrider.server.orders import Choice
@@ -19,7 +20,7 @@ Entry: TypeAlias = dict[str, Any]
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell no block sizes
-_FILLING = secrets.token_hex(_PADDED)
+_FILLING = secrets.token_hex(_PADDED).encode()
 
 
 def absorb(choice: Choice, block: HostBlock) -> TextBlock:
@@ -203,7 +204,7 @@ class Writer:
     told: bool = True
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    _begun: str = field(init=False, default="")
+    _begun: bytes = field(init=False, default=b"")
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every object begins with."""
@@ -228,13 +229,13 @@ class Writer:
         told = {"metrics": metrics(choices)} if self.told else {}
         return {"usage": usage(choices)} | told
 
-    def event(self, pieces: Sequence[dict[str, Any]], **more: object) -> str:
+    def event(self, pieces: Sequence[dict[str, Any]], **more: object) -> bytes:
         """Choices' pieces as a chunk of a stream, in JSON; what every chunk begins with is written
         once."""
         if not self._begun:
-            self._begun = json.dumps(self.head(self.form.chunk))[:-1] + ', "choices": '
-        rest = json.dumps(more)[1:-1]
-        return self._begun + json.dumps(pieces) + (f", {rest}}}" if rest else "}")
+            self._begun = to_json(self.head(self.form.chunk))[:-1] + b',"choices":'
+        rest = b"," + to_json(more)[1:] if more else b"}"
+        return self._begun + to_json(pieces) + rest
 
     def opening(self, choice: Choice, echo: bool) -> dict[str, Any] | None:
         """The piece that a stream tells of a choice before anything is decoded, if any."""
@@ -295,6 +296,6 @@ class Writer:
         ]
 
 
-def padding(size: int) -> str:
+def padding(size: int) -> bytes:
     """Characters that fill an event of so many bytes up. Their number matters, not which."""
     return _FILLING[: -size % _PADDED]

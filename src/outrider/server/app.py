@@ -116,7 +116,8 @@ def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Count
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
-            choices = await asyncio.to_thread(desk.choices, body)
+            with desk.loop.coming():
+                choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
         echo = isinstance(body, CompletionBody) and body.echo
@@ -154,7 +155,8 @@ def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Coun
 
     @app.post(TRANSCRIPTIONS)
     async def transcriptions(
-        http: HttpRequest, form: Annotated[TranscriptionForm, Form()]
+        http: HttpRequest,
+        form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
     ) -> Response:
         return await ear.answer(http, form)
 

@@ -231,12 +231,12 @@ def _nth(logs: dict[str, Any] | None, at: int) -> dict[str, Any] | None:
     }
 
 
-def event(text: str, options: StreamOptions) -> bytes:
+def event(chunk: bytes, options: StreamOptions) -> bytes:
     """A chunk on its way, filled up so that its size says nothing of the tokens in it."""
-    if options.include_obfuscation:  # JSON is ASCII here: characters are bytes
-        size = len(text) + len(', "obfuscation": ""')
-        text = f'{text[:-1]}, "obfuscation": "{padding(size)}"}}'
-    return b"data: " + text.encode() + b"\n\n"
+    if options.include_obfuscation:
+        size = len(chunk) + len(b',"obfuscation":""')
+        chunk = b'%b,"obfuscation":"%b"}' % (chunk[:-1], padding(size))
+    return b"data: " + chunk + b"\n\n"
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

@@ -56,6 +56,8 @@ class Answer:
         self.keep(ids, block.logprobs)
         self._worded = len(self.tokens)
         accepted = min(block.accepted, len(ids))
+        if ids is block.token_ids and accepted == block.accepted:
+            return TextBlock(text, block)
         logs = None if block.logprobs is None else block.logprobs[: len(ids)]
         return TextBlock(
             text,

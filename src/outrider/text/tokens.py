@@ -136,6 +136,9 @@ def special_stops(tokenizer: Tokenizer | None, strings: Sequence[str]) -> tuple[
     return tuple(ids[given] for given in strings if given in ids)
 
 
+_WINDOW = 8  #: tokens that are decoded again with the next ones
+
+
 class Detokenizer:
     """Text of a growing token sequence, and the first stop string in it.
 
@@ -154,6 +157,7 @@ class Detokenizer:
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
         self._prefix, self._read, self._told = 0, len(self.ids), 0
+        self._known = self._text(self.ids)  # of the tokens from the prefix on, as far as read
         self._tail = max((len(s) for s in stop_strings), default=0)
 
     def push(self, ids: Sequence[int]) -> str:
@@ -168,9 +172,8 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back; nothing the second time."""
-        whole = self._text(self.ids[self._prefix :])
-        rest = whole[len(self._text(self.ids[self._prefix : self._read])) :]
-        self._read = len(self.ids)
+        rest = self._text(self.ids[self._prefix :])[len(self._known) :]
+        self._prefix, self._read, self._known = len(self.ids), len(self.ids), ""
         self.text += rest if self.stopped_at is None else ""
         return self._tell(0)
 
@@ -191,11 +194,13 @@ class Detokenizer:
         )
 
     def _decode(self) -> None:
-        known = self._text(self.ids[self._prefix : self._read])
         whole = self._text(self.ids[self._prefix :])
-        if len(whole) > len(known) and not whole.endswith("\ufffd"):
-            self.text += whole[len(known) :]
-            self._prefix, self._read = self._read, len(self.ids)
+        if len(whole) > len(self._known) and not whole.endswith("\ufffd"):
+            self.text += whole[len(self._known) :]
+            if len(self.ids) - self._prefix > _WINDOW:
+                self._prefix = self._read
+                whole = self._text(self.ids[self._prefix :])
+            self._read, self._known = len(self.ids), whole
 
     def _cut(self, before: int) -> bool:
         found = [self.text.find(s, max(0, before - self._tail)) for s in self.stop_strings]

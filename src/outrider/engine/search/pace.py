@@ -6,13 +6,16 @@ tell what every smaller depth is worth, and the clock tells what it costs. The b
 on it.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 PROBES = 2  #: calls ahead, and calls with nothing ahead, before anything is decided
 FIRST = 2  #: steps ahead of such calls: what is beyond is taken to be as likely
 AGAIN = 32  #: calls between two such probes later on
+LATEST = 256  #: the most calls between them: each pair that changes nothing doubles the time
 KEPT = 64  #: calls that are remembered
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
+DRIFT = 1.02  #: what was timed counts for so much more with every later time
 
 
 @dataclass
@@ -34,7 +37,11 @@ class Pace:
     adapts: bool = True
     answered: list[tuple[int, int]] = field(default_factory=list)  #: depth and steps of calls
     cost: dict[int, float] = field(default_factory=dict)  #: seconds of a call, by depth
+    further: float = 0.0  #: seconds of every step that a call answers beyond its first
+    chosen: int = 0  #: the depth whose steps take the least time; 0 as long as nothing is known
     calls: int = 0
+    pause: int = AGAIN  #: calls between the last probes and the next
+    due: int = AGAIN + 2  #: calls up to the last of the next probes
 
     def depth(self) -> int:
         """How many steps ahead the next call scores."""
@@ -43,20 +50,9 @@ class Pace:
         probe = min(self.most, FIRST)
         if self.calls < 2 * PROBES:
             return self.calls % 2 * probe
-        chosen = self.chosen
-        since = (self.calls - 2 * PROBES) % (AGAIN + 2)
-        if since == AGAIN:
-            return chosen or probe
-        return 0 if since == AGAIN + 1 else chosen
-
-    @property
-    def chosen(self) -> int:
-        """The depth whose steps take the least time; 0 as long as nothing is known."""
-        if not self.cost:
-            return 0
-        prices = [self.price(depth) for depth in range(self.most + 1)]
-        best = min(range(self.most + 1), key=prices.__getitem__)
-        return best if prices[best] < GAIN * prices[0] else 0
+        if self.due == 2:
+            return self.chosen or probe
+        return 0 if self.due == 1 else self.chosen
 
     def expected(self, depth: int) -> float:
         """Steps that a call answers with this depth, by the calls remembered.
@@ -64,22 +60,48 @@ class Pace:
         Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls. What is
         deeper than any of them is taken to be as likely, step by step, as what was seen.
         """
-        deepest = min(max((most for most, _ in self.answered), default=0), depth)
-        runs = [steps for most, steps in self.answered if most >= deepest]
+        seen = Counter(self.answered)
+        deepest = min(max((most for most, _ in seen), default=0), depth)
+        runs = {key: count for key, count in seen.items() if key[0] >= deepest}
         if not runs:
             return 1.0 + depth
-        expected = sum(runs) / sum(-(-steps // (deepest + 1)) for steps in runs)
-        alive = sum(steps > deepest for steps in runs) / len(runs)
+        total = sum(steps * count for (_, steps), count in runs.items())
+        expected = total / sum(-(-n // (deepest + 1)) * count for (_, n), count in runs.items())
+        alive = sum(count for (_, n), count in runs.items() if n > deepest) / sum(runs.values())
         share = alive ** (1 / max(deepest, 1))
         return float(expected + sum(alive * share**more for more in range(1, depth - deepest + 1)))
 
-    def learn(self, depth: int, steps: int, seconds: float) -> None:
-        """A call that scored `depth` steps ahead answered so many, and took this long."""
+    def learn(self, depth: int, steps: int, seconds: float, further: float = 0.0) -> None:
+        """A call that scored `depth` steps ahead answered so many, and took this long.
+
+        With all of its steps, that is; each of them but the first took `further` seconds.
+        """
         self.calls += 1
         if depth:
             self.answered = [*self.answered[1 - KEPT :], (depth, steps)]
-        known = self.cost.get(depth)
-        self.cost[depth] = seconds if known is None else min(known * 1.02, seconds)
+        if further:
+            self.further = _least(self.further or further, further)
+        alone = seconds - (steps - 1) * further
+        self.cost[depth] = _least(self.cost.get(depth, alone), alone)
+        before, probed = self.chosen, self.due == 1
+        if depth or probed:
+            self.chosen = self._choice()
+        if self.calls <= 2 * PROBES:
+            return
+        self.due -= 1
+        if self.chosen != before:
+            self.pause = AGAIN
+            self.due = min(self.due, AGAIN + 2)
+        elif probed:
+            self.pause = min(2 * self.pause, LATEST)
+        if probed:
+            self.due = self.pause + 2
+
+    def _choice(self) -> int:
+        """The depth whose steps take the least time."""
+        prices = [self.price(depth) for depth in range(self.most + 1)]
+        best = min(range(self.most + 1), key=prices.__getitem__)
+        return best if prices[best] < GAIN * prices[0] else 0
 
     def price(self, depth: int) -> float:
         """Seconds of a step, by the least time that such calls took, or calls like them.
@@ -94,4 +116,9 @@ class Pace:
         took = self.cost[low]
         if high != low:
             took += (self.cost[high] - took) * (depth - low) / (high - low)
-        return took / self.expected(depth)
+        steps = self.expected(depth)
+        return (took + (steps - 1) * self.further) / steps
+
+
+def _least(known: float, seconds: float) -> float:
+    return min(known * DRIFT, seconds)

@@ -3,6 +3,7 @@ never what the search sees."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,8 +17,8 @@ from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
-from outrider.rows import picked
-from outrider.types import Context, Drafter, Verdict
+from outrider.rows import SamplingRows, picked
+from outrider.types import Context, Drafter
 
 
 class Proposer(Protocol):
@@ -49,6 +50,15 @@ class _Offer(NamedTuple):
     nodes: list[dict[Prefix, int]]  #: of each beam: the texts offered below it, by their node
 
 
+class _Since(NamedTuple):
+    """What a beam wrote behind a beam above it."""
+
+    offer: _Offer
+    place: int  #: that beam's, in the offer
+    kept: list[int]  #: nodes of the offer among what was written
+    passed: int  #: tokens written
+
+
 class Offered:
     """What a drafter without a model offers below each running beam: copies, n-grams.
 
@@ -66,6 +76,7 @@ class Offered:
         self.depth = drafter.shapes[0].max_depth
         self._copies = drafter if isinstance(drafter, ReferenceLookup) else None
         self._offers: dict[int, tuple[_Offer, dict[Prefix, int]]] = {}  #: by row: who is where
+        self._greedy = lru_cache(partial(_greedy, device))
 
     @inference
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
@@ -77,8 +88,7 @@ class Offered:
         context = self._context(beams, shape.max_nodes)
         memory = self.drafter.open(context, context.tokens_BL.shape[1])
         if self._copies is not None:
-            for at, (row, text) in enumerate(beams):
-                memory = self._recall(self._copies, memory, at, row, text)
+            memory = self._recalled(self._copies, memory, beams)
         draft = self.drafter.propose(memory, context, shape)
         parents = draft.tree.parent_BN.tolist()
         drawn, tokens = draft.draws_BNK.flatten(1).tolist(), draft.tokens_BN.tolist()
@@ -96,27 +106,38 @@ class Offered:
             self._offers[row] = offer, {t: at for at, (own, t) in enumerate(beams) if own == row}
         return proposed
 
-    def _recall(
-        self, drafter: ReferenceLookup, memory: Any, at: int, row: int, text: Prefix
+    def _recalled(
+        self, drafter: ReferenceLookup, memory: Any, beams: Sequence[tuple[int, Prefix]]
     ) -> Any:
-        """The memory with that of the last beam above this one that was offered something."""
+        """The memory with that of the last beam above each that was offered something."""
+        since = [self._since(*beam) for beam in beams]
+        for offer in {id(one.offer): one.offer for one in since if one is not None}.values():
+            seats = [at for at, one in enumerate(since) if one is not None and one.offer is offer]
+            those = [one for one in since if one is not None and one.offer is offer]
+            longest = max(len(one.kept) for one in those)
+            path_BD = torch.tensor([[*o.kept, *[-1] * (longest - len(o.kept))] for o in those])
+            own = offer.memory.take([one.place for one in those])
+            drafter.pass_by(
+                own,
+                path_BD.to(self.device, torch.int64),
+                torch.tensor([len(one.kept) for one in those], device=self.device),
+                torch.tensor([one.passed for one in those], device=self.device),
+            )
+            memory = memory.put(seats, own)
+        return memory
+
+    def _since(self, row: int, text: Prefix) -> "_Since | None":
+        """What a beam wrote since the last offer made to a beam above it, if there was any."""
         offer, places = self._offers.get(row, (_Offer(None, []), {}))
         tail: list[Prefix] = []
         for node in text.upwards():
             if node in places:
-                break
+                nodes = offer.nodes[places[node]]
+                # the last token is what drafts hang below: it was never one of their nodes
+                kept = [nodes[text] for text in reversed(tail[1:]) if text in nodes]
+                return _Since(offer, places[node], kept, len(tail))
             tail.append(node)
-        else:
-            return memory
-        nodes = offer.nodes[places[node]]
-        kept = [nodes[text] for text in reversed(tail[1:]) if text in nodes]
-        own = offer.memory.take([places[node]])
-        # what was copied and the token behind it; then one by one what the drafter never saw
-        for path in [kept, *[[]] * (len(tail) - len(kept) - 1)] if tail else ():
-            path_BD = torch.tensor([path or [-1]], device=self.device)
-            count = torch.tensor([len(path)], device=self.device)
-            drafter.follow(own, Verdict(path_BD, count, count))
-        return memory.put([at], own)
+        return None
 
     def _context(self, beams: list[tuple[int, Prefix]], nodes: int) -> Context:
         texts = [text.tokens() for _, text in beams]
@@ -127,10 +148,15 @@ class Offered:
             torch.tensor(padded, device=self.device),
             torch.tensor(list(map(len, texts)), device=self.device),
             longest,
-            sampling.rows([Sampling(0, seed=0)] * len(beams), self.device),
+            self._greedy(len(beams)),
             None,
             None if references is None else picked(references, [row for row, _ in beams]),
         )
+
+
+def _greedy(device: torch.device | str, count: int) -> SamplingRows:
+    """The settings of so many rows: nothing is drawn."""
+    return sampling.rows([Sampling(0, seed=0)] * count, device)
 
 
 class Drafted:

@@ -80,6 +80,7 @@ class Search:
         self.proposer = proposer or Nothing()
         self.pace = Pace(self.proposer.depth) if pace is None else pace
         self.counts = Counts()
+        self._further = 0.0  # seconds of a step that needed no call of its own
         self.states = [
             start(root, rule, oracle.model.device)
             for root, rule in zip(oracle.roots(), rules, strict=True)
@@ -90,12 +91,14 @@ class Search:
         """All rows' finished beams, the best first."""
         waiting = self._advance()
         while waiting:
-            depth, started, steps = self.pace.depth(), time.perf_counter(), self.counts.steps
+            depth, rows, steps = self.pace.depth(), len(waiting), self.counts.steps
+            started = time.perf_counter()
             self._score(waiting, depth)
-            rows, waiting = len(waiting), self._advance()
+            waiting = self._advance()
             if steps:  # the first call scores the prompt alone
-                answered = (self.counts.steps - steps) // rows
-                self.pace.learn(depth, max(answered, 1), time.perf_counter() - started)
+                took = time.perf_counter() - started
+                answered = max((self.counts.steps - steps) // rows, 1)
+                self.pace.learn(depth, answered, took, rows * self._further)
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
         self.counts.slots = self.oracle.slots
         self.counts.close = [state.close for state in self.states]
@@ -107,8 +110,11 @@ class Search:
     def _advance(self) -> dict[int, list[Prefix]]:
         """Step every row as far as its oracle answers; what the others lack, by row."""
         waiting: dict[int, list[Prefix]] = {}
+        took, further = 0.0, 0
         for row in range(len(self.states)):
+            before = self.counts.steps
             while not self.states[row].over:
+                started = time.perf_counter()
                 state = self.states[row]
                 missing = [
                     text
@@ -122,7 +128,10 @@ class Search:
                 if self.observe is not None:
                     self.observe(row, state, logs)
                 self.states[row] = advanced(state, logs, self.rules[row])
+                if self.counts.steps > before:  # the first one may wait for the device
+                    took, further = took + time.perf_counter() - started, further + 1
                 self.counts.steps += 1
+        self._further = took / further if further else 0.0
         return waiting
 
     def _score(self, waiting: dict[int, list[Prefix]], depth: int) -> None:

@@ -22,12 +22,12 @@ def every(
     html: Path | None,
 ) -> None:
     """Run, and write the report, even if some of it failed."""
-    from outrider.lab.book import runs
+    from outrider.lab.book import plan, runs
     from outrider.lab.drawing import pyplot
 
     pyplot()  # what is missing for pictures is said now
     names = None if only is None else only.split(",")
-    wanted, absent = runs.planned(app, out, quick, models, names)
+    wanted, absent = plan.planned(app, out, quick, models, names)
     record = runs.Record(out, quick)
     record.document["absent"] = absent
     record.write()

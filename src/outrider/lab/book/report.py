@@ -1,13 +1,16 @@
 """One page of HTML from a folder of results: nothing outside it is read, now or by a browser."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
-from outrider.lab.book import pages, svg
+from outrider.lab.book import findings, pages, svg
+from outrider.lab.book.findings import Finding
 from outrider.lab.book.pages import Page
 
 SHOWN = 40  #: rows of a table; longer ones go on in their CSV file
@@ -33,6 +36,25 @@ class Table(NamedTuple):
     published: bool
 
 
+class Statement(NamedTuple):
+    """A sentence of the first page."""
+
+    verdict: str
+    text: str
+    anchor: str
+
+
+class Part(NamedTuple):
+    """A paper on the first page: its main result, what else is decided, a picture, its sections."""
+
+    name: str
+    lead: Statement | None
+    decided: list[Statement]
+    left_open: int
+    picture: str
+    sections: list[tuple[str, str]]  #: anchor, name
+
+
 class Section(NamedTuple):
     """An experiment as the page shows it."""
 
@@ -41,6 +63,7 @@ class Section(NamedTuple):
     about: str
     facts: list[tuple[str, str]]
     command: str
+    statements: list[Statement]
     tables: list[Table]
     pictures: list[str]
 
@@ -55,6 +78,11 @@ def render(folder: Path) -> str:
             "pip install 'outrider[bench]'"
         ) from error
     found = pages.read(folder)
+    first = list(findings.first_page(found))
+    parts = [_part(*part) for part in first]
+    told = [page for _, _, mine in first for page in mine]
+    found = told + [page for page in found if page not in told]
+    said = _statements([one for _, mine, _ in first for one in mine])
     text = (files("outrider") / "lab" / "book" / "report.html").read_text("utf-8")
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -67,6 +95,9 @@ def render(folder: Path) -> str:
         book=kept.get("book", ""),
         dates=" to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         machines=machines,
+        parts=parts,
+        said=Counter(one.verdict for one in said),
+        missed=[one for one in said if one.verdict == "missed"],
         sections=[_section(page, len(machines) > 1) for page in found],
         failed={n: r["said"] for n, r in kept.get("runs", {}).items() if r["code"]},
         absent={name: why for name, why in kept.get("absent", {}).items() if name not in there},
@@ -74,10 +105,36 @@ def render(folder: Path) -> str:
     )
 
 
+def _part(part: findings.Part, found: Sequence[Finding], shown: Sequence[Page]) -> Part:
+    drawn = next((page for page in shown if page.pictures), None)
+    picture = ""
+    if drawn is not None:
+        path = drawn.pictures[0]
+        picture = svg.inline(path.read_text("utf-8"), f"first-{_anchor(drawn)}-", path.stem)
+    said = _statements(found)
+    others = said[1:]
+    return Part(
+        part.name,
+        said[0] if said else None,
+        [one for one in others if one.verdict != "open"],
+        sum(one.verdict == "open" for one in others),
+        picture,
+        [(_anchor(page), page.name) for page in shown],
+    )
+
+
+def _statements(found: Sequence[Finding]) -> list[Statement]:
+    return [Statement(one.verdict, one.text, _anchor(one.page)) for one in found]
+
+
+def _anchor(page: Page) -> str:
+    return re.sub(r"\W+", "-", page.name)
+
+
 def _section(page: Page, machine: bool) -> Section:
     """`machine`: whether to say which one it was."""
     document = page.document
-    anchor = re.sub(r"\W+", "-", page.name)
+    anchor = _anchor(page)
     facts = {"date": document.get("date", "")} | document["settings"]
     if machine:
         facts |= document.get("machine", {})
@@ -91,6 +148,7 @@ def _section(page: Page, machine: bool) -> Section:
         document.get("about", ""),
         [(name, shown(value)) for name, value in facts.items() if shown(value)],
         short(document.get("command", "")),
+        _statements(findings.findings(page)),
         [_table(page, name, rows) for name, rows in page.tables.items()],
         pictures,
     )

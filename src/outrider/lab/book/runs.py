@@ -1,8 +1,9 @@
-"""All experiments one after the other, each its own command in a process of its own.
+"""The experiments of a book, each its own command in a process of its own.
 
-A run's results lie in a folder of its own below the book's; `runs.json` there says what was run and
-how it ended. What has ended well is not run again; what was stopped goes on where it stopped, as
-every experiment does by itself.
+Those that measure no times run first, two at once with a thread each; those with times run one
+after the other, with nothing beside them. A run's results lie in a folder of its own below the
+book's; `runs.json` there says what was run and how it ended. What has ended well is not run again;
+what was stopped goes on where it stopped, as the experiments do by themselves.
 """
 
 import json
@@ -10,123 +11,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-
-import typer
 
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.lab import machine
+from outrider.lab.book.plan import Run
 from outrider.lab.papers.record import folder
 
 RECORD = "runs.json"
 LOG = "log.txt"
-
-
-@dataclass(frozen=True)
-class Run:
-    """An experiment to be run: the folder of its results, and the command's words."""
-
-    name: str
-    words: list[str]
-
-
-@dataclass(frozen=True)
-class Own:
-    """A run on models of the reader's: folders below --models, by option."""
-
-    command: str
-    models: dict[str, str]
-    words: tuple[str, ...] = ()
-    quick: bool = True  #: whether it is in the quick book, too
-
-
-#: What is run besides if there are models: the folders are those of CONTRIBUTING.md.
-OWN = {
-    "tasks": Own("tasks", {"--target": "smollm2"}, ("--dtype", "bfloat16")),
-    "layers-smollm2": Own("layers", {"--target": "smollm2"}, quick=False),
-    "chen-smollm2": Own(
-        "chen", {"--target": "smollm2"}, ("--drafter", "suffix", "--dtype", "bfloat16"), quick=False
-    ),
-    "wagner-smollm2": Own(
-        "wagner", {"--target": "smollm2"}, ("--skip", "2,3,4,5,6,7,9,11,12"), quick=False
-    ),
-}
-#: Commands that run no experiment.
-OTHERS = ("all", "report")
-
-
-def planned(
-    app: typer.Typer,
-    out: Path,
-    quick: bool,
-    models: Path | None,
-    only: Sequence[str] | None = None,
-) -> tuple[list[Run], dict[str, str]]:
-    """What is to be run, in the order of `outrider bench`, and why the rest is not.
-
-    Every command without a required option runs on the shipped pair; those of OWN on `models`.
-
-    Raises ConfigurationError for a folder that is missing, or a name that is none.
-    """
-    runs: dict[str, Run] = {}
-    absent: dict[str, str] = {}
-    options = dict(_commands(app))
-    for name, known in options.items():
-        needed = [option for option, required in known.items() if required]
-        if needed:
-            absent[name] = f"needs {', '.join(needed)}: give --models"
-        else:
-            runs[name] = Run(name, _words(name, out / name, known, quick))
-    for name, own in OWN.items():
-        if models is None:
-            absent.setdefault(name, "needs models of your own: give --models")
-        elif own.quick or not quick:
-            more = [word for pair in _found(models, own).items() for word in pair]
-            words = _words(own.command, out / name, options[own.command], quick)
-            runs[name] = Run(name, [*words, *own.words, *more])
-            absent.pop(name, None)
-    return _chosen(runs, absent, only)
-
-
-def _chosen(
-    runs: dict[str, Run], absent: dict[str, str], only: Sequence[str] | None
-) -> tuple[list[Run], dict[str, str]]:
-    for name in only or ():
-        if name not in runs:
-            why = absent.get(name, f"known are {', '.join(runs)}")
-            raise ConfigurationError(f"--only names experiments; got {name!r}; {why}")
-    if only is not None:
-        absent |= {name: "left out by --only" for name in runs if name not in only}
-    return [run for name, run in runs.items() if only is None or name in only], absent
-
-
-def _commands(app: typer.Typer) -> Iterator[tuple[str, dict[str, bool]]]:
-    """Every experiment's options, and whether each is required."""
-    for info in app.registered_commands:
-        if info.name is not None and info.name not in OTHERS and info.callback is not None:
-            alone = typer.Typer(add_completion=False)
-            alone.command(info.name)(info.callback)
-            made = typer.main.get_command(alone)
-            yield info.name, {p.opts[0]: p.required for p in made.params}
-
-
-def _words(command: str, out: Path, known: dict[str, bool], quick: bool) -> list[str]:
-    short = ["--quick"] if quick and "--quick" in known else []
-    return ["bench", command, *short, "--out", str(out)]
-
-
-def _found(models: Path, own: Own) -> dict[str, str]:
-    found = {option: models / name for option, name in own.models.items()}
-    for path in found.values():
-        if not path.is_dir():
-            raise ConfigurationError(
-                f"--models must hold {', '.join(own.models.values())}; got {str(models)!r} without "
-                f"{path.name}; see CONTRIBUTING.md"
-            )
-    return {option: str(path) for option, path in found.items()}
+LANES = 2  #: runs without times at once
 
 
 class Record:
@@ -162,11 +59,13 @@ class Record:
 
 
 def start(run: Run, log: Path) -> int:
-    """The command in a process of its own; what it prints goes to its log."""
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE"}
+    """The command in a process of its own, which ends with this one; its words go to its log."""
+    set_ = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
+    if not run.timed:
+        set_ |= {"OMP_NUM_THREADS": "1"}
     with log.open("w", encoding="utf-8") as out:
-        command = [sys.executable, "-m", "outrider", *run.words]
-        done = subprocess.run(command, stdout=out, stderr=out, env=quiet | dict(os.environ))
+        command = [sys.executable, "-m", "outrider.lab.book.child", str(os.getpid()), *run.words]
+        done = subprocess.run(command, stdout=out, stderr=out, env=set_)
     return done.returncode
 
 
@@ -180,20 +79,42 @@ def run_all(
 
     One that fails does not stop the others.
     """
-    failed = []
-    for number, run in enumerate(runs, start=1):
-        head = f"{number} of {len(runs)}  {run.name}"
+    left = []
+    for run in runs:
         if record.done(run):
-            say(f"{head}: done before")
-            continue
-        say(f"{head}: outrider {' '.join(run.words)}")
+            say(f"{run.name}: done before")
+        else:
+            left.append(run)
+    began, ended, failed = time.monotonic(), 0, []
+
+    def tried(run: Run) -> tuple[int, float]:
         log = folder(record.path.parent / run.name) / LOG
         started = time.monotonic()
-        code = start(run, log)
-        seconds = time.monotonic() - started
+        return start(run, log), time.monotonic() - started
+
+    def told(run: Run, code: int, seconds: float) -> None:
+        nonlocal ended
+        ended += 1
+        log = record.path.parent / run.name / LOG
         last = log.read_text("utf-8", "replace").strip().splitlines()[-1:]
         record.keep(run, code, seconds, *last or [""])
-        say(f"    {'done' if code == 0 else f'failed, see {log}'} in {seconds:.0f} s")
+        how = "done" if code == 0 else f"failed, see {log},"
+        whole = time.monotonic() - began
+        say(f"    {run.name}: {how} in {seconds:.0f} s; {ended} of {len(left)} in {whole:.0f} s")
         if code:
             failed.append(run.name)
+
+    for some, lanes in (
+        ([r for r in left if not r.timed], LANES),
+        ([r for r in left if r.timed], 1),
+    ):
+        waiting, going = list(some), dict[Future[tuple[int, float]], Run]()
+        with ThreadPoolExecutor(lanes) as pool:
+            while waiting or going:
+                while waiting and len(going) < lanes:
+                    run = waiting.pop(0)
+                    say(f"{run.name}: outrider {' '.join(run.words)}")
+                    going[pool.submit(tried, run)] = run
+                for future in wait(going, return_when=FIRST_COMPLETED).done:
+                    told(going.pop(future), *future.result())
     return failed

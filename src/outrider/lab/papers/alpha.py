@@ -4,7 +4,8 @@ alpha = E[sum min(p, q)] over prefixes that the target wrote (at temperature 0: 
 argmaxes agree). c = time of a draft step over time of a target step, measured. Expected improvement
 (1 - alpha^(gamma + 1)) / ((1 - alpha)(gamma c + 1)); measured: plain over speculative time,
 interleaved. Two drafts: what each rule accepts at a node and the most that any exact rule could, on
-recorded laws. Lenience as in A.5: `lenience` above temperature 0, `lenience_argmax` at 0.
+recorded laws (not of speech: a Whisper's 50,000 tokens take minutes). Lenience as in A.5:
+`lenience` above temperature 0, `lenience_argmax` at 0.
 
 Encoder-decoders, the paper's own T5 models among them, write from sources; where a row says what
 was meant (`reference`) texts are scored against it as well (BLEU, ROUGE).
@@ -13,6 +14,7 @@ was meant (`reference`) texts are scored against it as well (BLEU, ROUGE).
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider import DraftModel, Engine, Speculator
 from outrider.lab import drawing
@@ -30,6 +32,9 @@ from outrider.lab.papers.alpha_measure import LENIENCES, rule_at
 from outrider.lab.papers.alpha_tasks import Rows
 from outrider.theory import length
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Progress = Callable[[str, int, int], None]
 Tables = dict[str, list[record.Row]]
 LEVELS = [f"l = {level:g}" for level in LENIENCES]
@@ -41,11 +46,12 @@ class Amount:
 
     tokens: int = 10_000  #: for alpha
     library: int = 2_000_000  #: tokens that n-grams are counted in
-    timed: int = 20  #: prompts under the clock
+    timed: int = 20  #: prompts under the clock; 0: no times
     repeats: int = 1
     new_tokens: int = 64
     laws: int = 256  #: recorded, for two drafts at a node
     judged: int = 64  #: texts scored against what was meant
+    unasked: int = 64  #: texts from nothing but the token of beginnings, at T = 1
     seed: int = 0
     top_p: float = 1.0
 
@@ -58,7 +64,7 @@ def run(
     amount: Amount,
     pictures: bool = True,
 ) -> Tables:
-    """All tables; `prompts` are rows with a `prompt`, or a `source` for an encoder-decoder."""
+    """All tables; `prompts` are rows that `alpha_tasks.tasks` can read."""
     if pictures:
         drawing.pyplot()
     settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
@@ -76,8 +82,11 @@ def run(
         progress(f"alpha at T = {t:g}", step, 5)
         how = {"tokens": amount.tokens, **size}
         alphas[t] = store.get(f"alpha {t}", alpha_measure.alphas, pair, tasks, sources, t, **how)
-    progress("cost of a draft step", 3, 5)
-    costs = store.get("cost", alpha_measure.costs, pair, tasks, sources)
+    begun = _unasked(pair, sources, store, amount, size)
+    costs: record.Row = {}
+    if amount.timed:
+        progress("cost of a draft step", 3, 5)
+        costs = store.get("cost", alpha_measure.costs, pair, tasks, sources)
 
     def improvement(name: str, temperature: float, lenience: float) -> record.Row:
         """One row of tables 4 and A.5: at the gamma that the formula says is best."""
@@ -111,29 +120,50 @@ def run(
             "tokens a step": row["tokens a step"],
         }
 
-    pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
     tables = {
         "alpha": _alphas(alphas, list(sources)),
-        "speed": [improvement(name, t, 1.0) for name, t in pairs] + published_speed(),
         "lenience": _lenience(alphas, list(sources)),
     }
-    if by_task := _tasks(alphas, prompts):
+    if by_task := _tasks(alphas, prompts) + begun:
         tables["tasks"] = by_task
-    if isinstance(pair.engine.drafter, DraftModel):
+    if amount.timed:
+        pairs = [(name, t) for name in sources for t in (0.0, 1.0)]
+        tables["speed"] = [improvement(name, t, 1.0) for name, t in pairs] + published_speed()
+    if isinstance(pair.engine.drafter, DraftModel) and pair.hearing is None:
         progress("two drafts at a node", 4, 5)
         tables["two"] = _two_drafts(pair, tasks, amount, store)
+    if isinstance(pair.engine.drafter, DraftModel) and amount.timed:
         tables["lenience-speed"] = [
             {"l": level} | improvement(DRAFT, t, level) for t in (0.0, 1.0) for level in LENIENCES
         ] + published_lenience_speed()
     if alpha_tasks.reads_sources(pair):
         progress("texts against what was meant", 4, 5)
-        tables["quality"] = alpha_quality.table(
+        tables |= alpha_quality.tables(
             pair, prompts, tasks, sources, store, judged=amount.judged, **size
         )
     store.write(tables)
     if pictures:
         _draw(tables, list(sources), out)
     return tables
+
+
+def _unasked(
+    pair: Speculator,
+    sources: alpha_drafters.Sources,
+    store: record.Store,
+    amount: Amount,
+    size: record.Row,
+) -> list[record.Row]:
+    """alpha on unconditional text, drawn: greedily there is one text only."""
+    requests = alpha_tasks.unasked(pair, amount.unasked)
+    if not requests:
+        return []
+    how = {"tokens": amount.unasked * amount.new_tokens, **size}
+    found = store.get("unasked", alpha_measure.alphas, pair, requests, sources, 1.0, **how)
+    return [
+        {"task": "unconditional", "drafter": name} | _part({1.0: found["tallies"][name]})
+        for name in sources
+    ]
 
 
 def _two_drafts(
@@ -179,16 +209,22 @@ def _tasks(found: dict[float, record.Row], prompts: Rows) -> list[record.Row]:
     for task in names:
         mine = {n for n, row in enumerate(prompts) if row.get("category") == task}
         for name in found[1.0]["tallies"]:
-            row: record.Row = {"task": task, "drafter": name}
-            for t, one in found.items():
-                part = alpha_measure.part_of(one["tallies"][name], mine)
-                if not part["places"]:  # there were enough tokens before these prompts
-                    continue
-                alpha = alpha_measure.alpha_of(part)
-                row |= {f"alpha T = {t:g}": alpha.value, f"95 %, T = {t:g}": alpha.text()}
-                row[f"prompts, T = {t:g}"] = alpha.prompts
-            rows.append(row)
+            parts = {
+                t: alpha_measure.part_of(one["tallies"][name], mine) for t, one in found.items()
+            }
+            rows.append({"task": task, "drafter": name} | _part(parts))
     return rows
+
+
+def _part(tallies: dict[float, record.Row]) -> record.Row:
+    """alpha of one task by temperature; one that there was no text for is left out."""
+    row: record.Row = {}
+    for t, tally in tallies.items():
+        if tally["places"]:
+            alpha = alpha_measure.alpha_of(tally)
+            row |= {f"alpha T = {t:g}": alpha.value, f"95 %, T = {t:g}": alpha.text()}
+            row[f"prompts, T = {t:g}"] = alpha.prompts
+    return row
 
 
 def _two(found: dict[float, record.Row], name: str) -> record.Row:
@@ -247,16 +283,10 @@ def published_lenience_speed() -> list[record.Row]:
 def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
     figure, grid = drawing.panels(1, 3, (16, 6))
     axes = grid[0]
-    ours = [r for r in tables["speed"] if r["drafter"] in names]
-    theirs = [r for r in tables["speed"] if r["drafter"] not in names]
-    for rows, mark, label in ((ours, "o", "ours"), (theirs, "x", "Leviathan et al. 2023")):
-        expected = [r["expected"] for r in rows]
-        axes[0].plot(expected, [r["measured"] for r in rows], mark, label=label)
-    most = max(max(r["expected"], r["measured"]) for r in (*ours, *theirs))
-    axes[0].plot([0, most], [0, most], "k:", linewidth=1)
-    axes[0].set_xlabel("expected improvement")
-    axes[0].set_ylabel("measured improvement")
-    axes[0].set_title("expected and measured")
+    if "speed" in tables:
+        _draw_speed(axes[0], tables["speed"], names)
+    else:
+        _draw_tasks(axes[0], tables.get("tasks", []))
     colours: dict[str, str] = {}
     for axis, temperature in zip(axes[1:], (0.0, 1.0), strict=True):
         for row in tables["lenience"]:
@@ -271,3 +301,35 @@ def _draw(tables: Tables, names: Sequence[str], out: Path) -> None:
         axis.set_title(f"alpha, T = {temperature:g}")
     drawing.legend(figure, axes, 4)
     drawing.save(figure, out, "alpha")
+
+
+def _draw_speed(axis: "Axes", rows: Sequence[record.Row], names: Sequence[str]) -> None:
+    ours = [row for row in rows if row["drafter"] in names]
+    theirs = [row for row in rows if row["drafter"] not in names]
+    for some, mark, label in ((ours, "o", "ours"), (theirs, "x", "Leviathan et al. 2023")):
+        expected = [row["expected"] for row in some]
+        axis.plot(expected, [row["measured"] for row in some], mark, label=label)
+    most = max(max(row["expected"], row["measured"]) for row in rows)
+    axis.plot([0, most], [0, most], "k:", linewidth=1)
+    axis.set_xlabel("expected improvement")
+    axis.set_ylabel("measured improvement")
+    axis.set_title("expected and measured")
+
+
+def _draw_tasks(axis: "Axes", rows: Sequence[record.Row]) -> None:
+    """alpha at T = 1 by task, a mark for each drafter."""
+    named = [row for row in rows if row.get("alpha T = 1") is not None]
+    tasks = list(dict.fromkeys(row["task"] for row in named))
+    drafters = list(dict.fromkeys(row["drafter"] for row in named))
+    for number, drafter in enumerate(drafters):
+        mine = [row for row in named if row["drafter"] == drafter]
+        shift = (number - (len(drafters) - 1) / 2) / (2 * len(drafters))
+        places = [tasks.index(row["task"]) + shift for row in mine]
+        colour = f"C{number}"
+        axis.plot(places, [row["alpha T = 1"] for row in mine], "o", color=colour, label=drafter)
+        for place, row in zip(places, mine, strict=True):
+            drawing.whisker(axis, place, row["95 %, T = 1"], colour)
+    axis.set_xticks(range(len(tasks)), tasks)
+    axis.set_xlim(-0.7, len(tasks) - 0.3)
+    axis.set_ylim(0, 1)
+    axis.set_title("alpha by task, T = 1, with 95 % intervals")

@@ -22,8 +22,10 @@ from outrider.drafters import ReferenceLookup
 from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
+from outrider.lab.tasks.arms import second_tenth
 from outrider.laws.sampling import rows, warp
 from outrider.models import CausalModel, adapt
+from outrider.models.shallow_source import is_folder
 from outrider.models.sources import DTYPES
 from outrider.types import Drafter, LanguageModel
 
@@ -70,7 +72,7 @@ def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source |
     found: dict[str, Source | Copies] = {
         name: Source(count(text, vocab, order)) for name, order in ORDERS.items()
     }
-    if reads_sources(pair):
+    if reads_sources(pair) and pair.hearing is None:  # sound has no tokens to be copied
         found["reference lookup"] = Copies()
     drafter = pair.engine.drafter
     draft = drafter.model if isinstance(drafter, DraftModel) else None
@@ -81,11 +83,16 @@ def sources(pair: Speculator, prompts: Rows, library: int) -> dict[str, Source |
         found[DRAFT] = Source(draft)
     if layers[1] is not None:
         deep = layers[1]
+        left_out = second_tenth(deep)
         for name, keep in (
-            (f"target, {deep // 4} first layers", range(deep // 4)),
-            ("target, every other layer", range(0, deep, 2)),
+            (f"target, {deep // 4} first layers", [*range(deep // 4)]),
+            ("target, every other layer", [*range(0, deep, 2)]),
+            (
+                f"target without layers {', '.join(map(str, left_out))}",
+                [layer for layer in range(deep) if layer not in left_out],
+            ),
         ):
-            if len(keep) > 0:
+            if 0 < len(keep) < deep:
                 found[name] = Source(cut(pair, pair.notes.target, keep))
     return found
 
@@ -112,6 +119,8 @@ def _layers(source: str) -> int | None:
     """How many layers a checkpoint's decoder has; None where they cannot be left out like that."""
     from transformers import AutoConfig
 
+    if is_folder(source):  # a draft of outrider's own
+        return None
     config = AutoConfig.from_pretrained(source)
     if config.model_type == "llama":
         return int(config.num_hidden_layers)

@@ -1,8 +1,9 @@
 """What speculation does to the quality of an encoder-decoder's texts: nothing, beyond chance.
 
 BLEU by sacrebleu, ROUGE by rouge-score, on whole texts against the rows' `reference`; at
-temperature 0 the texts themselves must be those of plain decoding. The paper prints no scores, for
-the same reason.
+temperature 0 the texts themselves must be those of plain decoding. Above it they are other texts of
+the same law, so ROUGE-L is compared text by text with plain decoding's by two one-sided tests
+(`lab.equivalence`). The paper prints no scores, for the same reason.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from outrider import Engine, Request, Root, Sampling, Speculator
 from outrider.lab import intervals
+from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import record, score
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
 from outrider.lab.papers.alpha_measure import ROWS, decoded, rule_at
@@ -19,7 +21,7 @@ from outrider.types import Verifier
 PLAIN = "plain decoding"
 
 
-def table(
+def tables(
     pair: Speculator,
     rows: Rows,
     tasks: Sequence[Request],
@@ -30,15 +32,19 @@ def table(
     new_tokens: int,
     seed: int,
     top_p: float = 1.0,
-) -> list[record.Row]:
-    """Scores of every drafter's texts at T = 0 and T = 1; none if no row has a reference."""
+) -> dict[str, list[record.Row]]:
+    """Every drafter's texts at T = 0 and T = 1; none if no row has a reference.
+
+    quality        their scores
+    quality-equal  whether they are worth what plain decoding's are
+    """
     known = [n for n, row in enumerate(rows) if row.get("reference")][:judged]
     if not known:
-        return []
+        return {}
     score.ready()
     meant = [rows[n]["reference"] for n in known]
     read = [tasks[n] for n in known]
-    found: list[record.Row] = []
+    found: dict[str, list[record.Row]] = {"quality": [], "quality-equal": []}
     for t in (0.0, 1.0):
         rules = {name: _rule(source, t) for name, source in sources.items()}
         engines = {PLAIN: Engine(pair.engine.target, Root())} | {
@@ -52,12 +58,26 @@ def table(
             texts = row["texts"]
             plain = plain or texts
             same = sum(a == b for a, b in zip(texts, plain, strict=True)) / len(texts)
-            found.append(
-                {"drafter": name, "T": t, "texts": len(texts)}
-                | scores(texts, meant)
-                | {"as plain": same}
-            )
+            arm = {"drafter": name, "T": t}
+            row = arm | {"texts": len(texts)} | scores(texts, meant)
+            found["quality"].append(row | {"as plain": same})
+            if name != PLAIN:
+                found["quality-equal"].append(arm | equal(texts, plain, meant))
     return found
+
+
+def equal(texts: Sequence[str], plain: Sequence[str], meant: Sequence[str]) -> record.Row:
+    """Whether `texts` are worth what `plain` decoding's are: ROUGE-L (of 1), within MARGIN.
+
+    >>> same = ["a b"] * 20
+    >>> equal(same, same, same)["within 0.1"]
+    'equal'
+    """
+    each = score.ROUGE_L.each
+    assert each is not None, "it is a mean over texts"
+    triples = zip(texts, plain, meant, strict=True)
+    gaps = [each(text, right) - each(other, right) for text, other, right in triples]
+    return equivalence(gaps, MARGIN).row()
 
 
 def _rule(source: Source | Copies, temperature: float) -> Verifier | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from outrider import verifiers
 from outrider.drafters import DraftModel
 from outrider.lab import bandwidth, drawing, intervals, measure
-from outrider.lab.equivalence import equivalence
+from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import published, record
 from outrider.lab.papers.score_code import parses, similarity
 from outrider.lab.prompts import read_rows
@@ -61,7 +61,7 @@ class Amount:
     prompts: int = 20  #: of each task
     samples: int = 4  #: nucleus completions of a prompt; greedily there is one
     new_tokens: int = 128
-    margin: float = 0.1
+    margin: float = MARGIN
     seed: int = 0
 
 
@@ -283,9 +283,7 @@ def draw(
         label = {PLAIN: "ordinary (ArS)", FAST: "speculative (SpS)"}[arm]
         axes[0].bar(at, [row["ms/token"] for row in rows], 0.36, color=colour, label=label)
         for x, row in zip(at, rows, strict=True):
-            if row["ms/token 95 %"]:
-                ends = [float(end) for end in row["ms/token 95 %"].strip("[]").split(", ")]
-                axes[0].plot([x, x], ends, color="black", linewidth=1)
+            drawing.whisker(axes[0], x, row["ms/token 95 %"])
     least = f"the memory's {limit.bytes_a_second / 1e9:.1f} GB/s allow plain decoding"
     axes[0].axhline(limit.ms_per_token, color="black", linestyle=":", label=least)
     axes[0].set_xticks(range(len(groups)), [f"{task}\n{law}" for task, law in groups])

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from outrider.errors import ConfigurationError
+from outrider.lab.equivalence import MARGIN
 from outrider.lab.papers import options
 
 TITLES = {
@@ -39,7 +40,7 @@ def chen(
     ] = None,
     margin: Annotated[
         float, typer.Option(help="Scores this close count as equal; they are in [0, 1].")
-    ] = 0.1,
+    ] = MARGIN,
     run_code: Annotated[
         bool, typer.Option("--run-code/--no-run-code", help="Test the functions that are written.")
     ] = True,

@@ -33,7 +33,11 @@ def run(
     seed: int = 0,
     pictures: bool = True,
 ) -> dict[str, list[record.Row]]:
-    """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt."""
+    """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt.
+
+    Every repeat of a prompt has a seed of its own: another sample, as in the paper. All values of K
+    have the same seeds.
+    """
     if pictures:
         drawing.pyplot()
     settings = {
@@ -44,6 +48,7 @@ def run(
         "seed": seed,
         "prompts": len(prompts),
         "of": record.of_prompts(prompts),
+        "samples": "a seed for each prompt and repeat",
     } | record.of_pair(pair.notes)
     store = record.Store(out, "k-sweep", settings)
     draft = record.draft_of(pair)
@@ -55,8 +60,9 @@ def run(
     for arm in arms.values():
         arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
 
-    def timed(k: int, index: int) -> record.Row:
-        how = Sampling(temperature, top_p=top_p, seed=seed + index)
+    def timed(k: int, index: int, repeat: int) -> record.Row:
+        drawn = seed + len(texts) * repeat + index
+        how = Sampling(temperature, top_p=top_p, seed=drawn)
         stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
         return {
             "seconds": stats.seconds,
@@ -68,7 +74,7 @@ def run(
     total = repeats * len(prompts) * len(arms)
     for number, (repeat, index, k) in enumerate(measure.turns(list(arms), len(texts), repeats)):
         progress(f"K = {k}", number, total)
-        store.get(f"{k} {index} {repeat}", timed, k, index)
+        store.get(f"{k} {index} {repeat}", timed, k, index, repeat)
     rows = [row_of(store.rows, k) for k in arms]
     papers: list[record.Row] = [
         {"task": task, "plain ms/token": plain, "K = 4 ms/token": fast, "speed-up": plain / fast}
@@ -147,6 +153,9 @@ def _draw(rows: Sequence[record.Row], out: Path) -> None:
     axes[1].set_title(PANEL)
     axes[2].plot(k, [r["ms per loop"] for r in rows], "o-")
     axes[2].set_title("time per loop, ms")
+    for row in rows:
+        drawing.whisker(axes[1], row["K"], row[f"{PANEL} 95 %"])
+        drawing.whisker(axes[2], row["K"], row["ms per loop 95 %"])
     for axis in axes:
         axis.set_xlabel("K")
     drawing.legend(figure, axes, 3)

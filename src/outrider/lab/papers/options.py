@@ -119,6 +119,12 @@ class Asked:
         """The pair."""
         return loaded(self.target, self.draft, self.out, self.pictures, self.dtype, self.threads)
 
+    def pair_or_alone(self) -> Speculator:
+        """The pair, or a target without a draft."""
+        if self.target is None or self.draft is not None:
+            return self.pair()
+        return loaded_alone(self.target, self.out, self.pictures, self.dtype, self.threads)
+
 
 with_asked = gathered("asked", Asked)
 
@@ -133,6 +139,22 @@ def reads_sources(target: str | None) -> bool:
         return bool(AutoConfig.from_pretrained(target).is_encoder_decoder)
     except (OSError, ValueError):
         return False
+
+
+def alpha_rows(asked: Asked, recordings: Path | None, language: str, most: int) -> list[Row] | None:
+    """What `bench alpha` is measured on, if it is not what the model itself asks for."""
+    from outrider.lab.papers.alpha_tasks import recorded_rows
+
+    if recordings is not None:
+        if asked.prompts is not None or asked.target is None:
+            raise ConfigurationError(
+                f"--recordings go with a Whisper --target, without --prompts; got "
+                f"{str(recordings)!r}"
+            )
+        return recorded_rows(recordings, language, most)
+    if reads_sources(asked.target):
+        return source_rows(asked.target, asked.prompts)
+    return None if asked.prompts is None else read_rows(asked.prompts)
 
 
 def source_rows(target: str | None, prompts: Path | None) -> list[Row]:

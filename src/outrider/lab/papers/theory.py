@@ -102,7 +102,13 @@ def run(
         if t:  # at T = 0 beta is 0 or 1
             tables["beta"] += beta.distribution(found["beta"])
         tables["lags"] += [
-            {"T": t, "lag": lag, "autocorrelation": one.value, "95 %": one.text(signed=True)}
+            {
+                "T": t,
+                "lag": lag,
+                "autocorrelation": one.value,
+                "95 %": one.text(signed=True),
+                "independent": beta.independent(found["beta"]),
+            }
             for lag in beta.LAGS
             for one in [beta.autocorrelation(found["beta"], lag)]
         ]
@@ -207,7 +213,10 @@ def _draw_runs(axes: Sequence["Axes"], tables: Tables) -> None:
     for t in (0.0, 1.0):
         mine = [row for row in tables["lags"] if row["T"] == t]
         values = [row["autocorrelation"] for row in mine]
-        lags.plot([row["lag"] for row in mine], values, "o-", label=f"T = {t:g}")
+        colour = f"C{int(t)}"
+        lags.plot([row["lag"] for row in mine], values, "o-", color=colour, label=f"T = {t:g}")
+        for row in mine:
+            drawing.whisker(lags, row["lag"] + 0.06 * t, row["95 %"], colour)
     lags.axhline(0, color="grey", linewidth=0.8)
     lags.set_title("autocorrelation of beta", fontsize=10)
     lags.set_xlabel("tokens apart")

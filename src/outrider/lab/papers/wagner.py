@@ -109,6 +109,7 @@ class Arm:
         predicted = [value for text in self.texts for value in text.calls.predicted]
         found: Row = {
             "method": self.label,
+            "prompts": len(self.texts),
             "calls": len(each),
             "sum ms": sum(each),
             "step ms": step.value,

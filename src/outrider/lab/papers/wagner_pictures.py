@@ -33,9 +33,7 @@ def _gains(axis: Any, tables: Tables) -> None:
             value, ends = row[f"{what} less %"], row[f"{what} less 95 %"]
             at = place + 0.25 * (shift - 0.5)
             axis.bar(at, value, 0.25, color=colour, label=_once(place == 0, f"{what}, ours"))
-            if ends:
-                low, high = (float(end) for end in ends.strip("[]").split(", "))
-                axis.plot([at, at], [low, high], color="black", linewidth=1)
+            drawing.whisker(axis, at, ends)
     kinds = {"exact": "paper exact", "sigmoid": "paper sigmoid (lossy)"}
     for kind, method in kinds.items():
         place = [row["method"] for row in rows].index(method)
@@ -50,7 +48,7 @@ def _gains(axis: Any, tables: Tables) -> None:
     axis.set_xticks(range(len(rows)), [row["method"] for row in rows])
     axis.set_ylim(bottom=max(axis.get_ylim()[0], -250))
     axis.set_title("less profiled time than transformers', % (tables 1, 6)", fontsize=10)
-    axis.legend(fontsize=8)
+    drawing.below(axis, 4)
 
 
 def _once(first: bool, label: str) -> str:
@@ -77,7 +75,7 @@ def _over_gamma(axis: Any, tables: Tables, ours: str, theirs: str, title: str) -
             axis.plot(x, y, ":x", color=colour, linewidth=1, markersize=4, label=label)
     axis.set_ylim(bottom=0)
     axis.set_title(title, fontsize=10)
-    axis.legend(fontsize=7)
+    drawing.below(axis, 4)
 
 
 def _memory(axis: Any, tables: Tables) -> None:
@@ -91,4 +89,4 @@ def _memory(axis: Any, tables: Tables) -> None:
         axis.plot(x, [row[name] for row in rows], "o-", markersize=4, label=name[: -len(", MB")])
     axis.set_title("most memory in use, MB (figures 4 and 5)", fontsize=10)
     if known:
-        axis.legend(fontsize=8)
+        drawing.below(axis)

@@ -78,7 +78,7 @@ def run(
     count = prompts or (8 if quick else 48)
     pair = pair or shipped_pair(count)
     # a score of texts that are cut short says nothing
-    tokens = pair.longest or (min(tokens, 64) if quick else tokens)
+    tokens = pair.longest or (min(tokens, 48) if quick else tokens)
     bound = pair.bound if bound is None else bound
     arms, sigmoid = methods(bound), Paper(True, -bound, bound)
     count = min(count, len(pair.prompts))

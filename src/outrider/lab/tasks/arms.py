@@ -85,8 +85,16 @@ def usual_skip(target: LanguageModel) -> tuple[int, ...]:
     and 5, which are these.
     """
     have = target.runner.layers if isinstance(target, CausalModel) else 0
-    first = max(have // 10, 1)
-    return tuple(range(first, max(have // 5, first + 1)))
+    return second_tenth(have) or (1,)
+
+
+def second_tenth(layers: int) -> tuple[int, ...]:
+    """The second tenth of a model's layers; () of a model with few.
+
+    >>> second_tenth(30), second_tenth(4)
+    ((3, 4, 5), ())
+    """
+    return tuple(range(layers // 10, layers // 5)) if layers >= 10 else ()
 
 
 def documentation(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> Table:

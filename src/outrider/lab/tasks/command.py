@@ -13,7 +13,7 @@ def tasks(
     target: Annotated[str, typer.Option(help="Chat model: local path or hub name.")],
     out: options.Out = RESULTS,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Four prompts of each kind, 40 tokens; minutes.")
+        bool, typer.Option("--quick", help="Four prompts of each kind, 32 tokens; minutes.")
     ] = False,
     pictures: options.Pictures = True,
     draft: Annotated[

@@ -39,7 +39,7 @@ def amount(
     run_code: bool,
 ) -> Amount:
     """How much is measured; what was asked for goes before what is quick."""
-    usual = Amount(40 if quick else 128)
+    usual = Amount(32 if quick else 128)
     temperatures = list(dict.fromkeys(temperatures or usual.temperatures))
     return Amount(new_tokens or usual.new_tokens, tuple(temperatures), seed, run_code)
 

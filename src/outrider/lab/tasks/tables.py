@@ -5,21 +5,17 @@ geometric mean over its prompts. Scores are compared prompt by prompt with plain
 one-sided tests with MARGIN (`lab.equivalence`).
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 
 from outrider.certify.report import Row
 from outrider.lab import intervals
-from outrider.lab.equivalence import equivalence
+from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.intervals import Interval
 from outrider.lab.tasks.arms import PLAIN
 from outrider.lab.tasks.prompts import KINDS
 from outrider.lab.tasks.run import Answers
 from outrider.lab.tasks.scores import NAMES
-
-MARGIN = 0.1  #: of scores in [0, 1]
-
 
 Key = tuple[float, str]  #: temperature and arm
 
@@ -92,7 +88,8 @@ def main_scores(answers: Answers) -> list[Row]:
         row: Row = {"T": t, "drafter": arm} | means
         if arm != PLAIN:
             both = zip(mine, plain, strict=True)
-            row |= _equal([a - b for a, b in both if a is not None and b is not None])
+            gaps = [a - b for a, b in both if a is not None and b is not None]
+            row |= equivalence(gaps, MARGIN).row()
         found.append(row)
     return found
 
@@ -100,18 +97,6 @@ def main_scores(answers: Answers) -> list[Row]:
 def _main(answers: Answers, rows: Sequence[Row]) -> list[float | None]:
     pairs = zip(answers.tasks, rows, strict=True)
     return [row["scores"].get(NAMES[task.kind][0]) for task, row in pairs]
-
-
-def _equal(gaps: Sequence[float]) -> Row:
-    found = equivalence(gaps, MARGIN)
-    ends = "" if math.isinf(found.high) else f"[{found.low:+.3f}, {found.high:+.3f}]"
-    return {
-        "difference": found.difference,
-        "90 % interval": ends,
-        f"within {MARGIN:g}": found.verdict,
-        "power": found.power,
-        "prompts": found.prompts,
-    }
 
 
 def other_scores(answers: Answers) -> list[Row]:

@@ -5,7 +5,6 @@ be tried at load, and none is padded.
 """
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,13 +28,20 @@ class _Sizes(ctypes.Structure):
 
 
 def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str | None:
-    """Why a model with weights like these runs torch's operators; None: it need not."""
+    """Why a Llama with weights like these runs torch's operators; None: it need not."""
+    if act not in ("silu", "swish"):
+        return "compiled for silu alone"
+    if hidden % LANES or inner % LANES:
+        return f"compiled for widths that are multiples of {LANES}"
+    return cannot_attend(shape, like)
+
+
+def cannot_attend(shape: Shape, like: Tensor) -> str | None:
+    """Why attention of this shape, over states as `like`, is torch's; None: it need not be."""
     if like.device.type != "cpu" or like.dtype != torch.bfloat16:
         return "compiled for bfloat16 on a CPU alone"
-    if act not in ("silu", "swish") or shape.size > WIDEST:
-        return f"compiled for silu and heads of up to {WIDEST} alone"
-    if shape.size % LANES or hidden % LANES or inner % LANES:
-        return f"compiled for widths that are multiples of {LANES}"
+    if shape.size > WIDEST or shape.size % LANES:
+        return f"compiled for heads of up to {WIDEST}, in multiples of {LANES}, alone"
     return build.unbuilt()
 
 
@@ -44,12 +50,11 @@ class Compiled:
 
     def __init__(self, shape: Shape, cos: Tensor, sin: Tensor) -> None:
         self.shape, self.cos, self.sin = shape, cos, sin
-        library = build.library()
-        self.reach = _typed(library, "outrider_reach", [_POINTER] * 4)
-        self.attend = _typed(library, "outrider_attend", [_POINTER] * 11)
-        widths = [_WHOLE] * 3  # rows, width, threads
-        self.norm = _typed(library, "outrider_norm", [*widths, ctypes.c_float, *[_POINTER] * 5])
-        self.gate = _typed(library, "outrider_gate", [*widths, _POINTER, _POINTER])
+        self.reach = build.function("outrider_reach", (_POINTER,) * 4)
+        self.attend = build.function("outrider_attend", (_POINTER,) * 11)
+        widths = (_WHOLE,) * 3  # rows, width, threads
+        self.norm = build.function("outrider_norm", (*widths, ctypes.c_float, *(_POINTER,) * 5))
+        self.gate = build.function("outrider_gate", (*widths, _POINTER, _POINTER))
 
     def weight(self, weight_E: Tensor) -> Tensor:
         """As it is."""
@@ -58,14 +63,6 @@ class Compiled:
     def open(self, nodes: Nodes) -> "_Call":
         """How far each node sees, and its rotary factors."""
         return _Call(self, nodes)
-
-
-def _typed(library: ctypes.CDLL, name: str, types: list[type]) -> Callable[..., int]:
-    """A function of the library that takes these."""
-    function = library[name]
-    function.argtypes = types
-    called: Callable[..., int] = function
-    return called
 
 
 class _Call:

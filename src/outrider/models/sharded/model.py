@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
-import torch
 from torch import Tensor, distributed
 
 from outrider.errors import ShardLost
 from outrider.models.cache import SlotCache
 from outrider.models.causal import CausalModel
+from outrider.models.over import Over
 from outrider.models.sharded.group import Group
 from outrider.models.sharded.orders import Call, Drop, End, Keep, Narrow, Open, Put, Take, Wire
-from outrider.types import Inputs, Nodes, Output, Reads
+from outrider.types import Inputs, Nodes, Output
 
 
 class ShardedCache:
@@ -50,47 +50,20 @@ class ShardedCache:
         return self
 
 
-class ShardedModel:
-    """Rank 0's part of a decoder, which calls the others' along: a `LanguageModel`."""
-
-    taps: tuple[int, ...] = ()
-    reads: Reads = "text"
-    follows = True
+class ShardedModel(Over[CausalModel]):
+    """Rank 0's part of a decoder, which calls the others' along."""
 
     def __init__(self, own: CausalModel, group: Group) -> None:
-        self.own, self.group = own, group
+        super().__init__(own)
+        self.group = group
         self._wire, self._numbers = Wire(group), itertools.count()
-        self.vocab_size, self.context, self.trees = own.vocab_size, own.context, own.trees
-        self.trees_alike = own.trees_alike
         atexit.register(self.close)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its inputs must lie."""
-        return self.own.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self.own.dtype
-
-    def width(self, slots: int) -> int:
-        """The least visible width of so many slots: calls of these widths round alike."""
-        return self.own.width(slots)
-
-    def examine(self, inputs: Inputs) -> None:
-        """It reads text alone: ConfigurationError."""
-        self.own.examine(inputs)
-
-    def encode(self, inputs: Inputs) -> Inputs:
-        """It reads text alone: ConfigurationError."""
-        return self.own.encode(inputs)
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> ShardedCache:
         """An empty cache for `rows` rows."""
         if inputs is not None:
-            self.own.examine(inputs)
-        cache = ShardedCache(self.own.open(rows, capacity), self._wire, self._numbers)
+            self.model.examine(inputs)
+        cache = ShardedCache(self.model.open(rows, capacity), self._wire, self._numbers)
         self._wire.later(Open(cache.number, rows, capacity))
         return cache
 
@@ -111,30 +84,15 @@ class ShardedModel:
             try:
                 wire.send(Call(cache.number, last, taps), *nodes)
                 with self.group.together():
-                    return self.own.forward(cache.own, nodes, last=last, taps=taps)
+                    return self.model.forward(cache.own, nodes, last=last, taps=taps)
             except BaseException as error:  # an interruption, too: the others went on
                 wire.broken = error
                 raise
 
     def keep(self, cache: ShardedCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
-        self.own.keep(cache.own, first_B, path_BD)
+        self.model.keep(cache.own, first_B, path_BD)
         self._wire.later(Keep(cache.number), first_B, path_BD)
-
-    def learn(
-        self,
-        cache: ShardedCache,
-        slots_BQ: Tensor,
-        positions_BQ: Tensor,
-        wide: int,
-        hidden: tuple[Tensor, ...],
-        known_B: Tensor,
-    ) -> None:
-        """There is nothing to be told: it reads no other model's states."""
-
-    def probe(self, rows: int) -> Inputs | None:
-        """None: it reads text alone."""
-        return None
 
     def close(self) -> None:
         """Send the other ranks home."""

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
+from pydantic_core import to_json
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
@@ -114,7 +115,7 @@ class Ingress:
                         return
                     mine = going.absorb(chunk)
                     if mine is not None:
-                        yield event(json.dumps(mine), options)
+                        yield event(to_json(mine), options)
                 raise _Lost  # a stream that ends without saying so
             except _Lost:
                 _log.warning("a replica was lost in mid-stream; another one goes on")

@@ -13,7 +13,7 @@ from outrider.server.app import Service, make
 from outrider.server.desk import running
 from outrider.server.fleet.ingress import Ingress
 from outrider.server.fleet.inside import Header, asked
-from outrider.server.fleet.routing import PrefixRouter
+from outrider.server.fleet.router import PrefixRouter
 from outrider.server.guard import Message
 
 

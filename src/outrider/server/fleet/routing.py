@@ -1,11 +1,9 @@
-"""Requests that begin alike go to one replica, which keeps what it has read of prompts."""
+"""Which replica a request goes to: those that begin alike meet, where their prompt was read."""
 
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
-
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 HEAD = 1024  #: characters of a prompt that say where it goes
 
@@ -32,17 +30,3 @@ def ranked(key: str, names: Sequence[str]) -> list[str]:
     True
     """
     return sorted(names, key=lambda name: blake2b(f"{name}\n{key}".encode()).digest())
-
-
-class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Serve's choice of a replica: by the key of a request; when that one is full, the next."""
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
-        """Replicas in the order in which they are asked."""
-        by_name = {str(one.replica_id): one for one in candidate_replicas}
-        told = "" if pending_request is None else pending_request.kwargs.get("key", "")
-        return [[by_name[name]] for name in ranked(told, list(by_name))]

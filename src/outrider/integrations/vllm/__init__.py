@@ -1,0 +1,13 @@
+"""Inside vLLM: our drafters for its `custom_class`, our rules in place of its rejection sampling.
+
+proposer  drafters that need no model
+patch     a rule instead of vLLM's own, by one call or by OUTRIDER_VLLM_RULE
+judging   what that rule is told, and what vLLM is told by it
+
+Importing this imports nothing of vLLM.
+"""
+
+from outrider.integrations.vllm.patch import judge_by
+from outrider.integrations.vllm.proposer import Proposer
+
+__all__ = ["Proposer", "judge_by"]

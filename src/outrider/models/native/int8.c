@@ -1,0 +1,86 @@
+/* Products with weights of 8 bits on a CPU.
+ *
+ * A call of one row takes the time that its weights take to be read: they lie in the order in which
+ * they are read, in one stream, and are widened on the way. Sums are float32. A row is computed in
+ * one order whatever stands beside it.
+ *
+ * Shapes: R rows, I inputs and O outputs in whole lanes.
+ */
+#include "lanes.h"
+
+#define OUTPUTS 4 /* that are read side by side */
+#define BLOCK 4 /* rows that share what is read */
+#define CHUNK 64 /* rows whose inputs stay near */
+
+/* Lanes 0 to 3 are the totals of four sums. */
+static inline lanes fours(const lanes *x) {
+    lanes none = {0}, both = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));
+    return pairs(pairs(both, none), none);
+}
+
+/* out [few, 4]: `few` rows x [few, I] by four outputs, [I / 16, 4, 16]. */
+static inline __attribute__((always_inline)) void tile(
+    float *out, const float *x, const small *weight, int64_t inputs, const int few) {
+    lanes sum[BLOCK * OUTPUTS];
+#pragma GCC unroll 16
+    for (int i = 0; i < few * OUTPUTS; i++) sum[i] = (lanes){0};
+    for (int64_t i = 0; i < inputs; i += LANES, weight += OUTPUTS * LANES) {
+        __builtin_prefetch(weight + FAR);
+#pragma GCC unroll 4
+        for (int o = 0; o < OUTPUTS; o++) {
+            lanes w = load8(weight + o * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < few; r++)
+                sum[r * OUTPUTS + o] =
+                    fma_(*(const lanes *)(x + r * inputs + i), w, sum[r * OUTPUTS + o]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < few; r++) {
+        lanes four = fours(sum + r * OUTPUTS);
+        memcpy(out + r * LANES, &four, OUTPUTS * sizeof(float));
+    }
+}
+
+/* out [R, O'] = x [R, I'] weight + bias, in half precision or float32 as x is.
+ *
+ * `weight` [O / 4, I / 16, 4, 16], `scale` and `bias` [O]; the first I' and O' are there.
+ * Returns 1 without memory for the rows. */
+int outrider_int8(
+    int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, int64_t is_half, const void *x,
+    const small *weight, const float *scale, const float *bias, void *out) {
+    const int64_t wide = (inputs + LANES - 1) / LANES * LANES, most = rows < CHUNK ? rows : CHUNK;
+    float *read = aligned_alloc(64, most * wide * sizeof(float));
+    if (!read) return 1;
+    for (int64_t first = 0; first < rows; first += CHUNK) {
+        int64_t some = rows - first < CHUNK ? rows - first : CHUNK;
+        for (int64_t r = 0; r < some; r++)
+            widen(read + r * wide, x, (first + r) * inputs, inputs, wide, is_half);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && outputs * inputs > 65536)
+        for (int64_t o = 0; o < outputs; o += LANES) {
+            int64_t there = outputs - o < LANES ? outputs - o : LANES;
+            _Alignas(64) float sums[BLOCK * LANES];
+            lanes by = *(const lanes *)(scale + o), more = *(const lanes *)(bias + o);
+            for (int64_t r = 0; r < some; r += BLOCK) {
+                int64_t few = some - r < BLOCK ? some - r : BLOCK;
+                for (int64_t part = 0; part < LANES; part += OUTPUTS) {
+                    const small *w = weight + (o + part) * wide;
+                    const float *from = read + r * wide;
+                    switch (few) {
+                    case 1: tile(sums + part, from, w, wide, 1); break;
+                    case 2: tile(sums + part, from, w, wide, 2); break;
+                    case 3: tile(sums + part, from, w, wide, 3); break;
+                    default: tile(sums + part, from, w, wide, 4);
+                    }
+                }
+                for (int64_t i = 0; i < few; i++) {
+                    lanes *y = (lanes *)(sums + i * LANES);
+                    *y = fma_(*y, by, more);
+                    narrow(out, (first + r + i) * outputs + o, (float *)y, there, is_half);
+                }
+            }
+        }
+    }
+    free(read);
+    return 0;
+}

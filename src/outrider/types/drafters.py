@@ -1,0 +1,121 @@
+"""A drafter: what it may see, what it is asked for."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from outrider.rows import SamplingRows
+from outrider.types.drafts import Draft, Kind, Scores, Verdict
+from outrider.types.models import Inputs, LanguageModel
+
+
+class Known(Protocol):
+    """The prompts of rows that are being read, and what is kept of others that begin alike."""
+
+    def begin(self, model: LanguageModel, cache: Any) -> int:
+        """Copy what is kept of the prompts; so many tokens of every row are in the cache then."""
+
+    def keep(self, model: LanguageModel, cache: Any) -> None:
+        """Keep the entries of the prompts, all but each last token's, for others."""
+
+
+class Context(NamedTuple):
+    """What a drafter may see of a batch: committed tokens and how they are sampled."""
+
+    tokens_BL: Tensor  #: committed tokens, pending one included; beyond the length: undefined
+    length_B: Tensor  #: committed tokens, pending one included
+    bound: int  #: host constant: no row is longer than this
+    sampling: SamplingRows
+    inputs: Inputs | None = None  #: what the rows read besides their text
+    #: tokens to copy from, -1 padded: what the request gives, or else the source's own
+    reference_BS: Tensor | None = None
+    #: at `open`: the target's states [B, L - 1, E] of the prompts, one per tap of the drafter
+    hidden: tuple[Tensor, ...] = ()
+    #: host constant: plain steps since the last proposal, at most one token of any row each, which
+    #: a draft model has not read
+    unread: int = 0
+    #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
+    #: it writes there lies at and behind the pending token's slot, which the target writes anew
+    cache: Any = None
+    #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
+    known: Known | None = None
+
+    @property
+    def seed_B(self) -> Tensor:
+        """Each row's seed."""
+        return self.sampling.seed_B
+
+
+class Shape(NamedTuple):
+    """What to draft in one step: one of the drafter's declared shapes. Host constants."""
+
+    key: Hashable  #: the drafter's own name for it
+    max_nodes: int  #: pending token included
+    max_depth: int
+    is_chain: bool
+    most_B: Tensor | None = None  #: rows that want less: no draw below this depth
+
+
+#: Nothing is drafted. Legal for every drafter, declared or not: `propose` is not called then,
+#: `commit` is, with a draft of node 0 alone.
+PLAIN = Shape(0, 1, 0, is_chain=True)
+
+
+class Drafter(Protocol):
+    """Proposes trees. Its memory is its own; the engine never looks inside."""
+
+    @property
+    def name(self) -> str:
+        """Registry key."""
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Every kind of child it may propose: rules are checked against it at set-up."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every shape it can be asked for; the first is the largest and the usual one.
+
+        `PLAIN` goes without saying: the engine then proposes nothing by itself.
+        """
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that it reads, at `open` and at every `commit`; none: ().
+
+        k is the state after k layers, -1 the one that the logits are computed from
+        (`LanguageModel.forward`).
+        """
+
+    def open(self, context: Context, capacity: int) -> Any:
+        """Memory for these rows, a `RowStore`, with all but the pending token ingested.
+
+        It does not depend on a shape: another one may be asked for in every step.
+        """
+
+    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+        """A tree of this shape below each row's pending token."""
+
+    def commit(
+        self, memory: Any, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Learn what was kept. `context` is the one the draft was proposed in.
+
+        After a plain step the draft is node 0 alone, and has no laws.
+        """
+
+
+@runtime_checkable
+class Foreseeing(Drafter, Protocol):
+    """A drafter on the host that can tell ahead of a step what its drafts are worth.
+
+    What it knows of a row it has learnt from that row alone: rows may share a seed, and then one
+    row's verdict would tell another's noise (docs/rules.md).
+    """
+
+    def foresee(self, memory: Any, context: Context) -> Sequence[Sequence[float]]:
+        """For each row and number of drafted nodes, from none on: tokens gained, as expected.
+
+        Called ahead of `propose` in the same step; the best n nodes are a draft of n nodes.
+        """

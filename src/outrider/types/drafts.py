@@ -1,0 +1,212 @@
+"""A draft, what the target says of it, the verdict, and the rule that judges."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.rows import Greedy
+
+
+class Kind(IntEnum):
+    """How a child came to be in the draft: what its law is given its earlier siblings."""
+
+    FIXED = 0  #: placed, not drawn: a point mass (argmax, lookup, top-k, hub siblings)
+    WITHOUT = 1  #: drawn without replacement from the node's law row, in draw order
+    WITH = 2  #: drawn independently from its law row (repeats allowed)
+    COUPLED = 3  #: drawn with the target's own noise: only a matching rule may judge it
+
+
+RUNNING, STOP, LENGTH, CONTEXT, FAULT = range(5)  #: why a row ends
+REASONS = ("running", "stop", "length", "context", "fault")
+
+
+class Host(Protocol):
+    """What a backend on the host keeps beside tensors; nobody else looks inside."""
+
+    def stack(self, others: "Sequence[Host]") -> "Host":
+        """The same for laws of several levels, one after another."""
+
+
+T = TypeVar("T", bound=type[tuple[object, ...]])
+
+
+def _forgetful(table: T) -> T:
+    """`_replace` of this tuple drops `host`, which stands for the tensors as they were."""
+    plain = table._replace  # type: ignore[attr-defined]
+
+    def replace(self: tuple[object, ...], **fields: object) -> tuple[object, ...]:
+        changed: tuple[object, ...] = plain(self, **{"host": None} | fields)
+        return changed
+
+    table._replace = replace  # type: ignore[attr-defined]
+    return table
+
+
+@_forgetful
+class Laws(NamedTuple):
+    """Next-token laws at R prefixes, not yet normalised, so that a kernel may read them in place.
+
+    The law of row r is softmax(logits * inverse_temperature) over the tokens whose logit is at
+    least the floor. An inverse temperature of +inf is the one-hot law at the argmax (lowest id on
+    a tie). Penalties, biases and processors are already in the logits.
+    """
+
+    logits_BRV: Tensor
+    inverse_temperature_B: Tensor
+    floor_BR: Tensor | None = None
+    lse_BR: Tensor | None = None  #: log-sum-exp of the scaled, filtered logits, if it was kept
+    greedy: Greedy = "some"  #: host constant: which rows have inverse temperature +inf
+    host: Host | None = None  #: what a draw on the host has computed of them; `_replace` drops it
+
+    @property
+    def device(self) -> torch.device:
+        """Where the laws lie."""
+        return self.logits_BRV.device
+
+
+class Tree(NamedTuple):
+    """Topology of a draft. Parents precede children; levels are contiguous (BFS order)."""
+
+    parent_BN: Tensor  #: int64, -1 for node 0
+    depth_BN: Tensor  #: int64
+    ancestors_BNN: Tensor  #: bool, node n sees itself and its ancestors
+    max_depth: int
+    max_draws: int
+    #: levels[d]:levels[d+1] are the nodes of depth d (upper bound over rows)
+    levels: tuple[int, ...]
+    is_chain: bool
+
+    @property
+    def nodes(self) -> int:
+        """N, the number of nodes including the pending token."""
+        return self.levels[-1]
+
+
+class Draft(NamedTuple):
+    """What is proposed below the pending token, with the laws it was drawn from.
+
+    `draws_BNK[b, n, k]` is the child node of the k-th draw at node n (repeats allowed: merged
+    i.i.d. paths keep their multiplicity), -1 pads. `row_BNK` is the law row of each draw (-1: a
+    point mass). Draws of kind WITHOUT at one node share one law row and stand in draw order.
+    """
+
+    tokens_BN: Tensor
+    tree: Tree
+    draws_BNK: Tensor
+    kind_BNK: Tensor
+    row_BNK: Tensor
+    laws: Laws | None
+    kinds: frozenset[Kind]  #: host constant: every kind that occurs
+    #: where the drafter's own cache holds each node, counted from the root's slot (-1: it does
+    #: not), if not at the node's number
+    places_BN: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the draft lies."""
+        return self.tokens_BN.device
+
+
+class Scores(NamedTuple):
+    """The target's laws at the N nodes of a draft, from one call."""
+
+    laws: Laws
+    hidden: tuple[Tensor, ...] = ()  #: the target's states [B, N, E], one per tap of the drafter
+    raw_BNV: Tensor | None = None  #: the model's own logits, where shaping changed them
+    dead_BN: Tensor | None = None  #: nodes at which shaping forbids every token; `laws` is uniform
+
+
+class Draws(NamedTuple):
+    """All randomness of one verification: keys, or injected values for tests.
+
+    Streams are keyed by (seed, start, purpose): `start_B` is the position of the pending token when
+    the step began. It grows with every step, so ACCEPT and RESIDUAL noise is fresh in each step.
+    TARGET noise is keyed by (seed, absolute position) alone.
+    """
+
+    seed_B: Tensor
+    start_B: Tensor
+    uniform_BNK: Tensor | None = None  #: accept test of draw k at node n, in [0, 1)
+    race_BV: Tensor | None = None  #: Exp(1) noise of the residual or bonus draw
+    target_race_BDV: Tensor | None = None  #: Exp(1) noise of the target at depths 0..D
+
+
+class Verdict(NamedTuple):
+    """The accepted path, its length and one more token."""
+
+    path_BD: Tensor  #: int64 accepted nodes, root left out, -1 padded
+    count_B: Tensor  #: int64, 0..D
+    next_B: Tensor  #: int64, residual token after a rejection, bonus token after a leaf
+    overlap_BD: Tensor | None = None  #: sum min(p, q) at each examined depth, NaN elsewhere
+
+
+class Ends(NamedTuple):
+    """When each row of a batch ends, and whether it has."""
+
+    length_B: Tensor  #: committed tokens
+    limit_B: Tensor  #: committed length at which a row ends
+    limit_reason_B: Tensor  #: the reason to tell then
+    stop_BS: Tensor  #: stop token ids, -1 padded
+    reason_B: Tensor  #: RUNNING, or why the row has ended
+
+
+class BlockLists(NamedTuple):
+    """A block as Python lists, one entry per row."""
+
+    tokens: list[list[int]]
+    emitted: list[int]
+    reason: list[int]
+    accepted: list[int]
+    drafted: list[int]
+    overlap: list[float]
+    overlaps: list[int]
+
+
+class Block(NamedTuple):
+    """What a step emits, still on the device: `tokens_BT[b, :emitted_B[b]]`."""
+
+    tokens_BT: Tensor
+    emitted_B: Tensor
+    reason_B: Tensor
+    accepted_B: Tensor
+    drafted_B: Tensor
+    overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
+    overlaps_B: Tensor
+    start_B: Tensor  #: committed length before the step
+    lists: BlockLists | None = None  #: the same as lists, if it was settled on the host
+
+
+class Outcome(NamedTuple):
+    """Exact law of a verdict given the draft: where the walk stops and what it emits there."""
+
+    stop_BN: Tensor  #: probability of stopping at node n (accepting exactly its path)
+    next_BNV: Tensor  #: law of the next token given that
+
+
+class Verifier(Protocol):
+    """A verification rule: a pure function of draft, scores and draws."""
+
+    @property
+    def name(self) -> str:
+        """Registry key."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it keeps the target's law."""
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of children it can judge."""
+
+    @property
+    def chain_only(self) -> bool:
+        """Whether it refuses trees that branch."""
+
+    def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+        """Judge a draft."""
+
+    def outcome(self, draft: Draft, scores: Scores) -> Outcome:
+        """The exact law of the verdict, in the dtype of the scores."""

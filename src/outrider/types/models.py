@@ -1,0 +1,238 @@
+"""A language model: what it reads, what it says, what it keeps of rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from outrider.rows import picked, placed
+
+
+class Nodes(NamedTuple):
+    """One model call: Q tokens of every row. Made by `outrider.models.nodes`."""
+
+    tokens_BQ: Tensor
+    positions_BQ: Tensor
+    slots_BQ: Tensor  #: cache slot that each node is written to
+    visible_BQW: Tensor  #: cache slots that each node sees, its own included
+
+
+class Output(NamedTuple):
+    """What a model says of the nodes that it was asked for."""
+
+    logits_BQV: Tensor
+    hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
+
+
+class Encoded(NamedTuple):
+    """What an encoder made of rows' inputs, padded to the longest. A `RowStore`."""
+
+    states_BTE: Tensor
+    mask_BT: Tensor  #: bool: which states are there
+
+    def take(self, rows: Sequence[int]) -> "Encoded":
+        """A copy of these rows, in this order."""
+        return Encoded(*(picked(table, rows) for table in self))
+
+    def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
+        """The rows of `other` in these seats: the shorter ones are padded and masked."""
+        return Encoded(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
+
+    def narrow(self, rows: int) -> "Encoded":
+        """The first rows."""
+        return Encoded(*(table[:rows] for table in self))
+
+
+class Inputs(NamedTuple):
+    """What rows read besides their own text. Models of text alone have none. A `RowStore`.
+
+    `features` are what the model's encoder takes: log-mel frames [B, S, F], samples [B, S], pixels
+    [B, C, H, W]. With `encoded` no encoder runs: the states are there already.
+    """
+
+    ids_BS: Tensor | None  #: source text, right-padded
+    features: Tensor | None
+    mask_BS: Tensor  #: bool: what of the source is there
+    encoded: Encoded | None = None  #: by the target's encoder
+    draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
+
+    def take(self, rows: Sequence[int]) -> "Inputs":
+        """A copy of these rows, in this order."""
+        ids, features, mask, encoded, draft = self
+        return Inputs(
+            None if ids is None else picked(ids, rows),
+            None if features is None else picked(features, rows),
+            picked(mask, rows),
+            None if encoded is None else encoded.take(rows),
+            None if draft is None else draft.take(rows),
+        )
+
+    def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
+        """The rows of `other` in these seats: the shorter sources are padded and masked.
+
+        What only one side has is in the result no more; both must be encoded, or neither.
+        """
+        mine, theirs = self.encoded, other.encoded
+        assert (mine is None) == (theirs is None), "rows that are encoded beside rows that are not"
+
+        def merged(ours: Tensor | None, their: Tensor | None) -> Tensor | None:
+            return None if ours is None or their is None else placed(ours, seats, their)
+
+        return Inputs(
+            merged(self.ids_BS, other.ids_BS),
+            merged(self.features, other.features),
+            placed(self.mask_BS, seats, other.mask_BS),
+            None if mine is None or theirs is None else mine.put(seats, theirs),
+            None
+            if self.draft is None or other.draft is None
+            else self.draft.put(seats, other.draft),
+        )
+
+    def narrow(self, rows: int) -> "Inputs":
+        """The first rows."""
+        ids, features, mask, encoded, draft = self
+        return Inputs(
+            None if ids is None else ids[:rows],
+            None if features is None else features[:rows],
+            mask[:rows],
+            None if encoded is None else encoded.narrow(rows),
+            None if draft is None else draft.narrow(rows),
+        )
+
+
+#: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states
+#: that the target's encoder made.
+Reads = Literal["text", "source", "states"]
+
+
+class RowStore(Protocol):
+    """Anything that is kept per row: caches, drafters' memories, sampling rows, batches.
+
+    Rows stand in the first seats, without holes. Which rows are meant is known on the host, so that
+    nothing waits for a device: plain integers, never tensors. The row of seat 2 leaves:
+
+        store = store.put([2], store.take([last])).narrow(last)
+    """
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """A copy of these rows, in this order."""
+
+    def put(self, seats: Sequence[int], other: Self) -> Self:
+        """Write the rows of `other` into these seats; seats behind the last row add rows.
+
+        Large buffers are written in place, each row's used slots alone: use the result, not `self`.
+        """
+
+    def narrow(self, rows: int) -> Self:
+        """The first `rows` rows, without a copy: use the result, not `self`."""
+
+
+class Cache(RowStore, Protocol):
+    """What a model keeps of the rows that it has read."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+
+
+class LanguageModel(Protocol):
+    """One decoder driven over trees: target and draft model alike."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits it returns, cut to the tokenizer."""
+
+    @property
+    def context(self) -> int:
+        """Most positions it can address."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+
+    @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+
+    @property
+    def reads(self) -> Reads:
+        """What it reads besides its text."""
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states of another model that it reads, as a head does its target's; (): none."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps entries of the text that it reads: heads on states alone do not."""
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """The inputs with `encoded`: the encoder runs, unless its states are there already."""
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+        """An empty cache, which owns what the model has read of the inputs."""
+
+    def forward(
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+    ) -> Output:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
+
+        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
+        embeddings), -1 the state that the logits are computed from, behind the last norm.
+        """
+
+    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the entries of accepted paths (node numbers, -1 padded) next to slot `first_B`."""
+
+    def learn(
+        self,
+        cache: Any,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the other model's states [B, Q, E] at its taps of the tokens in these slots.
+
+        `positions` are theirs in the text. The slots lie below `wide`. Those below `known_B` hold
+        committed tokens from now on, all of which have been told.
+        """
+
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs, for checks, calibration and certification; None for models of text alone."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; chats and special tokens are those of transformers' own."""
+
+    def __call__(self, text: str) -> Mapping[str, list[int]]:
+        """`input_ids` of a text."""
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """The text of token ids."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token."""

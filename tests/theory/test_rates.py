@@ -1,0 +1,61 @@
+"""Rates of this machine: what is timed, and that none of it is a step of the model itself."""
+
+import torch
+
+from outrider.costs import Sizes
+from outrider.lab import rates
+from outrider.models import CausalModel, LlamaRunner
+from outrider.testing import llama
+from outrider.theory import capacity
+
+
+def tiny():
+    model = llama(vocab_size=128, num_hidden_layers=2, max_position_embeddings=2048)
+    return CausalModel(LlamaRunner(model, False)), sum(p.numel() for p in model.parameters())
+
+
+def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
+    target, parameters = tiny()
+    stepped, steps = [], rates.steps
+    monkeypatch.setattr(
+        rates, "steps", lambda model, *how: stepped.append(model) or steps(model, *how)
+    )
+    machine = rates.measured(target, Sizes(4 * parameters, 512, parameters, 2, 512), rounds=2)
+    assert stepped
+    assert target not in stepped
+    capacity.check(Sizes(1, 0, 1), machine)
+    assert machine.products.at == rates.NODES
+    assert machine.products.times[-1] > machine.products.times[0] > 0
+
+
+def test_products_are_those_of_the_model():
+    """What a call multiplies with, in its order: the last ones are the logits."""
+    target, _ = tiny()
+    products = target.runner.products()
+    assert len(products) == 4 * target.runner.layers + 1
+    wide = products[-1][1]
+    assert products[-1][0](torch.zeros(1, 3, wide)).shape == (1, 3, 128)
+    seen = []
+    at = torch.arange(3)[None]
+    cache = target.open(1, 128)
+    from outrider.models.nodes import causal
+
+    for layer in target.runner._layers:
+        for name in ("qkv", "out", "gate_up", "down"):
+            run = getattr(layer, name)
+            setattr(layer, name, lambda x, run=run: seen.append(x.shape[-1]) or run(x))
+    target.forward(cache, causal(at, at, 128))
+    assert seen == [size for _, size in products[:-1]]
+
+
+def test_steps_take_the_chains_that_are_asked_for():
+    target, _ = tiny()
+    widths = []
+    forward = target.forward
+    target.forward = lambda cache, nodes, **how: (
+        widths.append(tuple(nodes.tokens_BQ.shape)) or forward(cache, nodes, **how)
+    )
+    took = rates.steps(target, 2, (1, 4), 20, rounds=2)
+    assert set(took) == {1, 4}
+    assert min(took.values()) > 0
+    assert widths[-4:] == [(2, 1), (2, 4)] * 2
