@@ -9,7 +9,8 @@ MODEL is a folder of a chat model, as SmolLM2-135M-Instruct. Arms take turns pro
 process on one thread, and the clock is that thread's CPU time, prompts included. The arm "default"
 is what `outrider.load(MODEL)` makes of it, measured costs included; "transformers" is its own
 prompt lookup in the same dtype, at the number of tokens that is best on the first prompts. The last
-lines say which goals the default reaches. The prompts: `outrider.lab.tasks`.
+lines say which goals the default reaches, and what copies could gain at most. The prompts:
+`outrider.lab.tasks`.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
+from outrider.costs import Costs
 from outrider.drafters import Recall, Suffix
+from outrider.drafters.automaton import Automaton
 from outrider.drafters.recall import MOST
 from outrider.engine.planner import Adaptive
 from outrider.lab.tasks.prompts import tasks, token_ids
@@ -193,6 +196,42 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
         print(f"{name:18}{cells}{median:10.2f}{worst:7.2f} #{at:<2}{rest}", flush=True)
 
 
+def ceiling(arms: dict[str, Arm], jobs: Sequence[Job], costs: Costs) -> None:
+    """What copies could gain if it were known ahead how many of them are right, prefill left out.
+
+    At every place of plain decoding's texts: the tokens behind the longest match that are right,
+    and the way through the text that takes the least time by the costs of steps.
+    """
+    took, best = 0.0, 0.0
+    for job, done in zip(jobs, arms["plain"].done, strict=True):
+        for prompt, text in zip(job.prompts, done.texts, strict=True):
+            right = right_copies(prompt, text)
+            left = [0.0] * (len(text) + 1)
+            for at in reversed(range(len(text))):
+                here = len(prompt) + at
+                took += costs.milliseconds(1, 1, here)
+                left[at] = min(
+                    costs.milliseconds(1 + count, 1, here) + left[at + 1 + count]
+                    for count in range(right[at] + 1)
+                )
+            best += left[0]
+    print(f"copies whose number is known ahead: {took / best:.2f} of plain decoding", flush=True)
+
+
+def right_copies(prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+    """At each place of a text: how many of the tokens behind its longest match are right."""
+    read, found = Automaton(prompt), []
+    for at, token in enumerate(text):
+        true, same = text[at : at + MOST], 0
+        for guess, right in zip(read.ahead(MOST), true, strict=False):
+            if guess != right:
+                break
+            same += 1
+        found.append(min(same, len(text) - at - 1))  # the last one is the target's own
+        read.push(token)
+    return found
+
+
 def goals(arms: dict[str, Arm], jobs: Sequence[Job]) -> None:
     """What the default reaches: in sum, on its worst prompt, and beside transformers."""
     every = range(len(jobs))
@@ -253,6 +292,9 @@ def main() -> None:
             table(arms, jobs, f"T = {temperature}, {rows} row(s): speed over plain decoding")
             if DEFAULT in arms:
                 goals(arms, jobs)
+                costs = usual.engine.costs
+                if costs is not None and rows == 1:
+                    ceiling(arms, jobs, costs)
 
 
 if __name__ == "__main__":
