@@ -16,7 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.odds import STRENGTH, Odds
 from outrider.testing.meta import MetaModel
 from outrider.tree import from_parents
-from outrider.types import Kind
+from outrider.types import Kind, Laws, Scores, Verdict
 from tiny import PROMPTS, begun, decode, pair
 
 
@@ -112,6 +112,38 @@ def test_what_the_target_held_likely_at_any_node_is_kept():
     step.commit(target, drafter, state, draft, scores, verdict)
     best = int(scores.laws.logits_BRV[0, 0].argmax())
     assert state.memory.rows[0].after.row(2, 3)[0] == best
+
+
+def laws(*best):
+    """Laws [1, N, 32] whose likeliest tokens are these, the best first."""
+    logits = torch.full((1, len(best), 32), -20.0)
+    for node, tokens in enumerate(best):
+        for place, token in enumerate(tokens):
+            logits[0, node, token] = -0.5 * place
+    return Scores(Laws(logits, torch.tensor([torch.inf])))
+
+
+@pytest.mark.parametrize(("kept", "instead"), [(0, [4, 3]), (1, [])])
+def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instead):
+    target, drafter = pair()[0], Recall(8)
+    state = begun(target, drafter, [[1, 2, 3]], [Sampling(0)], limit=40)
+    draft = placed.chains([[3, 8]], Kind.FIXED)
+    path = torch.tensor([[1 if kept else -1]])
+    verdict = Verdict(path, torch.tensor([kept]), torch.tensor([9]))
+    drafter.commit(state.memory, state.context, draft, verdict, laws([8, 9], [4, 3]))
+    (here,) = state.memory.rows
+    assert here.text.tokens == [1, 2, 3, *([8] * kept), 9]
+    assert list(here.instead) == instead
+    most = recall.Most(8, 8, chain=False)
+    tree, gains = recall.grow(here, most)
+    below = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if not parent]
+    assert below == instead
+    here.read([4])  # what was drafted so is learnt from, and holds for one token
+    assert here.instead == ()
+    again = row([1, 2, 3, 9], {})
+    again.recycled, again.instead = here.recycled, [4, 3]
+    after = recall.grow(again, most)[1]
+    assert not instead or after[1] > gains[1]
 
 
 def test_earlier_requests_are_remembered_and_change_no_text():
