@@ -117,8 +117,7 @@ def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Count
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
-            with desk.loop.coming():
-                choices = await asyncio.to_thread(desk.choices, body)
+            choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
         echo = isinstance(body, CompletionBody) and body.echo
