@@ -70,7 +70,8 @@ def check(server, label, examples, known):
     return codes
 
 
-COMPLETION = {"model": NAME, "prompt": PROMPT, "max_tokens": 4}
+COMPLETION = {"model": NAME, "prompt": PROMPT, "max_tokens": 4, "timeout": 20}
+RECORDING = {"model": NAME, "timeout": 20}
 HEARD = "POST /v1/audio/transcriptions"
 
 
@@ -86,4 +87,4 @@ def test_what_the_server_says_of_chats_holds(server, examples):
 
 @pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_the_server_says_of_recordings_holds(listening, recording, examples):
-    assert 200 in check(listening, HEARD, examples, {"model": NAME, "file": recording})
+    assert 200 in check(listening, HEARD, examples, RECORDING | {"file": recording})
