@@ -311,7 +311,7 @@ def of_theory(found, true):
 def foretold():
     """Tokens a call by the texts of some of the prompts, which is what takes time."""
     texts = np.concatenate(
-        [world(np.random.default_rng(n), 20)["texts"]["beta"] for n in range(150)]
+        [world(np.random.default_rng(n), 20)["texts"]["beta"] for n in range(60)]
     )
     return BUDGET * len(texts) / sum(beta.calls(text.tolist(), GAMMA) for text in texts)
 
@@ -362,10 +362,10 @@ def coverage(replications, prompts, benches=BENCHES):
 
 def test_printed_intervals_hold_what_is_true():
     """Few experiments: an interval of half the length (0.67) or twice (0.999) is seen."""
-    found = coverage(40, MANY // 5)
+    found = coverage(25, MANY // 10)
     assert len(found) == 34
     for name, share in found.items():
-        assert 0.84 < share, (name, share)
+        assert 0.8 < share, (name, share)
     assert np.mean(list(found.values())) < 0.985
 
 
@@ -383,7 +383,7 @@ def test_intervals_of_scores_hold_what_is_true():
     found = coverage(500, MANY // 20, [of_quality])
     print("\n".join(f"{share:.3f}  {name}" for name, share in found.items()))
     for name, share in found.items():
-        assert 0.92 <= share <= 0.98, (name, share)  # one deviation of 500 is a hundredth
+        assert 0.93 <= share <= 0.97, (name, share)
 
 
 def test_repeats_of_a_prompt_are_no_new_evidence():

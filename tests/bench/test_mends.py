@@ -149,6 +149,9 @@ def _figures(tmp_path):
     ]
     speed = [{"drafter": n, "expected": 1.0, "measured": 2.0} for n in ours]
     alpha._draw({"speed": speed + alpha.published_speed(), "lenience": lenient}, ours, tmp_path)
+    tasks = [{"task": task, "drafter": name, "alpha T = 1": 0.5, "95 %, T = 1": "[0.400, 0.600]"}
+             for task in ("chat", "code", "unconditional") for name in ours]  # fmt: skip
+    alpha._draw({"tasks": tasks, "lenience": lenient}, ours, tmp_path)
     values = dict.fromkeys(["block efficiency", "MBSU", "rate", "parses"], 1.0)
     methods = ["SD", "block", "RSD-S + traversal", "RSD-C + traversal", "hub + traversal"]
     rows = [{"group": g, "method": m} | values for m in methods for g in (6, 10)]
@@ -157,7 +160,9 @@ def _figures(tmp_path):
 
 def _theory(tmp_path):
     names = ("tokens/call, i.i.d.", "by betas", "by texts", "measured")
-    lags = [{"T": t, "lag": n, "autocorrelation": 0.1, "95 %": ""} for t in (0.0, 1.0) for n in (1, 2)]
+    lags = [
+        {"T": t, "lag": n, "autocorrelation": 0.1, "95 %": ""} for t in (0.0, 1.0) for n in (1, 2)
+    ]
     runs = {"beta": [{"share": 0.1}] * 10, "lags": lags, "calls": [dict.fromkeys(names, 2.0)]}
     theory.draw(theory.curves() | runs, tmp_path)
 
@@ -165,7 +170,7 @@ def _theory(tmp_path):
 @pytest.mark.parametrize(
     ("made", "count"),
     [
-        (_figures, 3),
+        (_figures, 4),
         pytest.param(_theory, 1, marks=pytest.mark.slow),
         pytest.param(lambda path: toy.run(path, 5, True), 1, marks=pytest.mark.slow),
     ],

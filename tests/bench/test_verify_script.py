@@ -32,6 +32,7 @@ def test_contestants_that_cannot_run_are_named():
     assert {"transformers", "PyTorch, no host read", "cpu, cold", "cpu, LSE kept"} <= names
 
 
+@pytest.mark.slow
 def test_the_gpu_branch_runs_up_to_the_device(monkeypatch):
     """Contestants, inputs and rows of a GPU run with kernels in the interpreter and no clock."""
     import os

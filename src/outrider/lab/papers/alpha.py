@@ -330,5 +330,6 @@ def _draw_tasks(axis: "Axes", rows: Sequence[record.Row]) -> None:
         for place, row in zip(places, mine, strict=True):
             drawing.whisker(axis, place, row["95 %, T = 1"], colour)
     axis.set_xticks(range(len(tasks)), tasks)
+    axis.set_xlim(-0.7, len(tasks) - 0.3)
     axis.set_ylim(0, 1)
     axis.set_title("alpha by task, T = 1, with 95 % intervals")

@@ -163,14 +163,17 @@ def differences(name: str, found: Measured, group: int) -> list[record.Row]:
 
 
 def draw(name: str, tables: Tables, out: Path) -> None:
-    """Block efficiency, MBSU, token rate and task score by group; the paper's values dashed."""
+    """Block efficiency, MBSU, token rate and task score by group, what of these there is; the
+    paper's values dotted."""
     label = "draft length" if name == "draft-length" else "tokens scored by the target"
-    figure, grid = drawing.panels(1, 4, (18, 5))
-    axes = grid[0]
     ours = [r for r in tables["methods"] if r["method"] != PLAIN.method]
     methods = list(dict.fromkeys(r["method"] for r in ours))
     colours = {m: f"C{i}" for i, m in enumerate(methods)}
-    for axis, value in zip(axes, ("block efficiency", "MBSU", "rate", "parses"), strict=True):
+    every = ("block efficiency", "MBSU", "rate", "parses")
+    values = [value for value in every if any(value in row for row in ours)]
+    figure, grid = drawing.panels(1, len(values), (4.5 * len(values), 5))
+    axes = grid[0]
+    for axis, value in zip(axes, values, strict=True):
         for method in methods:
             rows = [r for r in ours if r["method"] == method and value in r]
             x, y = [r["group"] for r in rows], [r[value] for r in rows]
@@ -178,6 +181,7 @@ def draw(name: str, tables: Tables, out: Path) -> None:
             paper = [r for r in tables["published"] if r["method"] == method and value in r]
             x, y = [r["group"] for r in paper], [r[value] for r in paper]
             axis.plot(x, y, ":", color=colours[method], linewidth=1)
+        axis.plot([], [], "k:", linewidth=1, label="the same method, published")
         axis.set_xlabel(label)
         axis.set_title("tokens/s over plain" if value == "rate" else value)
     drawing.legend(figure, axes, 5)
