@@ -4,9 +4,9 @@
 
 The folder holds `whisper-base` and `speech` (`training.whisper_recordings`), `smollm2`, and the
 wheel of ANNalog in `annalog`; what is missing is left out. One thread, its CPU time, every input by
-every arm in turn, `--repeats` times, after one call of each that is not timed. Encoders are not timed: their states
-are given to all arms. Arms that score ahead share what they learn of its worth over all inputs, as
-one long recording does.
+every arm in turn, `--repeats` times, after one call of each that is not timed. Encoders are not
+timed: their states are given to all arms. Arms that score ahead share what they learn of its worth
+over all inputs, as one long recording does.
 
     transformers       its own beam search, float32
     tree               beams as one tree, the same float32 forward
@@ -27,6 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,7 +185,7 @@ def greedy(target: LanguageModel, requests: Sequence[Request]) -> Arm:
 
 
 def plain(generate: Callable[[int], Any], start: int, end: int | None) -> Arm:
-    """transformers' own search."""
+    """transformers' own search. It writes into the encoder output it is given: give it a copy."""
 
     def run(number: int) -> Made:
         out = generate(number)
@@ -217,7 +218,7 @@ def whisper(asked: Any) -> None:
     def theirs(number: int) -> Any:
         return GenerationMixin.generate(
             network,
-            encoder_outputs=states[number],
+            encoder_outputs=copy(states[number]),
             decoder_input_ids=torch.tensor([FIRST]),
             max_new_tokens=220,
             num_beams=asked.beams,
@@ -275,7 +276,7 @@ def molecules(asked: Any) -> None:
 
     def theirs(number: int) -> Any:
         return network.generate(
-            encoder_outputs=states[number], max_new_tokens=98, num_beams=asked.beams
+            encoder_outputs=copy(states[number]), max_new_tokens=98, num_beams=asked.beams
         )
 
     beams = Beams(asked.beams)

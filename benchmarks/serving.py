@@ -1,7 +1,7 @@
 """What serving costs and withstands, on loopback with real clients.
 
     python benchmarks/serving.py edge     # 8 streams through HTTP against the batch alone
-    python benchmarks/serving.py slow     # 7 streams beside one that is read a byte a second, or at once
+    python benchmarks/serving.py slow     # 7 streams beside one that is hardly read
     python benchmarks/serving.py soak     # 64 clients on 8 rows for a minute: nobody is lost
     python benchmarks/serving.py kill     # the server is killed in mid-load, another takes over
     python benchmarks/serving.py shared   # 8 prompts with 400 tokens in common, copied or read
@@ -163,26 +163,31 @@ def slow(args):
     data = json.dumps(ask | {"logprobs": 5}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     rates = {"read": [], "a byte a second": []}
+
+    def beside(most, pause):
+        """Tokens a second of the seven, three times each, beside a reader."""
+        over = threading.Event()
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            raw.connect(("127.0.0.1", server.port))
+            raw.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+            reads = eighth.submit(sip, raw, most, pause, over)
+            started = time.perf_counter()
+            each = [*range(7)] * 3
+            count = sum(seven.map(lambda at: streamed(server, PROMPTS[at % 4], at), each))
+            took = time.perf_counter() - started
+            over.set()
+            raw.shutdown(socket.SHUT_RDWR)
+            reads.result()
+        return count / took
+
     with ThreadPoolExecutor(7) as seven, ThreadPoolExecutor(1) as eighth:
         for turn in range(args.repeats + 1):
-            for name, bytes_, pause in (("read", 1 << 16, 0.0), ("a byte a second", 1, 1.0)):
-                over = threading.Event()
-                with socket.socket() as raw:
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-                    raw.connect(("127.0.0.1", server.port))
-                    raw.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
-                    reads = eighth.submit(sip, raw, bytes_, pause, over)
-                    started = time.perf_counter()
-                    each = [
-                        seven.submit(streamed, server, PROMPTS[at % 4], at) for at in [*range(7)] * 3
-                    ]
-                    count = sum(one.result() for one in each)
-                    took = time.perf_counter() - started
-                    over.set()
-                    raw.shutdown(socket.SHUT_RDWR)
-                    reads.result()
+            arms = [("read", 1 << 16, 0.0), ("a byte a second", 1, 1.0)]
+            for name, most, pause in arms if turn % 2 else reversed(arms):
+                rate = beside(most, pause)
                 if turn:  # the first ones warm up
-                    rates[name].append(count / took)
+                    rates[name].append(rate)
     server.stop()
     return {"tokens_per_second": rates, "ratio": ratio(rates["a byte a second"], rates["read"])}
 

@@ -82,10 +82,10 @@ def sources(family):
     return Inputs(torch.where(mask, ids, 1), None, mask)
 
 
-def theirs(family, inputs, row, beams, **more):
-    model, one = network(family), inputs.take([row])
-    if family == "whisper":
-        states = model.get_encoder()(one.features.transpose(1, 2))
+def theirs(model, inputs, row, beams, **more):
+    one = inputs.take([row])
+    if one.features is not None:
+        states = model.get_encoder()(one.features.transpose(1, 2).to(model.dtype))
     else:
         size = LENGTHS[row]
         states = model.get_encoder()(input_ids=one.ids_BS[:, :size])
@@ -125,7 +125,7 @@ def test_identical_to_transformers(family, beams):
     plain = search(target, Root(), requests, beams, settle=False)
     copied = search(target, ReferenceLookup(4), requests, beams)
     for row in range(3):
-        texts, scores = theirs(family, inputs, row, beams)
+        texts, scores = theirs(network(family), inputs, row, beams)
         for found in (plain, copied):
             assert [one.token_ids for one in found.hypotheses[row]] == texts
             mine = torch.tensor([one.score for one in found.hypotheses[row]])

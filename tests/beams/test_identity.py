@@ -88,10 +88,13 @@ def theirs(network, prompt, beams, stops=STOPS, **more):
 
 
 SPECULATORS = (None, "reference", "draft", "malicious")
-CASES = list(product((2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never")))
+#: Every width, penalty and way to end once; the rest are slow.
+FEW = ((2, -1.0, True), (4, 0.0, "never"), (5, 2.0, False), (10, 1.0, False))
+ALL = product((2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never"))
+MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FEW]
 
 
-@pytest.mark.parametrize(("width", "penalty", "stopping"), CASES)
+@pytest.mark.parametrize(("width", "penalty", "stopping"), [*FEW, *MORE])
 def test_identical_to_transformers(width, penalty, stopping):
     network = llama()
     model = CausalModel(LlamaRunner(network, False))

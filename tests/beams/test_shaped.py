@@ -80,7 +80,7 @@ def theirs(prompt, beams, more, seed=0):
 
 
 @pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("width", [2, 5])
+@pytest.mark.parametrize("width", [5, pytest.param(2, marks=pytest.mark.slow)])
 def test_identical_with_processors(name, width):
     mine, more = ASKED[name]
     beams = Beams(width)

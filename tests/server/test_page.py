@@ -18,11 +18,12 @@ def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tm
         waiting.until(lambda _: part("model").get_attribute("value"))
         browser.execute_script("document.getElementById('tokens').value = 40")
         part("go").click()
-        waiting.until(lambda _: "a second" in part("plain-numbers").text)
+        waiting.until(lambda _: "as fast" in part("verdict").text)
         spec = part("spec").get_property("textContent")
         assert spec
         assert spec == part("plain").get_property("textContent")
         steps = int(part("step").get_attribute("max")) + 1
+        assert f"The same text: {steps} calls of the model in place of 40" in part("verdict").text
         assert f"in {steps} calls" in part("spec-numbers").text
         assert "40 tokens in 40 calls" in part("plain-numbers").text
         for at in range(steps):
@@ -47,3 +48,8 @@ def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tm
         browser.save_screenshot(str(tmp_path / "page.png"))
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
         assert all(url.startswith(server.address) for url in requested(browser))
+        browser.execute_script("document.getElementById('prompt').value = ''")
+        part("go").click()
+        waiting.until(lambda _: "empty" in part("error").text)
+        assert part("verdict").text == ""
+        assert (part("which").text, part("step").is_enabled()) == ("0 of 0", False)

@@ -155,7 +155,8 @@ def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Coun
 
     @app.post(TRANSCRIPTIONS)
     async def transcriptions(
-        http: HttpRequest, form: Annotated[TranscriptionForm, Form()]
+        http: HttpRequest,
+        form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
     ) -> Response:
         return await ear.answer(http, form)
 

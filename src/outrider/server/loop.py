@@ -18,7 +18,6 @@ from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.spoken import Heard, Spoken
 
-
 _COMPANY = 0.005  #: seconds that a request waits for others that are being read
 
 
@@ -192,9 +191,7 @@ class Loop(threading.Thread):
         ends = None if patience else 0.0
         while True:
             try:
-                order = (
-                    self._orders.get(timeout=patience) if patience else self._orders.get_nowait()
-                )
+                order = self._orders.get(patience > 0, patience)
             except queue.Empty:
                 return
             order()
