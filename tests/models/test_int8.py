@@ -48,6 +48,8 @@ def test_products_are_those_of_the_rounded_weights(outputs, inputs, dtype):
     out = Int8Product(weight, bias)(x)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=near, atol=near)
+    with pytest.raises(ValueError, match=f"{inputs} inputs are wanted"):
+        Int8Product(weight, bias)(x[..., 1:])
     plain = x.double() @ weight.double().T + bias.double()
     assert (plain - expected).abs().max() > 1e-2  # and not those of the weights themselves
 
@@ -86,6 +88,10 @@ def test_attention_over_a_window(slots, size):
     weights = (q.transpose(1, 2).double() @ keys.double().mT).softmax(-1)
     expected = (weights @ values.double()).transpose(1, 2)
     torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=2**-7)
+
+    for wrong in (q[:1], q[:, :, :2]):
+        with pytest.raises(IndexError, match=f"{slots} slots of"):
+            cross.attend(wrong, *laid, slots)
 
     def run(q_Q):
         return cross.attend(q_Q[None].expand(2, -1, -1, -1), *laid, slots)[1]

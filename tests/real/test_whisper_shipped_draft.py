@@ -2,12 +2,13 @@
 steps are saved.
 
 The folders `whisper-base` and `speech` of OUTRIDER_MODELS; the latter holds Debian's
-`pocketsphinx-testdata`, unpacked. Half a minute on one core.
+`pocketsphinx-testdata`, unpacked. A minute on one core.
 """
 
 import pytest
 
 import outrider
+from outrider.models.native import build
 
 pytestmark = pytest.mark.real
 
@@ -20,11 +21,15 @@ def recordings(models_directory):
     return [str(file) for file in found]
 
 
-@pytest.fixture(scope="module")
-def speculator(whisper):
-    return outrider.load(
-        whisper, draft="whisper-base-draft", dtype="float32", threads=1, packed=True
-    )
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+def speculator(whisper, request):
+    how = {"dtype": request.param}
+    if request.param == "int8":  # the draft, beside a target in bfloat16
+        if build.unbuilt():
+            pytest.skip(f"no kernels: {build.unbuilt()}")
+        how = {"dtype": "bfloat16", "draft_dtype": "int8"}
+    draft = "whisper-base-draft"
+    return outrider.load(whisper, draft=draft, threads=1, packed=True, planner="fixed", **how)
 
 
 @pytest.mark.parametrize("timestamps", ["none", "segment"])

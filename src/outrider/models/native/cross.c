@@ -10,7 +10,6 @@
 #define BLOCK 4 /* queries that share what is read */
 #define PARTS 4 /* sums of a score: one after the other they would wait for each other */
 
-
 /* Scores of sixteen slots, out [few, row]; `keys` [E, 16]. */
 static inline __attribute__((always_inline)) void scored(
     float *out, int64_t row, const float *query, const half *keys, int64_t size, const int few) {

@@ -41,6 +41,10 @@ def attend(q_BQHE: Tensor, keys_BHX: Tensor, values_BHX: Tensor, slots: int) -> 
     run = build.function("outrider_cross", _CROSS)
     q = q_BQHE.contiguous()
     out = torch.empty_like(q)
+    batch, _, heads, size = q.shape
+    laid = batch, heads, whole_lanes(slots) * whole_lanes(size)
+    if not keys_BHX.shape == values_BHX.shape == laid:
+        raise IndexError(f"{slots} slots of {list(q.shape)} queries in {list(keys_BHX.shape)}")
     seat, head, _ = keys_BHX.stride()
     failed = run(
         *q.shape, slots, seat, head, torch.get_num_threads(),

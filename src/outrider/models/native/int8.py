@@ -54,6 +54,8 @@ class Int8Product:
         """In the dtype of x."""
         if x.dtype == torch.float16:
             return self(x.float()).half()
+        if x.shape[-1] != self.inputs:
+            raise ValueError(f"{self.inputs} inputs are wanted; got {list(x.shape)}")
         x, rows = x.contiguous(), x.numel() // self.inputs
         out = x.new_empty(*x.shape[:-1], self.outputs)
         failed = self._run(
