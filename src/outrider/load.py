@@ -86,6 +86,7 @@ class Notes:
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
+    draft_dtype: str | None = None  #: what draft models read is kept in; None: in `dtype`
 
 
 def load(
@@ -151,7 +152,7 @@ def load(
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
-    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/choosing-a-drafter.md)
+    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md)
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
@@ -441,4 +442,5 @@ def _notes(
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
         runner.means,
+        running.setting.draft_dtype,
     )

@@ -10,7 +10,7 @@ from test_experiments import _Letters, _Notes
 
 from outrider import DraftModel, Engine, Root, Speculator
 from outrider.errors import ConfigurationError
-from outrider.lab.papers import alpha, alpha_drafters, alpha_tasks
+from outrider.lab.papers import alpha, alpha_drafters, alpha_tasks, options
 from tiny import VOCAB, pair
 
 
@@ -68,3 +68,13 @@ def test_the_longest_recordings_that_fit_a_window_are_taken(tmp_path):
     rows = alpha_tasks.recorded_rows(tmp_path, "en", 2)
     assert [Path(row["recording"]).stem for row in rows] == ["b", "c"]
     assert {row["category"] for row in rows} == {"speech"}
+
+
+def test_recordings_go_with_a_target_and_without_prompts(tmp_path):
+    for asked in (options.Asked(), options.Asked(target="x", prompts=tmp_path)):
+        with pytest.raises(ConfigurationError, match="--recordings go with a Whisper --target"):
+            options.alpha_rows(asked, tmp_path, "en", 2)
+    recording(tmp_path / "a.wav", 0.1)
+    asked = options.Asked(target="x")
+    assert len(options.alpha_rows(asked, tmp_path, "en", 2)) == 1
+    assert options.alpha_rows(asked, None, "en", 2) is None  # the model itself says

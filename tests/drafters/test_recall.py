@@ -40,7 +40,8 @@ def some_row(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_nodes_are_the_best_tree_of_so_many(seed):
+def test_the_first_nodes_are_the_best_tree_of_so_many(seed, monkeypatch):
+    monkeypatch.setattr(recall, "FLOOR", 0.004)  # large trees
     here = some_row(seed)
     tree, gains = recall.grow(here, recall.Most(200, 200, chain=False))
     survivals = [b - a for a, b in pairwise(gains)]
@@ -133,13 +134,22 @@ class Chains(MetaModel):
     trees, device = False, torch.device("cpu")
 
 
+class Coarse(MetaModel):
+    """One whose trees round otherwise than a row does."""
+
+    trees_alike, device = False, torch.device("cpu")
+
+
 def test_by_name_it_suits_the_target():
     here, away = Parts(target=pair()[0]), Parts(target=MetaModel())
     assert not make("recall", here).shapes[0].is_chain
     assert [s.key for s in make("recall", here, DraftOptions(4)).shapes] == [4, 3, 2, 1]
     with pytest.raises(ConfigurationError, match="drafter='suffix'"):
         make("recall", away)
-    assert make("recall", Parts(target=Chains())).shapes[0].is_chain
+    for target in (Chains(), Coarse()):
+        assert make("recall", Parts(target=target)).shapes[0].is_chain
+    asked = DraftOptions(own={"chain": False})
+    assert not make("recall", Parts(target=Coarse()), asked).shapes[0].is_chain
     with pytest.raises(ConfigurationError, match="chain must be"):
         Recall(chain=1)
 

@@ -12,6 +12,7 @@ import pytest
 from outrider import Sampling, Stop, load, verifiers
 from outrider.engine import step
 from outrider.load import shipped
+from outrider.models.native import build
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 PROMPT = "def add(a, b):"
@@ -107,6 +108,7 @@ def test_text_goes_to_standard_output(outrider, expected):
         ["--drafter", "root"],
         ["--branching", "2,2"],
         ["--branching", "2,2", "-k", 2],
+        [] if build.unbuilt() else ["--draft-dtype", "int8"],
         dynamic,
         best,
         ["--stream"],

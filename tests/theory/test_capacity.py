@@ -60,6 +60,10 @@ def test_measured_products_stand_for_reading_and_computing():
     for rows, nodes, ms in ((2, 1, 7 * (5 + 3 / 63)), (2, 32, 56.0)):
         found = capacity.step(SEVEN, core, rows, nodes, 256)
         assert found == pytest.approx(1e-3 * ms + cached + rows * nodes * 1e-3)
+    drafting = core._replace(host_draft=0.5)
+    assert capacity.step(SEVEN, drafting, 2, 1, 0) == capacity.step(SEVEN, core, 2, 1, 0)
+    with_draft = capacity.step(SEVEN, drafting, 2, 3, 0) - capacity.step(SEVEN, core, 2, 3, 0)
+    assert with_draft == pytest.approx(0.5)
     halved = core._replace(devices=2)
     assert capacity.step(SEVEN, halved, 2, 32, 0) == pytest.approx(0.028 + 0.064)
 

@@ -254,7 +254,8 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "
         f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
-        f"\ndevice {notes.device}, {notes.dtype}, "
+        f"\ndevice {notes.device}, {notes.dtype}"
+        f"{f', what drafts read {notes.draft_dtype}' if notes.draft_dtype else ''}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
         f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
         markup=False,

@@ -132,6 +132,13 @@ Dtype = Annotated[
         help="float32, bfloat16 or float16; auto: measured on a CPU, else the checkpoint's."
     ),
 ]
+DraftDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 keeps what draft models read in 8 bits, on a CPU: half the bytes, another draft "
+        "law, the same law of the text."
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
@@ -196,13 +203,14 @@ class Setup:
     coupled: Coupled = False
     planner: Planned = None
     costs: CostsFile = None
+    draft_dtype: DraftDtype = None
     device: Device = None
     threads: Threads = None
     tensor_parallel: TensorParallel = None
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
-        models = ["target", "draft", "draft_layers", "costs", "device", "threads"]
+        models = ["target", "draft", "draft_layers", "draft_dtype", "costs", "device", "threads"]
         models.append("tensor_parallel")
         return [
             f"--{name.replace('_', '-')}"
@@ -232,6 +240,7 @@ class Setup:
                 rule=self.rule,
                 rule_options=_by_name("--rule-option", self.rule_option, "lenience=0.3"),
                 dtype=dtype,
+                draft_dtype=self.draft_dtype,
                 device=self.device,
                 threads="auto" if self.threads is None else self.threads,
                 tensor_parallel=self.tensor_parallel,

@@ -72,6 +72,9 @@ def plan(
     host: Annotated[float, typer.Option(min=0, help="Besides, milliseconds a step.")] = 0.0,
     host_row: Annotated[float, typer.Option(min=0, help="The same for every row.")] = 0.0,
     host_node: Annotated[float, typer.Option(min=0, help="The same for every node.")] = 0.0,
+    host_draft: Annotated[
+        float, typer.Option(min=0, help="The same for a step with drafts.")
+    ] = 0.0,
     overlap: Annotated[
         bool,
         typer.Option(
@@ -102,7 +105,15 @@ def plan(
     """
     sizes = _sizes(model, dtype, model_bytes, kv_bytes, parameters, layers)
     given = _Rates(
-        bandwidth, flops, cache_bandwidth, attention_flops, host, host_row, host_node, overlap
+        bandwidth,
+        flops,
+        cache_bandwidth,
+        attention_flops,
+        host,
+        host_row,
+        host_node,
+        host_draft,
+        overlap,
     )
     machine = _measured(model, dtype, threads, sizes, given) if measure else _told(given)
     machine = machine._replace(devices=devices, all_reduce=1e-6 * all_reduce)
@@ -166,6 +177,7 @@ class _Rates(NamedTuple):
     host: float = 0.0
     host_row: float = 0.0
     host_node: float = 0.0
+    host_draft: float = 0.0
     overlap: bool = True
 
     def given(self) -> list[str]:
@@ -184,6 +196,7 @@ def _told(rates: _Rates) -> Machine:
         host=1e-3 * rates.host,
         host_row=1e-3 * rates.host_row,
         host_node=1e-3 * rates.host_node,
+        host_draft=1e-3 * rates.host_draft,
         overlaps=rates.overlap,
     )
 

@@ -48,6 +48,7 @@ def transcribe(
     seed: hearing.Seed = 0,
     compare: hearing.Compare = False,
     dtype: options.Dtype = "auto",
+    draft_dtype: options.DraftDtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
 ) -> None:
@@ -89,6 +90,7 @@ def transcribe(
                 num_speculative_tokens=num_speculative_tokens,
                 planner=planner,
                 dtype=dtype,
+                draft_dtype=draft_dtype,
                 device=device,
                 threads="auto" if threads is None else threads,
             )

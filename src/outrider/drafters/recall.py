@@ -32,9 +32,9 @@ from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
-MOST = 32  #: nodes that a planner may choose
+MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
-FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
+FLOOR = 0.02  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
 
@@ -322,13 +322,13 @@ def _made(
 ) -> Recall:
     """Who asks for a depth alone gets so many nodes.
 
-    In half precision a node of a tree may round otherwise than the same text does in a row: where
-    nobody asks for a tree there is none, and greedy texts stay plain decoding's.
+    Where a node of a tree may round otherwise than the same text does in a row, and nobody asks for
+    a tree, there is none: greedy texts stay plain decoding's.
     """
     _on_host(target.device)
     total = total_tokens or num_speculative_tokens or Recall.total_tokens
     if chain is None:
-        chain = not target.trees or target.dtype.itemsize < 4
+        chain = not (target.trees and target.trees_alike)
     return Recall(total, num_speculative_tokens, chain, earlier)
 
 

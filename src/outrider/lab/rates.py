@@ -13,6 +13,7 @@ Medians of this thread's own time over rounds in which everything is timed once.
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -35,7 +36,7 @@ from outrider.types import Shape
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 144)  #: of products
 PIECE = 16  #: tokens of a call, besides one
 BEHIND, SEEING, ROWS = 1024, (1, 8), 4  #: tokens behind which pieces of so many are read, and rows
-ENGINE = ((1, 1), (8, 1), (8, 6))  #: rows and nodes of the tiny model's steps
+ENGINE = ((1, 1), (8, 1), (8, 2), (8, 6))  #: rows and nodes of the tiny model's steps
 _PREFIXES = 1 << 30  #: bytes of kept prompts: rows of one prompt are read once
 
 
@@ -134,16 +135,17 @@ def measured(target: CausalModel, sizes: Sizes, rounds: int = 9) -> Machine:
     cached, seen = line(
         {n: (took["behind", n, BEHIND] - took["behind", n, 0]) / (ROWS * BEHIND) for n in SEEING}
     )
-    step, row, node = _engine(target.vocab_size, rounds)
+    host = _engine(target.vocab_size, rounds)
     _, slope = line({n: products[n] for n in NODES[-2:]})
     return Machine(
         sizes.weight_bytes / products[1],
         2 * sizes.parameters / slope,
         sizes.kv_bytes / max(cached, 1e-12),
         sizes.attention / max(seen, 1e-12),
-        host=max(call + step, 0.0),
-        host_row=max(row, 0.0),
-        host_node=max(between + node, 0.0),
+        host=max(call + host.step, 0.0),
+        host_row=max(host.row, 0.0),
+        host_node=max(between + host.node, 0.0),
+        host_draft=max(host.draft, 0.0),
         overlaps=False,
         products=Curve.of({n: 1e3 * products[n] * UNIT / sizes.parameters for n in NODES}),
     )
@@ -174,16 +176,26 @@ def _call(target: CausalModel, rows: int, nodes: int, behind: int) -> Callable[[
     return lambda: target.forward(cache, asked)
 
 
-def _engine(vocab: int, rounds: int) -> tuple[float, float, float]:
-    """Seconds that the engine takes of a step, a row and a node: a tiny model's steps, less it."""
+class _Host(NamedTuple):
+    """Seconds that the engine takes of a step, a row and a node, and of a step that drafts."""
+
+    step: float
+    row: float
+    node: float
+    draft: float
+
+
+def _engine(vocab: int, rounds: int) -> _Host:
+    """By steps of a tiny model with so many tokens, less its calls."""
     tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
     large = torch.zeros(1 << 25)  # a real model's weights leave nothing of the engine in caches
-    found = {}
+    found = []
     for rows, nodes in ENGINE:
         call = _call(tiny, rows, nodes, 64)
         took = medians({"call": call, "away": large.sum}, rounds)["call"]
-        found[rows, nodes] = steps(tiny, rows, (nodes,), 64, rounds, large.sum)[nodes] - took
-    (_, one), (many, _), (_, more) = ENGINE
-    _, node = line({many * one: found[many, one], many * more: found[many, more]})
-    step, row = line({rows: found[rows, one] for rows in (1, many)})
-    return step, row - node, node
+        found.append(steps(tiny, rows, (nodes,), 64, rounds, large.sum)[nodes] - took)
+    alone, plain, drafted, longer = found
+    (one, _), (many, _), (_, few), (_, more) = ENGINE
+    _, node = line({many * few: drafted, many * more: longer})
+    step, row = line({one: alone, many: plain})
+    return _Host(step, row - node, node, drafted - plain - many * (few - 1) * node)

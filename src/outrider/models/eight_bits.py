@@ -7,6 +7,7 @@ drafts alone: their law is another than the model's own, and the one that they d
 import copy
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -35,8 +36,9 @@ def _lay(part: torch.nn.Module | None) -> bool:
     """Let a linear layer compute in 8 bits; whether it is one."""
     if part is None or type(part) not in (torch.nn.Linear, Conv1D):
         return False
-    weight, bias = part.get_parameter("weight"), dict(part.named_parameters()).get("bias")
+    weight_OI: Tensor = part.get_parameter("weight")
     if type(part) is Conv1D:
-        weight = weight.T
-    vars(part)["forward"] = product(weight, bias, int8=True)
+        weight_OI = weight_OI.T
+    bias = dict(part.named_parameters()).get("bias")
+    vars(part)["forward"] = product(weight_OI, bias, int8=True)
     return True

@@ -166,7 +166,7 @@ class WhisperRunner:
         self._norm = Norm.of(decoder.layer_norm)
         self._head = fused([model.get_output_embeddings()], packed, int8=int8)
         self._act = ACT2FN[config.activation_function]
-        kept, encoder = Kept.best(self._embedding, int8), None
+        kept, encoder = Kept.best(self._embedding), None
         if isinstance(model, WhisperForConditionalGeneration) and not shares:
             encoder = WhisperEncoder(model.model.encoder, packed)
         self.reader: Reader = WhisperReader(config, self._layers, encoder, kept)

@@ -9,35 +9,33 @@ from torch.nn import functional as F
 
 from outrider.models import rounding
 from outrider.models.attention import Steady, unscaled
-from outrider.models.native import build, cross
+from outrider.models.native import cross
 from outrider.models.rounding import Rows
 
 
 class Kept(NamedTuple):
     """How keys and values are kept, and how they are read."""
 
-    compiled: bool  #: as bytes that `native.cross` reads; else as torch's operators do
-    int8: bool = False
+    compiled: bool  #: as `native.cross` reads them; else as torch's operators do
     attention: Steady = Steady(unscaled, Rows())
 
     @classmethod
-    def best(cls, like: Tensor, int8: bool) -> "Kept":
-        """The fastest way on this machine for states as `like`: see `native.int8.unfit` for int8.
+    def best(cls, like: Tensor) -> "Kept":
+        """The fastest way on this machine for states as `like`.
 
-        torch rounds several queries over 1,500 states otherwise than one. Where that shows in
-        half precision they are gone through one by one.
+        torch rounds several queries over 1,500 states otherwise than one. Where that shows, in
+        half precision, they are gone through one by one.
         """
-        on_cpu = like.device.type == "cpu"
-        if int8 or (on_cpu and like.dtype == torch.bfloat16 and not build.unbuilt()):
-            return cls(True, int8)
+        if not cross.unfit(like):
+            return cls(True)
         each = rounding.concerns(like.dtype, like.device)
-        return cls(False, attention=Steady(unscaled, Rows((1,), 0) if each else Rows()))
+        return cls(False, Steady(unscaled, Rows((1,), 0) if each else Rows()))
 
     def planes(self, keys_BHTE: Tensor, values_BHTE: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as they are kept."""
         if not self.compiled:
             return keys_BHTE, values_BHTE
-        return cross.laid_keys(keys_BHTE, self.int8), cross.laid_values(values_BHTE, self.int8)
+        return cross.laid_keys(keys_BHTE), cross.laid_values(values_BHTE)
 
 
 class Cross:
@@ -55,7 +53,7 @@ class Cross:
         """Attention [B, Q, H E] of scaled queries over all states."""
         keys, values = self.table[2 * layer, : self.rows], self.table[2 * layer + 1, : self.rows]
         if self.kept.compiled:
-            return cross.attend(q_BQHE, keys, values, self.slots, self.kept.int8).flatten(2)
+            return cross.attend(q_BQHE, keys, values, self.slots).flatten(2)
         x_BHQE = self.kept.attention(q_BQHE.transpose(1, 2), keys, values)
         return x_BHQE.transpose(1, 2).reshape(*q_BQHE.shape[:2], -1)
 

@@ -5,12 +5,13 @@ row's cache once, and multiplies every node with every weight:
 
     memory  = weights / bandwidth + B L kv_bytes / cache_bandwidth
     compute = B N (2 parameters / flops + L attention / attention_flops)
-    step    = max(memory, compute) + 2 layers all_reduce + host + B host_row + B N host_node
+    step    = max(memory, compute) + 2 layers all_reduce + host + B (host_row + N host_node)
 
 That is the roofline model (Williams, Waterman and Patterson 2009) on a device that computes while
 it reads. A processor core does one after the other: its step is the sum of both. Rates are those
 that kernels reach, not those of the data sheet. Where products were measured by their number of
-nodes, what they took stands for weights / bandwidth and for 2 parameters / flops.
+nodes, what they took stands for weights / bandwidth and for 2 parameters / flops. A step with a
+draft, N > 1, takes host_draft besides.
 
 >>> h100 = Machine(3.35e12, 600e12)
 >>> seven = Sizes(14e9, 131e3, 7e9)
@@ -43,6 +44,7 @@ class Machine(NamedTuple):
     host: float = 0.0  #: seconds a step that neither reads weights nor multiplies
     host_row: float = 0.0  #: the same for every row
     host_node: float = 0.0  #: the same for every node
+    host_draft: float = 0.0  #: the same once more for a step that judges a draft
     overlaps: bool = True  #: whether it computes while it reads
     #: Milliseconds of all products of so many nodes with 1e9 parameters, the reading of these
     #: included, where they were measured; None: by bandwidth and flops
@@ -101,6 +103,7 @@ def step(sizes: Sizes, machine: Machine, rows: int, nodes: int, context: int) ->
         memory, compute = p.weights + cached, rows * nodes * p.node + attended
         both = max(memory, compute) if machine.overlaps else memory + compute
     own = p.host + rows * (machine.host_row + nodes * machine.host_node)
+    own += machine.host_draft if nodes > 1 else 0.0
     return both + p.reduces + own
 
 
@@ -130,7 +133,9 @@ def speedup(sizes: Sizes, machine: Machine, rows: int, context: int, drafting: D
     plain = step(sizes, machine, rows, 1, context)
     spent = step(sizes, machine, rows, drafting.tokens + 1, context)
     if drafting.draft is not None:
-        one = machine._replace(devices=1, all_reduce=0.0, host=0.0, host_row=0.0, host_node=0.0)
+        one = machine._replace(
+            devices=1, all_reduce=0.0, host=0.0, host_row=0.0, host_node=0.0, host_draft=0.0
+        )
         spent += drafting.tokens * step(drafting.draft, one, rows, 1, context)
     return expected_tokens(drafting.acceptance, drafting.tokens) * plain / spent
 

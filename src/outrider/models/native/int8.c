@@ -12,6 +12,20 @@
 #define BLOCK 4 /* rows that share what is read */
 #define CHUNK 64 /* rows whose inputs stay near */
 
+typedef int8_t small;
+
+#ifdef __AVX512F__
+static inline lanes load8(const small *from) {
+    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+#else
+typedef small smalls __attribute__((vector_size(LANES), aligned(1)));
+
+static inline lanes load8(const small *from) {
+    return __builtin_convertvector(*(const smalls *)from, lanes);
+}
+#endif
+
 /* Lanes 0 to 3 are the totals of four sums. */
 static inline lanes fours(const lanes *x) {
     lanes none = {0}, both = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));

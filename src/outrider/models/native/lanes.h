@@ -114,20 +114,6 @@ static inline lanes totals(lanes x[LANES]) {
     return x[0];
 }
 
-typedef int8_t small;
-
-#ifdef __AVX512F__
-static inline lanes load8(const small *from) {
-    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-}
-#else
-typedef small smalls __attribute__((vector_size(LANES), aligned(1)));
-
-static inline lanes load8(const small *from) {
-    return __builtin_convertvector(*(const smalls *)from, lanes);
-}
-#endif
-
 /* Numbers of a row, half precision or not, as float32; those behind `count` are 0. */
 static inline void widen(float *to, const void *from, int64_t at, int64_t count, int64_t room, int is_half) {
     if (is_half)
