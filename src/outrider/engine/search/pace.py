@@ -59,8 +59,9 @@ class Pace:
     def expected(self, depth: int) -> float:
         """Steps that a call answers with this depth, by the calls remembered.
 
-        Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls. What is
-        deeper than any of them is taken to be as likely, step by step, as what was seen.
+        Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls, and
+        n / (depth + 1) if no step was wrong in it: it goes on in the next call. What is deeper
+        than any of them is taken to be as likely, step by step, as what was seen.
         """
         seen = Counter(self.answered)
         deepest = min(max((most for most, _ in seen), default=0), depth)
@@ -68,7 +69,11 @@ class Pace:
         if not runs:
             return 1.0 + depth
         total = sum(steps * count for (_, steps), count in runs.items())
-        expected = total / sum(-(-n // (deepest + 1)) * count for (_, n), count in runs.items())
+        wide = deepest + 1
+        calls = sum(
+            (n / wide if n > most else -(-n // wide)) * count for (most, n), count in runs.items()
+        )
+        expected = total / calls
         alive = sum(count for (_, n), count in runs.items() if n > deepest) / sum(runs.values())
         share = alive ** (1 / max(deepest, 1))
         return float(expected + sum(alive * share**more for more in range(1, depth - deepest + 1)))
