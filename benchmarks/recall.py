@@ -3,12 +3,14 @@
     python benchmarks/recall.py MODEL                      # T = 0 and 0.7, 128 tokens each
     python benchmarks/recall.py MODEL --quick              # minutes: one prompt of each kind
     python benchmarks/recall.py MODEL --rows 8 16          # batches
-    python benchmarks/recall.py MODEL --arms plain recall transformers
+    python benchmarks/recall.py MODEL --arms default transformers   # 48 prompts: what is promised
 
 MODEL is a folder of a chat model, as SmolLM2-135M-Instruct. Arms take turns prompt by prompt in one
-process on one thread, and the clock is that thread's CPU time, prompts included. The arm
-"transformers" is its own prompt lookup in the same dtype, at the number of tokens that is best on
-the first prompts. The prompts: `outrider.lab.tasks`.
+process on one thread, and the clock is that thread's CPU time, prompts included. The arm "default"
+is what `outrider.load(MODEL)` makes of it, measured costs included; "transformers" is its own
+prompt lookup in the same dtype, at the number of tokens that is best on the first prompts. The last
+lines say which goals the default reaches, and what copies could gain at most. The prompts:
+`outrider.lab.tasks`.
 """
 
 import argparse
@@ -25,7 +27,10 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
+from outrider.costs import Costs
 from outrider.drafters import Recall, Suffix
+from outrider.drafters.automaton import Automaton
+from outrider.drafters.recall import MOST
 from outrider.engine.planner import Adaptive
 from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.types import Drafter
@@ -38,11 +43,12 @@ ARMS: dict[str, tuple[Callable[[], Drafter], bool]] = {
     "prompt_lookup 8": (lambda: PromptLookup(8), False),
     "prompt_lookup": (lambda: PromptLookup(16), True),
     "suffix": (lambda: Suffix(16), True),
-    "recall": (lambda: Recall(32), True),
-    "recall, chain": (lambda: Recall(32, chain=True), True),
-    "recall, earlier": (lambda: Recall(32, earlier=20_000), True),
+    "recall": (lambda: Recall(MOST), True),
+    "recall, chain": (lambda: Recall(MOST, chain=True), True),
+    "recall, earlier": (lambda: Recall(MOST, earlier=20_000), True),
 }
-THEIRS = "transformers"
+DEFAULT, THEIRS = "default", "transformers"
+SUM, WORST, OVER_THEIRS = 1.5, 0.95, 1.25  #: goals of the default
 THEIR_SETTINGS = (3, 5, 10)
 
 
@@ -190,6 +196,60 @@ def table(arms: dict[str, Arm], jobs: Sequence[Job], title: str) -> None:
         print(f"{name:18}{cells}{median:10.2f}{worst:7.2f} #{at:<2}{rest}", flush=True)
 
 
+def ceiling(arms: dict[str, Arm], jobs: Sequence[Job], costs: Costs) -> None:
+    """What copies could gain if it were known ahead how many of them are right, prefill left out.
+
+    At every place of plain decoding's texts: the tokens behind the longest match that are right,
+    and the way through the text that takes the least time by the costs of steps.
+    """
+    took, best = 0.0, 0.0
+    for job, done in zip(jobs, arms["plain"].done, strict=True):
+        for prompt, text in zip(job.prompts, done.texts, strict=True):
+            right = right_copies(prompt, text)
+            left = [0.0] * (len(text) + 1)
+            for at in reversed(range(len(text))):
+                here = len(prompt) + at
+                took += costs.milliseconds(1, 1, here)
+                left[at] = min(
+                    costs.milliseconds(1 + count, 1, here) + left[at + 1 + count]
+                    for count in range(right[at] + 1)
+                )
+            best += left[0]
+    print(f"copies whose number is known ahead: {took / best:.2f} of plain decoding", flush=True)
+
+
+def right_copies(prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+    """At each place of a text: how many of the tokens behind its longest match are right."""
+    read, found = Automaton(prompt), []
+    for at, token in enumerate(text):
+        true, same = text[at : at + MOST], 0
+        for guess, right in zip(read.ahead(MOST), true, strict=False):
+            if guess != right:
+                break
+            same += 1
+        found.append(min(same, len(text) - at - 1))  # the last one is the target's own
+        read.push(token)
+    return found
+
+
+def goals(arms: dict[str, Arm], jobs: Sequence[Job]) -> None:
+    """What the default reaches: in sum, on its worst prompt, and beside transformers."""
+    every = range(len(jobs))
+    speeds = {name: _speed(arm.done, every) for name, arm in arms.items()}
+    plain, ours = arms["plain"].done, arms[DEFAULT].done
+    worst = min(
+        _speed(ours, [at]) / _speed(plain, [at])
+        for at in every
+        if plain[at].tokens >= 16 * len(jobs[at].prompts)
+    )
+    reached = [("sum", speeds[DEFAULT] / speeds["plain"], SUM), ("worst prompt", worst, WORST)]
+    theirs = [name for name in arms if name.startswith(THEIRS)]
+    reached += [(f"over {name}", speeds[DEFAULT] / speeds[name], OVER_THEIRS) for name in theirs]
+    for name, value, least in reached:
+        holds = "holds" if value >= least else "is missed"
+        print(f"{DEFAULT}, {name}: {value:.3f}, at least {least:g}: {holds}", flush=True)
+
+
 def _speed(done: Sequence[Done], picked: Sequence[int]) -> float:
     return sum(done[at].tokens for at in picked) / sum(done[at].seconds for at in picked)
 
@@ -202,12 +262,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
-    parser.add_argument("--arms", nargs="+", default=[*ARMS, THEIRS])
+    parser.add_argument("--arms", nargs="+", default=[*ARMS, DEFAULT, THEIRS])
     parser.add_argument("--dtype", default="bfloat16")
     asked = parser.parse_args()
     each, tokens = (1, 48) if asked.quick else (asked.each, asked.tokens)
     speculator = outrider.load(asked.model, drafter="root", dtype=asked.dtype, threads=1)
     target, eos = speculator.engine.target, speculator.eos_ids
+    usual = outrider.load(asked.model, dtype=asked.dtype, threads=1)
     model = None
     if THEIRS in asked.arms:
         dtype = getattr(torch, asked.dtype)
@@ -221,11 +282,19 @@ def main() -> None:
                     engine = Engine(target, make(), planner=Adaptive() if planned else None)
                     engine.priced(rows)
                     arms[name] = Arm(ours(engine, temperature, tokens, eos))
+            if DEFAULT in asked.arms:
+                usual.engine.priced(rows)
+                arms[DEFAULT] = Arm(ours(usual.engine, temperature, tokens, eos))
             if model is not None and rows == 1:
                 count, run = best_of_theirs(model, temperature, tokens, jobs[:6])
                 arms[f"{THEIRS} {count}"] = Arm(run)
             play(arms, jobs)
             table(arms, jobs, f"T = {temperature}, {rows} row(s): speed over plain decoding")
+            if DEFAULT in arms:
+                goals(arms, jobs)
+                costs = usual.engine.costs
+                if costs is not None and rows == 1:
+                    ceiling(arms, jobs, costs)
 
 
 if __name__ == "__main__":

@@ -192,6 +192,7 @@ def test_a_cut_t5_is_its_layers(tmp_path):
 def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):
     monkeypatch.setattr(alpha_drafters, "library_tokens", lambda *_: torch.arange(600) * 7 % VOCAB)
     monkeypatch.setattr(alpha_drafters, "ORDERS", {"bigram": 2})
+    monkeypatch.setattr(alpha_tasks, "MORE", 2)
     amount = alpha.Amount(40, 600, 1, 1, 4, 16, 3)
     arguments = (ROWS, tmp_path / "out", lambda *_: None, amount, False)
     alone = speculator(tmp_path / "model")

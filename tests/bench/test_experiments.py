@@ -300,6 +300,15 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
             assert share > lenient[0] + 0.03
 
 
+def test_no_share_is_above_one():
+    """Laws in float32 whose sum is a little more than 1: a draft that agrees is accepted once."""
+    law = torch.full((1, 4096), 1 / 4096) * (1 + 3e-7)
+    assert law.sum() > 1
+    levels = torch.tensor(alpha_measure.LENIENCES, dtype=torch.float64)
+    kept = alpha_measure._kept(law, law, levels, greedy=False)
+    assert kept.tolist() == [[1.0] * 4]
+
+
 def test_lenience_at_zero_counts_the_rule(tmp_path):
     law = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])
     guess = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])

@@ -91,6 +91,16 @@ def test_formulas_are_no_models_and_others_are(tmp_path):
     assert verdicts("toy", {"means": means}) == ["shown"]
 
 
+def test_tables_of_another_version_say_so():
+    tables = swept([1, 0.9])
+    del tables["k"][1]["runs"]
+    (only,) = findings.findings(page("k-sweep", tables))
+    assert (only.verdict, only.text.split(":")[0]) == (
+        "open",
+        "k-sweep is of another version, without 'runs'",
+    )
+
+
 def test_every_experiment_with_sentences_is_in_a_part():
     known = {name for part in findings.PARTS for name in part.experiments}
     assert set(findings.MAKERS) <= known

@@ -16,7 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.odds import STRENGTH, Odds
 from outrider.testing.meta import MetaModel
 from outrider.tree import from_parents
-from outrider.types import Kind
+from outrider.types import Kind, Laws, Scores, Verdict
 from tiny import PROMPTS, begun, decode, pair
 
 
@@ -40,7 +40,8 @@ def some_row(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_nodes_are_the_best_tree_of_so_many(seed):
+def test_the_first_nodes_are_the_best_tree_of_so_many(seed, monkeypatch):
+    monkeypatch.setattr(recall, "FLOOR", 0.004)  # large trees
     here = some_row(seed)
     tree, gains = recall.grow(here, recall.Most(200, 200, chain=False))
     survivals = [b - a for a, b in pairwise(gains)]
@@ -113,6 +114,38 @@ def test_what_the_target_held_likely_at_any_node_is_kept():
     assert state.memory.rows[0].after.row(2, 3)[0] == best
 
 
+def laws(*best):
+    """Laws [1, N, 32] whose likeliest tokens are these, the best first."""
+    logits = torch.full((1, len(best), 32), -20.0)
+    for node, tokens in enumerate(best):
+        for place, token in enumerate(tokens):
+            logits[0, node, token] = -0.5 * place
+    return Scores(Laws(logits, torch.tensor([torch.inf])))
+
+
+@pytest.mark.parametrize(("kept", "instead"), [(0, [4, 3]), (1, [])])
+def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instead):
+    target, drafter = pair()[0], Recall(8)
+    state = begun(target, drafter, [[1, 2, 3]], [Sampling(0)], limit=40)
+    draft = placed.chains([[3, 8]], Kind.FIXED)
+    path = torch.tensor([[1 if kept else -1]])
+    verdict = Verdict(path, torch.tensor([kept]), torch.tensor([9]))
+    drafter.commit(state.memory, state.context, draft, verdict, laws([8, 9], [4, 3]))
+    (here,) = state.memory.rows
+    assert here.text.tokens == [1, 2, 3, *([8] * kept), 9]
+    assert list(here.instead) == instead
+    most = recall.Most(8, 8, chain=False)
+    tree, gains = recall.grow(here, most)
+    below = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if not parent]
+    assert below == instead
+    here.read([4])  # what was drafted so is learnt from, and holds for one token
+    assert here.instead == ()
+    again = row([1, 2, 3, 9], {})
+    again.recycled, again.instead = here.recycled, [4, 3]
+    after = recall.grow(again, most)[1]
+    assert not instead or after[1] > gains[1]
+
+
 def test_earlier_requests_are_remembered_and_change_no_text():
     target, how = pair()[0], Sampling(0.9, seed=3)
     plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], Limits(24))
@@ -133,13 +166,22 @@ class Chains(MetaModel):
     trees, device = False, torch.device("cpu")
 
 
+class Coarse(MetaModel):
+    """One whose trees round otherwise than a row does."""
+
+    trees_alike, device = False, torch.device("cpu")
+
+
 def test_by_name_it_suits_the_target():
     here, away = Parts(target=pair()[0]), Parts(target=MetaModel())
     assert not make("recall", here).shapes[0].is_chain
     assert [s.key for s in make("recall", here, DraftOptions(4)).shapes] == [4, 3, 2, 1]
     with pytest.raises(ConfigurationError, match="drafter='suffix'"):
         make("recall", away)
-    assert make("recall", Parts(target=Chains())).shapes[0].is_chain
+    for target in (Chains(), Coarse()):
+        assert make("recall", Parts(target=target)).shapes[0].is_chain
+    asked = DraftOptions(own={"chain": False})
+    assert not make("recall", Parts(target=Coarse()), asked).shapes[0].is_chain
     with pytest.raises(ConfigurationError, match="chain must be"):
         Recall(chain=1)
 

@@ -31,7 +31,9 @@ def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
     settings.append(Sampling(1.0, seed=9))
     layers = (0, 1, 14, 28, 29)
     draft = outrider.load(smollm2, draft_layers=layers, coupled=temperature > 0, **HOW)
-    for made in (lookup, draft, plain):
+    usual = outrider.load(smollm2, **HOW)  # a tree where the kernels are compiled
+    assert usual.engine.drafter.chain != usual.engine.target.rounding.trees
+    for made in (lookup, draft, usual, plain):
         result = made.generate(prompts, settings, stop, capacity=512)
         texts = [completion.token_ids for completion in result.completions]
         assert texts[:-1] == expected

@@ -2,7 +2,10 @@
 
 Below every node hang the token behind the longest suffix that the text holds (`suffix`) and the
 tokens that the target held likely there before (`recycled`). The two complement each other: copies
-are long and sure where text repeats, recycled tokens are there where nothing is to be copied.
+are long and sure where text repeats, recycled tokens are there where nothing is to be copied. Where
+the pending token is new, so that neither knows it, there is what the target held likely behind a
+token that was drafted in its place and refused: another word often goes on alike, as guesses of
+parallel decoding do (Santilli et al. 2023).
 
 The tree grows node by node, the likeliest first. A node survives if its parent does and its token
 is the right one. Of that, `Odds` tell by the length of the match, by the place of a token among the
@@ -32,11 +35,12 @@ from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
 
-MOST = 32  #: nodes that a planner may choose
+MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
-FLOOR = 0.004  #: a node that survives more rarely is worth no model's time
+FLOOR = 0.02  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
+_INSTEAD = BUCKETS + 1  #: and what was likely behind another token in the pending one's place
 
 
 def _copied_prior() -> list[float]:
@@ -51,11 +55,12 @@ def _copied_prior() -> list[float]:
 
 
 def _recycled_prior() -> list[float]:
-    """By the length of the match beside them, and by place; without a match in the last bucket."""
+    """By the length of the match beside them, and by place; `_ALONE` and `_INSTEAD` behind."""
     alone = (0.30, 0.12, 0.07, 0.05, 0.03, 0.025, 0.02, 0.015)
     beside = (0.20, 0.13, 0.06, 0.045, 0.03, 0.025, 0.02, 0.012)
     known = [(1 - chance) * part for chance in suffix.PRIOR for part in beside]
-    return [*known, *alone]
+    instead = (0.12, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015)
+    return [*known, *alone, *instead]
 
 
 COPIED, RECYCLED = _copied_prior(), _recycled_prior()
@@ -71,19 +76,25 @@ class Guess(NamedTuple):
 
 
 class Row:
-    """A row's text, what was likely in it, and how often either has been right."""
+    """A row's text, what was likely in it, and how often either has been right.
 
-    __slots__ = ("after", "copied", "grown", "recycled", "text")
+    instead  what was likely behind a token that was refused in the pending one's place
+    """
+
+    __slots__ = ("after", "copied", "grown", "instead", "recycled", "text")
 
     def __init__(self, text: Automaton, after: Successors, copied: Odds, own: Odds) -> None:
         self.text, self.after = text, after
         self.copied, self.recycled = copied, own
+        self.instead: Sequence[int] = ()
         self.grown: _Foreseen | None = None
 
     def copy(self) -> "Row":
         """The same, to be continued apart."""
         after = self.after if self.after.shared else self.after.copy()
-        return Row(self.text.copy(), after, self.copied.copy(), self.recycled.copy())
+        other = Row(self.text.copy(), after, self.copied.copy(), self.recycled.copy())
+        other.instead = self.instead
+        return other
 
     def foresee(self, most: "Most") -> "_Foreseen":
         """The best tree within these limits, and what its first n nodes are expected to add."""
@@ -92,14 +103,19 @@ class Row:
             self.grown = _Foreseen(length, most, *grow(self, most))
         return self.grown
 
-    def guesses(self, before: int, token: int, copy: int | None, match: int) -> list[Guess]:
+    def guesses(
+        self, before: int, token: int, copy: int | None, match: int, pending: bool
+    ) -> list[Guess]:
         """What may follow two tokens, the likeliest first.
 
         copy, match  what a copy goes on with there, and how long its match is
         """
         row, chance = self.after.row(before, token), self.recycled.chance
         if copy is None:
-            return [Guess(chance(_ALONE * WIDTH + k), x, False) for k, x in enumerate(row)]
+            size = _ALONE
+            if pending and not row:
+                row, size = self.instead, _INSTEAD
+            return [Guess(chance(size * WIDTH + k), x, False) for k, x in enumerate(row)]
         size = bucket(match)
         place = row.index(copy) if copy in row else WIDTH
         first = size * WIDTH
@@ -114,6 +130,7 @@ class Row:
         for token in tokens:
             self._learn(text, token)
             text.push(token)
+            self.instead = ()
 
     def _learn(self, text: Automaton, token: int) -> None:
         """What was known of this token was right or wrong."""
@@ -125,6 +142,8 @@ class Row:
             place = row.index(copy) if copy in row else WIDTH
             first = size * WIDTH
             self.copied.saw(size * (WIDTH + 1) + place, copy == token)
+        elif not row:
+            row, first = self.instead, _INSTEAD * WIDTH
         for k, likely in enumerate(row):
             if k != place:
                 self.recycled.saw(first + k, likely == token)
@@ -178,7 +197,7 @@ def grow(row: Row, most: Most) -> tuple[Grown, list[float]]:
             at = node.place
             copy = tokens[at] if at < length else _above(nodes, parents, number, at - length)
         copy = None if copy is not None and copy < 0 else copy
-        node.guesses.extend(row.guesses(node.before, node.token, copy, node.match))
+        node.guesses.extend(row.guesses(node.before, node.token, copy, node.match, number == 0))
         if node.guesses:
             heappush(waiting, (-node.survives * node.guesses[0].chance, number, 0))
 
@@ -295,13 +314,19 @@ class Recall:
         best = ops.likely(scores.laws, WIDTH, GAP).tolist()
         bigrams = placed.bigrams(draft)
         added = placed.committed(draft, verdict)
-        for row, tokens, nodes, found in zip(memory.rows, added, bigrams, best, strict=True):
+        paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
+        parents *= len(added) // len(parents)  # a topology may be shared
+        each = zip(memory.rows, added, bigrams, best, paths, parents, strict=True)
+        for row, tokens, nodes, likely, path, above in each:
+            found = [[x for x in some if x >= 0] for some in likely[: len(nodes)]]
             text = row.text.tokens
             before = text[-2] if len(text) > 1 else -1
             row.read(tokens)
-            for (above, token), each in zip(nodes, found, strict=False):
-                above = before if above is None else above
-                row.after.keep(above, token, [x for x in each if x >= 0])
+            for (parent, token), some in zip(nodes, found, strict=True):
+                row.after.keep(before if parent is None else parent, token, some)
+            last = path[len(tokens) - 2] if len(tokens) > 1 else 0
+            refused = (at for at in range(last + 1, len(found)) if above[at] == last)
+            row.instead = next((found[at] for at in refused), ())
 
 
 def _on_host(device: torch.device) -> None:
@@ -322,13 +347,13 @@ def _made(
 ) -> Recall:
     """Who asks for a depth alone gets so many nodes.
 
-    In half precision a node of a tree may round otherwise than the same text does in a row: where
-    nobody asks for a tree there is none, and greedy texts stay plain decoding's.
+    Where a node of a tree may round otherwise than the same text does in a row, and nobody asks for
+    a tree, there is none: greedy texts stay plain decoding's.
     """
     _on_host(target.device)
     total = total_tokens or num_speculative_tokens or Recall.total_tokens
     if chain is None:
-        chain = not target.trees or target.dtype.itemsize < 4
+        chain = not (target.trees and target.trees_alike)
     return Recall(total, num_speculative_tokens, chain, earlier)
 
 

@@ -114,6 +114,11 @@ class CausalModel:
         """Whether drafts may branch."""
         return self.runner.trees
 
+    @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+        return self.dtype.itemsize >= 4 or self.rounding.trees
+
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)

@@ -39,6 +39,11 @@ class Over(Generic[M]):
         return self.model.trees
 
     @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+        return self.model.trees_alike
+
+    @property
     def reads(self) -> Reads:
         """What it reads besides its text."""
         return self.model.reads

@@ -95,6 +95,7 @@ class Rounding(NamedTuple):
     rows: Rows = Rows()  #: nodes of a call
     #: Visible widths that round otherwise than the rest of `LADDER`; None: `UNIT` sets them
     skipped: tuple[int, ...] | None = None
+    trees: bool = False  #: whether a tree's node rounds as the same text does in a row
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, Form
 from fastapi import Request as HttpRequest
@@ -29,6 +29,7 @@ from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
 from outrider.text.speech.transcriber import Transcription, transcription
 
+EVENTS = "text/event-stream"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 #: Of a recording: as much as OpenAI takes, and it is no JSON.
@@ -116,18 +117,17 @@ def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Count
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
-            with desk.loop.coming():
-                choices = await asyncio.to_thread(desk.choices, body)
+            choices = await asyncio.to_thread(desk.choices, body)
         except Exception as error:
             return faults.response(error)
         echo = isinstance(body, CompletionBody) and body.echo
         return await serving.answer(http, body, choices, desk.writer(body), echo)
 
-    @app.post(COMPLETIONS)
+    @app.post(COMPLETIONS, responses=_also(EVENTS))
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
         return await answered(http, body)
 
-    @app.post(CHATS)
+    @app.post(CHATS, responses=_also(EVENTS))
     async def chat(http: HttpRequest, body: ChatBody) -> Response:
         return await answered(http, body)
 
@@ -153,7 +153,7 @@ def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Coun
     loop = Loop(lambda lane: Recordings(begin), service.rows, service.most_waiting)
     ear = Ear(hearing, service.names, loop, counts, service.timeout)
 
-    @app.post(TRANSCRIPTIONS)
+    @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
     async def transcriptions(
         http: HttpRequest,
         form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
@@ -163,6 +163,11 @@ def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Coun
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
     _unserved(app, service, what, COMPLETIONS, CHATS)
     return loop
+
+
+def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """What an answer may be besides JSON, for the description."""
+    return {200: {"content": {kind: {} for kind in kinds}}}
 
 
 def _unserved(app: FastAPI, service: Service, what: str, *paths: str) -> None:

@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +17,6 @@ from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.spoken import Heard, Spoken
-
-_COMPANY = 0.005  #: seconds that a request waits for others that are being read
 
 
 class Full(Exception):
@@ -112,7 +110,6 @@ class Loop(threading.Thread):
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0  # orders under way included
-        self._coming = 0  # requests that are being read
         self._waiting: deque[Ticket] = deque()
         self._runs: dict[str, Running] = {}
         self._seated: dict[tuple[str, int], Ticket] = {}
@@ -120,18 +117,6 @@ class Loop(threading.Thread):
         self._closing = False
 
     # ------------------------------------------------------------------ from any thread
-
-    @contextmanager
-    def coming(self) -> Iterator[None]:
-        """While a request is being read. Those that come together begin together, if nothing runs:
-        a step of one of them would hold the others up."""
-        with self._lock:
-            self._coming += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._coming -= 1
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Queue requests, all or none. Raises Full, or Stopped."""
@@ -186,18 +171,15 @@ class Loop(threading.Thread):
             raise
 
     def _take_orders(self) -> None:
-        """All that are there; with nothing to do, wait for one, and a moment for its company."""
-        patience = 0.0 if self._seated or self._waiting else 0.5
-        ends = None if patience else 0.0
+        """All that are there; with nothing to do, wait for one."""
+        idle = not self._seated and not self._waiting
         while True:
             try:
-                order = self._orders.get(patience > 0, patience)
+                order = self._orders.get(timeout=0.5) if idle else self._orders.get_nowait()
             except queue.Empty:
                 return
             order()
-            now = time.monotonic()
-            ends = now + _COMPANY if ends is None else ends
-            patience = max(ends - now, 0.0) if self._coming else 0.0
+            idle = False
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -37,7 +37,7 @@ class MetaModel:
     """
 
     vocab_size, context, device = VOCAB, 256, torch.device("meta")
-    dtype, trees = torch.float32, True
+    dtype, trees, trees_alike = torch.float32, True, True
     reads: Reads = "text"
     taps: tuple[int, ...] = ()
     follows = True

@@ -160,6 +160,10 @@ class LanguageModel(Protocol):
         """Whether drafts may branch."""
 
     @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+
+    @property
     def reads(self) -> Reads:
         """What it reads besides its text."""
 

@@ -8,14 +8,16 @@ on it.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import median
 
 PROBES = 2  #: calls ahead, and calls with nothing ahead, before anything is decided
 FIRST = 2  #: steps ahead of such calls: what is beyond is taken to be as likely
 AGAIN = 32  #: calls between two such probes later on
 LATEST = 256  #: the most calls between them: each pair that changes nothing doubles the time
 KEPT = 64  #: calls that are remembered
+TIMED = 9  #: calls of each depth whose times are
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
-DRIFT = 1.02  #: what was timed counts for so much more with every later time
+DRIFT = 1.02  #: the least time of a further step counts for so much more with every later one
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Pace:
     most: int
     adapts: bool = True
     answered: list[tuple[int, int]] = field(default_factory=list)  #: depth and steps of calls
-    cost: dict[int, float] = field(default_factory=dict)  #: seconds of a call, by depth
+    cost: dict[int, list[float]] = field(default_factory=dict)  #: seconds of calls, by depth
     further: float = 0.0  #: seconds of every step that a call answers beyond its first
     chosen: int = 0  #: the depth whose steps take the least time; 0 as long as nothing is known
     calls: int = 0
@@ -57,8 +59,9 @@ class Pace:
     def expected(self, depth: int) -> float:
         """Steps that a call answers with this depth, by the calls remembered.
 
-        Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls. What is
-        deeper than any of them is taken to be as likely, step by step, as what was seen.
+        Of calls that went as deep: a run of n steps takes ceil(n / (depth + 1)) calls, and
+        n / (depth + 1) if no step was wrong in it: it goes on in the next call. What is deeper
+        than any of them is taken to be as likely, step by step, as what was seen.
         """
         seen = Counter(self.answered)
         deepest = min(max((most for most, _ in seen), default=0), depth)
@@ -66,7 +69,11 @@ class Pace:
         if not runs:
             return 1.0 + depth
         total = sum(steps * count for (_, steps), count in runs.items())
-        expected = total / sum(-(-n // (deepest + 1)) * count for (_, n), count in runs.items())
+        wide = deepest + 1
+        calls = sum(
+            (n / wide if n > most else -(-n // wide)) * count for (most, n), count in runs.items()
+        )
+        expected = total / calls
         alive = sum(count for (_, n), count in runs.items() if n > deepest) / sum(runs.values())
         share = alive ** (1 / max(deepest, 1))
         return float(expected + sum(alive * share**more for more in range(1, depth - deepest + 1)))
@@ -80,9 +87,9 @@ class Pace:
         if depth:
             self.answered = [*self.answered[1 - KEPT :], (depth, steps)]
         if further:
-            self.further = _least(self.further or further, further)
+            self.further = min(DRIFT * (self.further or further), further)
         alone = seconds - (steps - 1) * further
-        self.cost[depth] = _least(self.cost.get(depth, alone), alone)
+        self.cost[depth] = [*self.cost.get(depth, [])[1 - TIMED :], alone]
         before, probed = self.chosen, self.due == 1
         if depth or probed:
             self.chosen = self._choice()
@@ -98,27 +105,23 @@ class Pace:
             self.due = self.pause + 2
 
     def _choice(self) -> int:
-        """The depth whose steps take the least time."""
+        """The depth whose steps take the least time, if ahead is worth more than a doubt."""
         prices = [self.price(depth) for depth in range(self.most + 1)]
         best = min(range(self.most + 1), key=prices.__getitem__)
         return best if prices[best] < GAIN * prices[0] else 0
 
     def price(self, depth: int) -> float:
-        """Seconds of a step, by the least time that such calls took, or calls like them.
+        """Seconds of a step, by the median time of the last such calls, or of calls like them.
 
-        The least is what the work takes; more is another process's doing.
+        What another process delays is left out by it, as long as that is less than half of them.
         """
         known = sorted(self.cost)
         low = max((d for d in known if d <= depth), default=None)
         high = min((d for d in known if d >= depth), default=None)
         if low is None or high is None:  # on the line through the outermost two
             low, high = (known * 2)[:2] if low is None else (known * 2)[-2:]
-        took = self.cost[low]
+        took = median(self.cost[low])
         if high != low:
-            took += (self.cost[high] - took) * (depth - low) / (high - low)
+            took += (median(self.cost[high]) - took) * (depth - low) / (high - low)
         steps = self.expected(depth)
         return (took + (steps - 1) * self.further) / steps
-
-
-def _least(known: float, seconds: float) -> float:
-    return min(known * DRIFT, seconds)

@@ -50,12 +50,17 @@ Said = tuple[str, Verdict] | tuple[str, Verdict, Literal["formula"]]
 
 
 def findings(page: Page) -> list[Finding]:
-    """What one experiment has to say, in its own order."""
+    """What one experiment has to say, in its own order; of an older version's tables only that."""
     make = MAKERS.get(page.document["experiment"])
     of = str(page.document["settings"].get("target") or page.document["settings"].get("pair") or "")
+    try:
+        found = list(make(page.tables)) if make else []
+    except KeyError as missing:
+        text = f"{page.name} is of another version, without {missing}: run it again"
+        return [Finding(text, "open", page)]
     return [
         Finding(f"{said[0]} ({named(of)})" if of and len(said) == 2 else said[0], said[1], page)
-        for said in (make(page.tables) if make else ())
+        for said in found
     ]
 
 

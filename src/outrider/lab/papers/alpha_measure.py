@@ -167,7 +167,7 @@ def _kept(law: Tensor, guess: Tensor, levels: Tensor, *, greedy: bool) -> Tensor
         share = (law.gather(1, token)[:, 0] / law.amax(-1)).double()
         return (share[:, None] >= levels).double()
     each = (torch.minimum(law / level, guess).sum(-1).double() for level in levels)
-    return torch.stack(list(each), -1)
+    return torch.stack(list(each), -1).clamp(max=1)  # sums of float32 may be a little above it
 
 
 class _Seen:

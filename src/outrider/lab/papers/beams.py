@@ -43,12 +43,19 @@ class Arm(NamedTuple):
 
 
 def arms(pair: Speculator, widths: Sequence[int]) -> Iterator[Arm]:
-    """Without anything ahead, copies, the draft model's beams, and what the search chooses."""
-    model = record.draft_of(pair)
+    """Without anything ahead, copies, the draft model's beams, and what the search chooses.
+
+    Without a draft model it chooses among copies.
+    """
+    drafter = pair.engine.drafter
+    model = drafter.model if isinstance(drafter, DraftModel) else None
     for width in widths:
         yield Arm(width, "tree", Root(), 0)
         for ahead in (3, 6):
             yield Arm(width, "copy", PromptLookup(ahead), ahead)
+        if model is None:
+            yield Arm(width, "copy, chosen", PromptLookup(6), 6, adapts=True)
+            continue
         for ahead, wide in ((2, width), (4, width), (2, 2 * width)):
             yield Arm(width, "draft", DraftModel(model, (1,) * ahead), ahead, wide)
         yield Arm(width, "draft, chosen", DraftModel(model, (1,) * 4), 4, width, adapts=True)

@@ -48,7 +48,7 @@ def recorded(
         token = scored.token_BT[scored.valid_BT][:, None]
         target = ops.probs(scored.laws)[scored.valid_BT]
         draft = Source(model).laws(texts, law)
-        beta = torch.minimum(target, draft).sum(-1)
+        beta = torch.minimum(target, draft).sum(-1).clamp(max=1)  # float32 may round above it
         kept = (draft.gather(1, token) / target.gather(1, token))[:, 0].clamp(max=1)
         sizes = [len(text.new) for text in texts]
         for name, values in (("beta", beta), ("kept", kept)):

@@ -269,12 +269,18 @@ def beams(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
 ) -> None:
-    """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma."""
+    """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma.
+
+    With --target alone: the tree and copies, without a draft model's beams.
+    """
     from outrider.lab.papers import beams as experiment
 
+    asked = options.Asked(
+        out=out, pictures=False, target=target, draft=draft, dtype=dtype, threads=threads
+    )
     with bar("beams") as progress:
         tables = experiment.run(
-            options.loaded(target, draft, out, False, dtype, threads),
+            asked.pair_or_alone(),
             read_rows(prompts)[: 3 if quick else 24],
             out,
             progress,

@@ -63,6 +63,7 @@ class HeadModel:
     """
 
     trees = True
+    trees_alike = False  #: nobody has tried
     reads: Reads = "text"
 
     def __init__(self, runner: HeadRunner, vocab_size: int, context: int = 1 << 30) -> None:

@@ -15,8 +15,8 @@ from outrider.models.native import build
 from outrider.models.rounding import Rounding
 from outrider.types import Nodes
 
-#: Every count of nodes and every width is as good as any other.
-ROUNDING = Rounding(skipped=())
+#: Every count of nodes and every width is as good as any other, and so is every tree.
+ROUNDING = Rounding(skipped=(), trees=True)
 LANES, WIDEST = 16, 256  #: of kernels.c
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 
