@@ -151,7 +151,7 @@ def test_without_a_draft_model_there_is_one_default():
     assert load(llama(), **PLAIN, **fixed).engine.drafter == Recall()
     assert arranged(llama(), fixed).engine.drafter == Recall()
     planned = load(llama(), **PLAIN).engine.drafter
-    assert planned == arranged(llama(), {}).engine.drafter == Recall(32, 32)
+    assert planned == arranged(llama(), {}).engine.drafter == Recall(16, 16)
     lookup = load(llama(), ngram=(1, 4), **PLAIN).engine.drafter
     assert lookup == arranged(llama(), {"ngram": (1, 4)}).engine.drafter == PromptLookup(16)
 
