@@ -35,7 +35,7 @@ from outrider.costs import Costs, Curve
 from outrider.drafters import DRAFTERS
 from outrider.engine.batch import begin
 from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import Adaptive, Finished, Report, Row, View
+from outrider.engine.planner import Adaptive, Finished, Fixed, Row, View
 from outrider.engine.request import Request
 from outrider.load import shipped
 from outrider.types import PLAIN, Shape
@@ -309,24 +309,6 @@ def batches(given: argparse.Namespace) -> list[Goal]:
 # -------------------------------------------------------------------- lanes
 
 
-class At(NamedTuple):
-    """A planner that drafts as deep in every step."""
-
-    depth: int
-
-    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Shape:
-        return next(shape for shape in shapes if shape.max_depth == self.depth)
-
-    def plan(self, state: Shape, view: View) -> Shape:
-        return state
-
-    def learn(self, state: Shape, step: Finished) -> Shape:
-        return state
-
-    def report(self, state: Shape) -> Report:
-        return Report()
-
-
 def lanes(given: argparse.Namespace) -> list[Goal]:
     """Each lane with so many rows: the planner beside plain decoding and each depth of the lane.
 
@@ -345,7 +327,7 @@ def lanes(given: argparse.Namespace) -> list[Goal]:
         drafter = drafters[lane]
         depths = [s.max_depth for s in drafter.shapes if s.max_depth in (1, 2, 4, 8, 12)]
         arms = {"planner": Engine(target, drafter, "match", Adaptive())}
-        arms |= {f"depth {d}": Engine(target, drafter, "match", At(d)) for d in depths}
+        arms |= {f"depth {d}": Engine(target, drafter, "match", Fixed(d)) for d in depths}
         arms["plain"] = Engine(target, Root(), "match")
         for rows in given.rows:
             texts = [pair.tokenizer(text)["input_ids"] for text in prompts(max(rows, 8))]

@@ -325,3 +325,14 @@ def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
     assert found(1) == found(2) == sizes
     monkeypatch.setattr(measure, "_roomy", kept_what_was_right)
     assert len(found(1)) < len(sizes)
+
+
+def test_a_fixed_depth_is_one_that_the_drafter_has():
+    target, small = pair()
+    engine = Engine(target, DraftModel(small, (1, 1, 1)), planner=Fixed(2))
+    _, run = decode(engine, PROMPTS[:1], Sampling(0), Limits(12))
+    assert run.stats.drafted == 2 * run.stats.steps
+    with pytest.raises(ConfigurationError, match="one that the drafter has, .*; got 9"):
+        decode(
+            Engine(target, engine.drafter, planner=Fixed(9)), PROMPTS[:1], Sampling(0), Limits(2)
+        )
