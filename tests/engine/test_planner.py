@@ -332,7 +332,7 @@ def test_a_fixed_depth_is_one_that_the_drafter_has():
     engine = Engine(target, DraftModel(small, (1, 1, 1)), planner=Fixed(2))
     _, run = decode(engine, PROMPTS[:1], Sampling(0), Limits(12))
     assert run.stats.drafted == 2 * run.stats.steps
-    with pytest.raises(ConfigurationError, match="one that the drafter has, .*; got 9"):
+    with pytest.raises(ConfigurationError, match=r"one that the drafter has, .*; got 9"):
         decode(
             Engine(target, engine.drafter, planner=Fixed(9)), PROMPTS[:1], Sampling(0), Limits(2)
         )
