@@ -19,10 +19,8 @@ PROMPT = "def fibonacci(n):\n"
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, speculator, http="auto", **settings):
-        settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
-        service = Service(**settings)
-        self.app, self.loop = make(speculator, service)
+    def __init__(self, site, http="auto"):
+        self.app, self.loop = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
@@ -52,9 +50,10 @@ class Server:
 
 
 @contextmanager
-def serving(speculator, **settings):
+def serving(speculator, http="auto", **settings):
     """A server for the length of a block."""
-    server = Server(speculator, **settings).start()
+    settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
+    server = Server(make(speculator, Service(**settings)), http).start()
     try:
         yield server
     finally:

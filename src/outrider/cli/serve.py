@@ -67,7 +67,7 @@ def serve(
     try:
         import uvicorn
 
-        from outrider.server.apart import Apart
+        from outrider.server.apart import started
         from outrider.server.app import Service, around
         from outrider.server.known import Hears
     except ImportError as error:
@@ -89,7 +89,7 @@ def serve(
         metrics_prefix,
         kept_prompts << 20,
     )
-    engine = Apart(partial(setup.load, dtype), service.room)
+    engine = started(partial(setup.load, dtype), service.room)
     try:
         app, _ = around(engine.known, engine, service)
         address = f"http://{host}:{port}"

@@ -62,30 +62,33 @@ class EngineLost(RuntimeError):
     """The other process has ended by itself."""
 
 
+def started(load: Callable[[], Speculator], room: Room) -> "Apart":
+    """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
+
+    Raises what `load` raises, and EngineLost if the process ends before it is ready. To be called
+    in the main thread.
+    """
+    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+    here, there = context.Pipe()
+    process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
+    # Ctrl-C goes to both processes; this one answers who waits, and then ends the other
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    there.close()
+    return Apart(here, process, room.rows)
+
+
 class Apart:
-    """A `Decoder` whose loop is in a process of its own, which ends when this one does.
+    """A `Decoder` whose loop is at the other end of a pipe, in a process that ends with this one.
 
-    load  makes the speculator there; it is pickled
-    room  of the loop
-
-    Raises what `load` raises, and EngineLost if the process ends before it is ready. To be made in
-    the main thread.
+    known  what that process says of its model
     """
 
-    def __init__(self, load: Callable[[], Speculator], room: Room) -> None:
-        context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
-        self._pipe, there = context.Pipe()
-        self._process: BaseProcess = context.Process(
-            target=decode, args=(there, load, room), name="outrider-engine"
-        )
-        # Ctrl-C goes to both processes; this one answers who waits, and then ends the other
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            self._process.start()
-        finally:
-            signal.signal(signal.SIGINT, interrupt)
-        there.close()
-        self.rows = room.rows
+    def __init__(self, pipe: Connection, process: BaseProcess, rows: int) -> None:
+        self._pipe, self._process, self.rows = pipe, process, rows
         self.deliver: Delivery = spread
         self.fault: BaseException | None = None
         self._lock = threading.Lock()
