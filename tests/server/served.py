@@ -1,16 +1,21 @@
 """A real server in a thread of the test's process, and a real client."""
 
 import json
+import multiprocessing
+import os
 import socket
 import threading
 import time
 import urllib.request
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import openai
 import uvicorn
 
-from outrider.server.app import Service, make
+from outrider.server.apart import Apart, decode
+from outrider.server.app import Service, around, make
+from outrider.server.decoding import Room
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
@@ -54,6 +59,36 @@ def serving(speculator, http="auto", **settings):
     """A server for the length of a block."""
     settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
     server = Server(make(speculator, Service(**settings)), http).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def linked(load, room):
+    """What decodes behind a pipe, in a thread in place of a process."""
+    here, there = multiprocessing.Pipe()
+
+    def run():
+        try:
+            decode(there, load, room)
+        finally:  # as a process that ends closes it, whoever still reads
+            with socket.socket(fileno=os.dup(there.fileno())) as both:
+                both.shutdown(socket.SHUT_RDWR)
+            there.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return Apart(here, SimpleNamespace(join=thread.join, exitcode=0), room.rows)
+
+
+@contextmanager
+def far(speculator, **room):
+    """A server whose loop is behind a pipe."""
+    room = Room(**({"rows": 4, "capacity": 512} | room))
+    engine = linked(lambda: speculator, room)
+    service = Service((NAME,), *room, public=True)
+    server = Server(around(engine.known, engine, service)).start()
     try:
         yield server
     finally:

@@ -1,7 +1,6 @@
 """The loop at the other end of a pipe: the same texts, and an end for everybody if it breaks."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -10,52 +9,18 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import openai
 import pytest
-from served import NAME, PROMPT, Server, events, idle, streamed, write
+from served import NAME, PROMPT, events, idle, streamed, write
 from test_refusals import asked
 
 from outrider import ConfigurationError, Limits, Request, Sampling
-from outrider.server.apart import Apart, decode
-from outrider.server.app import Service, around
 from outrider.server.decoding import Room
 from outrider.server.lanes import Lanes
 from outrider.server.loop import Stopped, Ticket
 
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
-
-
-def linked(load, room):
-    """What decodes behind a pipe, in a thread in place of a process."""
-    here, there = multiprocessing.Pipe()
-
-    def run():
-        try:
-            decode(there, load, room)
-        finally:  # as a process that ends closes it, whoever still reads
-            with socket.socket(fileno=os.dup(there.fileno())) as both:
-                both.shutdown(socket.SHUT_RDWR)
-            there.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return Apart(here, SimpleNamespace(join=thread.join, exitcode=0), room.rows)
-
-
-@contextmanager
-def far(speculator, **room):
-    """A server whose loop is behind a pipe."""
-    room = Room(**({"rows": 4, "capacity": 512} | room))
-    engine = linked(lambda: speculator, room)
-    service = Service((NAME,), *room, public=True)
-    server = Server(around(engine.known, engine, service)).start()
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def test_what_is_asked_across_a_pipe_is_answered_as_here(server, shipped):

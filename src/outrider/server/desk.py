@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from outrider.server.answers import Chats, Completions, Writer
@@ -38,7 +38,8 @@ async def running(loop: Decoder) -> AsyncIterator[None]:
     asynchronous = asyncio.get_running_loop()
 
     def deliver(events: list[tuple[Ticket, Event]]) -> None:
-        asynchronous.call_soon_threadsafe(spread, events)
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            asynchronous.call_soon_threadsafe(spread, events)
 
     loop.deliver = deliver
     loop.start()
