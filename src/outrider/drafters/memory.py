@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
-from outrider.rows import seated
+from outrider.rows import Columns, seated
 from outrider.types import Cache
 
 
@@ -34,23 +34,11 @@ class Nothing(NamedTuple):
         return self
 
 
-class Several(NamedTuple):
+@dataclass(frozen=True)
+class Several(Columns):
     """The caches of several draft models side by side."""
 
     stores: tuple[Cache, ...]
-
-    def take(self, rows: Sequence[int]) -> "Several":
-        """These rows of each."""
-        return Several(tuple(store.take(rows) for store in self.stores))
-
-    def put(self, seats: Sequence[int], other: "Several") -> "Several":
-        """The other's rows into each."""
-        pairs = zip(self.stores, other.stores, strict=True)
-        return Several(tuple(mine.put(seats, theirs) for mine, theirs in pairs))
-
-    def narrow(self, rows: int) -> "Several":
-        """The first seats of each."""
-        return Several(tuple(store.narrow(rows) for store in self.stores))
 
 
 @dataclass(frozen=True)

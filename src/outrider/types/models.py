@@ -1,12 +1,13 @@
 """A language model: what it reads, what it says, what it keeps of rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 
 
 class Nodes(NamedTuple):
@@ -25,26 +26,16 @@ class Output(NamedTuple):
     hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
 
 
-class Encoded(NamedTuple):
-    """What an encoder made of rows' inputs, padded to the longest. A `RowStore`."""
+@dataclass(frozen=True)
+class Encoded(Columns):
+    """What an encoder made of rows' inputs, padded to the longest, which the mask tells."""
 
     states_BTE: Tensor
     mask_BT: Tensor  #: bool: which states are there
 
-    def take(self, rows: Sequence[int]) -> "Encoded":
-        """A copy of these rows, in this order."""
-        return Encoded(*(picked(table, rows) for table in self))
 
-    def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
-        """The rows of `other` in these seats: the shorter ones are padded and masked."""
-        return Encoded(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
-
-    def narrow(self, rows: int) -> "Encoded":
-        """The first rows."""
-        return Encoded(*(table[:rows] for table in self))
-
-
-class Inputs(NamedTuple):
+@dataclass(frozen=True)
+class Inputs(Columns):
     """What rows read besides their own text. Models of text alone have none. A `RowStore`.
 
     `features` are what the model's encoder takes: log-mel frames [B, S, F], samples [B, S], pixels
@@ -57,48 +48,14 @@ class Inputs(NamedTuple):
     encoded: Encoded | None = None  #: by the target's encoder
     draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
 
-    def take(self, rows: Sequence[int]) -> "Inputs":
-        """A copy of these rows, in this order."""
-        ids, features, mask, encoded, draft = self
-        return Inputs(
-            None if ids is None else picked(ids, rows),
-            None if features is None else picked(features, rows),
-            picked(mask, rows),
-            None if encoded is None else encoded.take(rows),
-            None if draft is None else draft.take(rows),
-        )
-
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
         """The rows of `other` in these seats: the shorter sources are padded and masked.
 
         What only one side has is in the result no more; both must be encoded, or neither.
         """
-        mine, theirs = self.encoded, other.encoded
-        assert (mine is None) == (theirs is None), "rows that are encoded beside rows that are not"
-
-        def merged(ours: Tensor | None, their: Tensor | None) -> Tensor | None:
-            return None if ours is None or their is None else placed(ours, seats, their)
-
-        return Inputs(
-            merged(self.ids_BS, other.ids_BS),
-            merged(self.features, other.features),
-            placed(self.mask_BS, seats, other.mask_BS),
-            None if mine is None or theirs is None else mine.put(seats, theirs),
-            None
-            if self.draft is None or other.draft is None
-            else self.draft.put(seats, other.draft),
-        )
-
-    def narrow(self, rows: int) -> "Inputs":
-        """The first rows."""
-        ids, features, mask, encoded, draft = self
-        return Inputs(
-            None if ids is None else ids[:rows],
-            None if features is None else features[:rows],
-            mask[:rows],
-            None if encoded is None else encoded.narrow(rows),
-            None if draft is None else draft.narrow(rows),
-        )
+        both = (self.encoded is None) == (other.encoded is None)
+        assert both, "rows that are encoded beside rows that are not"
+        return super().put(seats, other)
 
 
 #: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states

@@ -7,6 +7,7 @@ leaves topology and declarations to the `TreeBuilder`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -175,7 +176,7 @@ def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
         return None
     if model.reads == "states":
         return inputs
-    return inputs._replace(encoded=None) if inputs.draft is None else inputs.draft
+    return replace(inputs, encoded=None) if inputs.draft is None else inputs.draft
 
 
 def keep_path(

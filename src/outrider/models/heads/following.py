@@ -17,7 +17,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -74,9 +74,9 @@ class StateHead(Protocol):
         """[B, Q, K]: over the tokens that it can propose."""
 
 
-@dataclass
-class HeadCache:
-    """What a head keeps of its rows. A `RowStore`."""
+@dataclass(frozen=True)
+class HeadCache(Columns):
+    """What a head keeps of its rows."""
 
     entries: SlotCache
     told: SlotCache  #: the target's states of the tokens below `known_B`
@@ -97,25 +97,6 @@ class HeadCache:
     def capacity(self) -> int:
         """Slots of a row."""
         return self.entries.capacity
-
-    def take(self, rows: Sequence[int]) -> "HeadCache":
-        """A copy of these rows, in this order."""
-        stores = (self.entries.take(rows), self.told.take(rows), self.own.take(rows))
-        return HeadCache(*stores, picked(self.known_B, rows))
-
-    def put(self, seats: Sequence[int], other: "HeadCache") -> "HeadCache":
-        """The rows of `other` in these seats."""
-        return HeadCache(
-            self.entries.put(seats, other.entries),
-            self.told.put(seats, other.told),
-            self.own.put(seats, other.own),
-            placed(self.known_B, seats, other.known_B),
-        )
-
-    def narrow(self, rows: int) -> "HeadCache":
-        """The first rows."""
-        stores = (self.entries.narrow(rows), self.told.narrow(rows), self.own.narrow(rows))
-        return HeadCache(*stores, self.known_B[:rows])
 
 
 class Following:
