@@ -96,13 +96,10 @@ class Cache(RowStore, Protocol):
 class LanguageModel(Protocol):
     """One decoder driven over trees: target and draft model alike."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits it returns, cut to the tokenizer."""
-
-    @property
-    def context(self) -> int:
-        """Most positions it can address."""
+    vocab_size: int  #: width of the logits it returns, cut to the tokenizer
+    context: int  #: most positions it can address
+    taps: tuple[int, ...]  #: states of another model that it reads, as a head does; (): none
+    follows: bool  #: whether it keeps entries of the text: heads on states alone do not
 
     @property
     def device(self) -> torch.device:
@@ -126,14 +123,6 @@ class LanguageModel(Protocol):
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The states of another model that it reads, as a head does its target's; (): none."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether it keeps entries of the text that it reads: heads on states alone do not."""
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""

@@ -102,25 +102,13 @@ class AtOnce:
     Deeper than there are heads no token is possible, so no draft goes there.
     """
 
-    follows, taps = False, (-1,)
+    follows = False
+    taps: tuple[int, ...] = (-1,)
 
     def __init__(self, heads: Blockwise) -> None:
-        self.heads = heads
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that they can propose; None: all."""
-        return self.heads.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where their weights lie."""
-        return next(self.heads.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of their weights."""
-        return next(self.heads.parameters()).dtype
+        self.heads, self.ids_K = heads, heads.ids_K
+        weight = next(heads.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
 
     def open(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache."""

@@ -25,25 +25,11 @@ from outrider.types import Nodes
 class StateHead(Protocol):
     """A module that makes a token's entry from the token and the state before it."""
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-
-    @property
-    def depth(self) -> int:
-        """How many layers write cache entries."""
-
-    @property
-    def width(self) -> int:
-        """Width of its own states."""
-
-    @property
-    def target_width(self) -> int:
-        """Width of the target's states."""
-
-    @property
-    def window(self) -> int | None:
-        """How many positions back its attention reaches; None: all."""
+    taps: tuple[int, ...]  #: the target's states that it reads
+    depth: int  #: how many layers write cache entries
+    width: int  #: of its own states
+    target_width: int  #: of the target's states
+    window: int | None  #: how many positions back its attention reaches; None: all
 
     @property
     def ids_K(self) -> Tensor | None:
@@ -105,27 +91,8 @@ class Following:
     follows = True
 
     def __init__(self, head: StateHead) -> None:
-        self.head = head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.head.taps
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-        return self.head.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights lie."""
-        return self.head.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.head.dtype
+        self.head, self.taps, self.ids_K = head, head.taps, head.ids_K
+        self.device, self.dtype = head.device, head.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache."""
