@@ -52,10 +52,8 @@ class Lookahead:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        least = {"window": 1, "order": 2, "tried": 1, "kept": self.window}
-        for name, low in least.items():
-            given = arguments.whole(name, vars(self)[name], "see drafters.lookahead", least=low)
-            object.__setattr__(self, name, given)
+        do = "see drafters.lookahead"
+        arguments.wholes(self, do, window=1, order=2, tried=1, kept=self.window)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -55,11 +55,8 @@ class ReferenceLookup:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        settings = lookup.check(self.num_speculative_tokens, self.most_ngram, self.least_ngram)
-        do = "leave it out for one chain"
-        settings["width"] = arguments.whole("width", self.width, do, least=1)
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
+        lookup.check(self)
+        arguments.wholes(self, "leave it out for one chain", width=1)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
