@@ -147,7 +147,7 @@ class Bench:
                 states = encode()
                 times[name] += 1e3 * (time.thread_time() - started)
                 if name == "lean":
-                    inputs = replace(inputs, encoded=states)
+                    inputs = inputs._replace(encoded=states)
             text = spelt.decode(other.generate(columns)[0], skip_special_tokens=True)
             heard = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             windows.append(Window(inputs, heard))

@@ -63,11 +63,12 @@ def narrowed(part: Any, rows: int) -> Any:
     return part[:rows] if isinstance(part, Tensor) else part.narrow(rows)
 
 
-def _put(part: Any, seats: Sequence[int], other: Any) -> Any:
+def joined(part: Any, seats: Sequence[int], other: Any) -> Any:
+    """A part with the rows of another one in these seats; None if one of the sides has nothing."""
     if part is None or other is None:
         return None
     if type(part) is tuple:
-        return tuple(_put(mine, seats, its) for mine, its in zip(part, other, strict=True))
+        return tuple(joined(mine, seats, its) for mine, its in zip(part, other, strict=True))
     return placed(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
 
 
@@ -93,7 +94,7 @@ class Columns:
         A part that only one side has is in the result no more.
         """
         its = vars(other)
-        return replace(self, **{n: _put(mine, seats, its[n]) for n, mine in vars(self).items()})
+        return replace(self, **{n: joined(mine, seats, its[n]) for n, mine in vars(self).items()})
 
     def narrow(self, rows: int) -> Self:
         """The first rows."""

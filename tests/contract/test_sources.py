@@ -1,6 +1,5 @@
 """Every drafter on models that read a source: the text is plain decoding's, row by row."""
 
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -137,7 +136,7 @@ def test_a_decoder_on_other_states_drafts_worse(family, monkeypatch):
     keep = small.runner.reader.keep
 
     def strange(encoded):
-        return keep(replace(encoded, states_BTE=encoded.states_BTE.flip(2)))
+        return keep(encoded._replace(states_BTE=encoded.states_BTE.flip(2)))
 
     monkeypatch.setattr(small.runner.reader, "keep", strange)
     others, less = told(Engine(target, drafter, MATCH), given, ROWS)

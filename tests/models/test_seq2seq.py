@@ -1,7 +1,5 @@
 """Every family of encoder-decoders over ragged trees, and decoders on another model's states."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from seats import Rows, played
@@ -38,7 +36,7 @@ def test_at_least_22_families_and_every_supported_type():
 @torch.inference_mode()
 def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
     target = driven(name, attention)
-    sources = replace(target.probe(4), encoded=None)
+    sources = target.probe(4)._replace(encoded=None)
     assert played(target, sources) < 1e-5
     first = blind(target)
     rows = Rows(first, 1)
@@ -74,7 +72,7 @@ def test_a_source_is_read_as_if_it_were_alone(name):
     if name == "BigBird-Pegasus":  # beyond 14 tokens its attention is sparse
         mask = there([17, 7, 30])
         sources = Inputs((torch.arange(90).view(3, 30) % 90 + 5) * mask, None, mask)
-    sources = replace(sources, encoded=None)
+    sources = sources._replace(encoded=None)
     together = target.encode(sources).encoded
     for row in range(3):
         alone = target.encode(sources.take([row])).encoded

@@ -2,7 +2,6 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
 def text_of(speculator, prompts=((2,), (2, 9)), sampling=None, inputs=None):
     """Texts of rows whose sources are made up."""
     target, count = speculator.engine.target, len(prompts)
-    source = replace(target.probe(count), encoded=None) if inputs is None else inputs
+    source = target.probe(count)._replace(encoded=None) if inputs is None else inputs
     how = sampling or [Sampling(1.0, seed=seed) for seed in range(count)]
     rows = [source.take([row]) for row in range(count)]
     run = speculator.engine.run(list(map(list, prompts)), how, Limits(12), inputs=rows)
@@ -179,7 +178,7 @@ UNREADABLE = [
     ("BART", ids(*range(3, 80), *range(3, 80)), "at most 128 tokens; got a source of 154"),
     ("BART", ids(5, 97), "token ids below 97; got a source with token id 97"),
     ("BART", Inputs(torch.zeros(1, 1).long(), None, there([0, 1])[:1]), "without tokens"),
-    ("BART", replace(ids(5), encoded=STATES), "states of width 32; got states of width 16"),
+    ("BART", ids(5)._replace(encoded=STATES), "states of width 32; got states of width 16"),
     ("Whisper", ids(5, 6), r"log-mel frames \[B, 12, 8\]; got source text"),
     ("Whisper", features(12, 16), r"got features \[1, 12, 16\].*Inputs.draft"),
     ("Whisper", features(13, 8), r"got features \[1, 13, 8\]; cut longer audio into windows"),
@@ -210,11 +209,11 @@ def test_a_draft_with_another_mel_count_reads_its_own_frames():
     config.num_mel_bins = 16
     pair = load(target, build(config, seed=1), coupled=True, **QUICK)
     expected, _ = text_of(load(target, drafter="root", rule="match", **QUICK))
-    source = replace(pair.engine.target.probe(2), encoded=None)
+    source = pair.engine.target.probe(2)._replace(encoded=None)
     with pytest.raises(ConfigurationError, match=r"\[B, 12, 16\]; got features \[2, 12, 8\]"):
         text_of(pair, inputs=source)
     finer = Inputs(None, source.features.repeat(1, 1, 2), source.mask_BS)
-    assert text_of(pair, inputs=replace(source, draft=finer))[0] == expected
+    assert text_of(pair, inputs=source._replace(draft=finer))[0] == expected
 
 
 @torch.inference_mode()

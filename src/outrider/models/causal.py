@@ -1,7 +1,6 @@
 """A decoder driven over trees: what is common to every way of running its layers."""
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -149,7 +148,7 @@ class CausalModel:
             return inputs
         self.examine(inputs)
         assert self.runner.reader is not None
-        return replace(inputs, encoded=self.runner.reader.encode(inputs))
+        return inputs._replace(encoded=self.runner.reader.encode(inputs))
 
     def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
         """An empty cache for `rows` rows, which owns what is read of the inputs.

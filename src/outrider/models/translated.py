@@ -9,7 +9,6 @@ Texts are read on the host: on a card every call waits for the device.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -199,7 +198,7 @@ class TranslatedModel(Over[LanguageModel]):
             told.append(torch.tensor(source.ids or [0], device=self.model.device))
         ones = [torch.ones_like(ids, dtype=torch.bool) for ids in told]
         ids_BS, mask_BS = (pad_sequence(each, batch_first=True) for each in (told, ones))
-        return replace(inputs, ids_BS=ids_BS, mask_BS=mask_BS)
+        return inputs._replace(ids_BS=ids_BS, mask_BS=mask_BS)
 
     def _text(
         self, cache: TranslatedCache, slots: list[list[int]], tokens: list[list[int]], wanted: int

@@ -1,13 +1,12 @@
 """A language model: what it reads, what it says, what it keeps of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from outrider.rows import Columns
+from outrider.rows import joined, narrowed, picked, placed, taken
 
 
 class Nodes(NamedTuple):
@@ -26,16 +25,26 @@ class Output(NamedTuple):
     hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
 
 
-@dataclass(frozen=True)
-class Encoded(Columns):
-    """What an encoder made of rows' inputs, padded to the longest, which the mask tells."""
+class Encoded(NamedTuple):
+    """What an encoder made of rows' inputs, padded to the longest. A `RowStore`."""
 
     states_BTE: Tensor
     mask_BT: Tensor  #: bool: which states are there
 
+    def take(self, rows: Sequence[int]) -> "Encoded":
+        """A copy of these rows, in this order."""
+        return Encoded(*(picked(table, rows) for table in self))
 
-@dataclass(frozen=True)
-class Inputs(Columns):
+    def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
+        """The rows of `other` in these seats: the shorter ones are padded and masked."""
+        return Encoded(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
+
+    def narrow(self, rows: int) -> "Encoded":
+        """The first rows."""
+        return Encoded(*(table[:rows] for table in self))
+
+
+class Inputs(NamedTuple):
     """What rows read besides their own text. Models of text alone have none. A `RowStore`.
 
     `features` are what the model's encoder takes: log-mel frames [B, S, F], samples [B, S], pixels
@@ -48,6 +57,10 @@ class Inputs(Columns):
     encoded: Encoded | None = None  #: by the target's encoder
     draft: "Inputs | None" = None  #: for a draft model whose encoder reads something else
 
+    def take(self, rows: Sequence[int]) -> "Inputs":
+        """A copy of these rows, in this order."""
+        return Inputs(*(taken(part, rows) for part in self))
+
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
         """The rows of `other` in these seats: the shorter sources are padded and masked.
 
@@ -55,7 +68,11 @@ class Inputs(Columns):
         """
         both = (self.encoded is None) == (other.encoded is None)
         assert both, "rows that are encoded beside rows that are not"
-        return super().put(seats, other)
+        return Inputs(*(joined(m, seats, t) for m, t in zip(self, other, strict=True)))
+
+    def narrow(self, rows: int) -> "Inputs":
+        """The first rows."""
+        return Inputs(*(narrowed(part, rows) for part in self))
 
 
 #: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states

@@ -7,7 +7,6 @@ leaves topology and declarations to the `TreeBuilder`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -176,7 +175,7 @@ def inputs_for(model: LanguageModel, inputs: Inputs | None) -> Inputs | None:
         return None
     if model.reads == "states":
         return inputs
-    return replace(inputs, encoded=None) if inputs.draft is None else inputs.draft
+    return inputs._replace(encoded=None) if inputs.draft is None else inputs.draft
 
 
 def keep_path(
