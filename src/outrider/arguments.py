@@ -80,6 +80,15 @@ def whole(
     return operator.index(value)
 
 
+def wholes(of: object, do: str, **least: int) -> None:
+    """Read these fields of a frozen dataclass in place: whole numbers, each of at least so much.
+
+    To be called by its `__post_init__`; `do` says what to do about another value.
+    """
+    for name, low in least.items():
+        object.__setattr__(of, name, whole(name, vars(of)[name], do, least=low))
+
+
 def at_least(least: int | None) -> str:
     """The end of a sentence about a whole number."""
     return "" if least is None else f" of at least {least}"

@@ -144,11 +144,8 @@ class Cascade:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        name, do = "num_speculative_tokens", recipes.PLAIN
-        count = arguments.whole(name, self.num_speculative_tokens, do, least=1)
-        object.__setattr__(self, name, count)
-        guesses = arguments.whole("guesses", self.guesses, "leave it out for 4", least=1)
-        object.__setattr__(self, "guesses", guesses)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
+        arguments.wholes(self, "leave it out for 4", guesses=1)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

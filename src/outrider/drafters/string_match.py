@@ -40,10 +40,7 @@ class StringMatch:
             do = "use drafter='draft_model', which drafts in the target's tokens"
             what = "a draft model with another tokenizer than the target's"
             arguments.refuse("draft", what, self.model, do)
-        count = arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
-        object.__setattr__(self, "num_speculative_tokens", count)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -80,10 +80,7 @@ class Suffix:
     _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        count = arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
-        object.__setattr__(self, "num_speculative_tokens", count)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         object.__setattr__(self, "_earlier", remembering(self.earlier))
 
     @property
@@ -171,14 +168,8 @@ def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
     return texts
 
 
-def _made(
-    num_speculative_tokens: int = Suffix.num_speculative_tokens, earlier: int = Suffix.earlier
-) -> Suffix:
-    return Suffix(num_speculative_tokens, earlier)
-
-
 RECIPE = recipes.Recipe(
-    _made,
+    Suffix,
     takes=("num_speculative_tokens", "earlier"),
     depth=Suffix.num_speculative_tokens,
     deepest=16,

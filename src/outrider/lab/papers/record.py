@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -69,6 +70,23 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:
+    console.width = 260  # files and pipes: no wrapped columns
+
+
+def show(
+    command: Callable[..., None], tables: dict[str, list[Row]], titles: dict[str, str], out: Path
+) -> None:
+    """Print a command's tables under their titles, which the experiment's document keeps, too."""
+    name = command.__name__.replace("_", "-")
+    entitle(out, name, (command.__doc__ or "").strip().splitlines()[0], titles)
+    for key, title in titles.items():
+        if tables.get(key):
+            console.print(table(title, tables[key]))
+    console.print(f"written to {out}", markup=False)
 
 
 def entitle(where: Path, name: str, about: str, titles: dict[str, str]) -> None:

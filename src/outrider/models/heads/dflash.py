@@ -147,22 +147,8 @@ class Masked:
     follows = False
 
     def __init__(self, head: DFlash) -> None:
-        self.head, self.taps = head, head.config.taps
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-        return self.head.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights lie."""
-        return self.head.fc.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.head.fc.weight.dtype
+        self.head, self.taps, self.ids_K = head, head.config.taps, head.ids_K
+        self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache, with room for a block behind the last token."""

@@ -97,7 +97,7 @@ class Eagle3(nn.Module):
     """
 
     d2t: Tensor
-    window = None  #: its attention reaches back to the beginning
+    window: int | None = None  #: its attention reaches back to the beginning
 
     def __init__(
         self,
@@ -127,6 +127,8 @@ class Eagle3(nn.Module):
         self.fc = nn.Linear(count * each, wide, bias=False)
         rest = (kind.layer(inner, number) for number in range(1, inner.num_hidden_layers))
         self.layers = nn.ModuleList([_First(self.config), *rest])
+        self.taps, self.depth = config.taps, len(self.layers)
+        self.width, self.target_width = int(wide), each
         self.norm = kind.norm(wide, eps=eps)
         if self._read is None:
             self.lm_head = nn.Linear(wide, config.draft_vocab_size, bias=False)
@@ -139,26 +141,6 @@ class Eagle3(nn.Module):
         self._packed: Product | None = None
         # not a part: what moves parts to half precision would round its frequencies
         self._rotary = (kind.rotary(inner),)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.config.taps
-
-    @property
-    def depth(self) -> int:
-        """How many of its layers write cache entries."""
-        return len(self.layers)
-
-    @property
-    def width(self) -> int:
-        """Width of its own states."""
-        return int(self.config.layer.hidden_size)
-
-    @property
-    def target_width(self) -> int:
-        """Width of the target's states."""
-        return self.config.target_width or self.width
 
     @property
     def ids_K(self) -> Tensor | None:
