@@ -22,6 +22,7 @@ from outrider.lab import bandwidth, drawing, intervals, measure
 from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import published, record
 from outrider.lab.papers.score_code import parses, similarity
+from outrider.lab.progress import Show
 from outrider.lab.prompts import read_rows
 from outrider.lab.tasks import prompts as shipped_tasks
 from outrider.lab.tasks.scores import scores
@@ -30,7 +31,6 @@ from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 
-Progress = Callable[[str, int, int], None]
 K = 4
 PLAIN, FAST = "ArS", "SpS"  # the paper's names
 LAWS = ("greedy", "nucleus")
@@ -118,13 +118,11 @@ def run(
     pair: Speculator,
     tasks: Sequence[Task],
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
     pictures: bool = True,
 ) -> dict[str, list[record.Row]]:
     """Measure what is missing, write and return the tables."""
-    if pictures:
-        drawing.pyplot()
     arms = {PLAIN: pair.plain(), FAST: _speculative(pair)}
     asked = [record.of_prompts([one.ids for one in task.prompts]) for task in tasks]
     settings = {

@@ -24,9 +24,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import Sampling, Speculator, Stop
-from outrider.certify.judge import Progress
 from outrider.lab import intervals
 from outrider.lab.papers import record
+from outrider.lab.progress import Show
 from outrider.models import shallow
 from outrider.models.nodes import causal
 from outrider.models.part import part
@@ -149,7 +149,7 @@ class _Trial:
         target: Speculator,
         prompts: Sequence[record.Row],
         out: Path,
-        progress: Progress,
+        progress: Show,
         amount: Amount,
     ) -> None:
         self.model, self.amount, self.progress = target.engine.target, amount, progress
@@ -209,7 +209,7 @@ def run(
     target: Speculator,
     prompts: Sequence[record.Row],
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
 ) -> dict[str, list[record.Row]]:
     """The table of candidates, and of each layer alone.

@@ -8,8 +8,9 @@ import torch
 
 from outrider.lab import drawing, intervals
 from outrider.lab.papers import record, tree_published, tree_runs
-from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
+from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.lab.progress import Show
 from outrider.text.speculator import Speculator
 from outrider.theory.length import memory_bound_speedup
 
@@ -36,12 +37,10 @@ def run(
     prompts: Prompts,
     plan: Plan,
     out: Path,
-    progress: Progress,
+    progress: Show,
     pictures: bool = True,
 ) -> Tables:
     """Measure what is missing, write and return the tables."""
-    if pictures:
-        drawing.pyplot()
     store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
     ratio = size_ratio(pair)
     asked = list(groups)
