@@ -30,13 +30,13 @@ from outrider.lab.papers import (
 from outrider.lab.papers.alpha_drafters import DRAFT, Copies
 from outrider.lab.papers.alpha_measure import LENIENCES, rule_at
 from outrider.lab.papers.alpha_tasks import Rows
+from outrider.lab.papers.record import Tables
 from outrider.lab.progress import Show
 from outrider.theory import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Tables = dict[str, list[record.Row]]
 LEVELS = [f"l = {level:g}" for level in LENIENCES]
 
 

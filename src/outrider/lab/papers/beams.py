@@ -70,7 +70,7 @@ def run(
     new_tokens: int = 48,
     widths: Sequence[int] = WIDTHS,
     repeats: int = 1,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Every arm on every prompt, interleaved; tables by arm."""
     settings = {
         "new_tokens": new_tokens,

@@ -32,7 +32,7 @@ def run(
     rule: str = "rejection",
     seed: int = 0,
     pictures: bool = True,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt.
 
     Every repeat of a prompt has a seed of its own: another sample, as in the paper. All values of K

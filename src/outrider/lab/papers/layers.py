@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import Sampling, Speculator, Stop
 from outrider.lab import intervals
@@ -30,6 +29,8 @@ from outrider.lab.progress import Show
 from outrider.models import shallow
 from outrider.models.nodes import causal
 from outrider.models.part import part
+from outrider.models.sizes import empty
+from outrider.models.sources import Source
 from outrider.text.tokens import encode
 from outrider.theory import length
 from outrider.types import LanguageModel, Nodes
@@ -128,9 +129,7 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, source: str) -> "Weights":
         """Counted in an empty model of that configuration."""
-        config = AutoConfig.from_pretrained(source)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = empty(Source(source, "target"))
         stack = shallow.layers_of(model)
         each = (sum(weight.numel() for weight in layer.parameters()) for layer in stack)
         head = model.get_output_embeddings()
@@ -211,7 +210,7 @@ def run(
     out: Path,
     progress: Show,
     amount: Amount,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """The table of candidates, and of each layer alone.
 
     Raises UnsupportedModel for targets whose layers do not run on their cache.
