@@ -59,6 +59,11 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of at least 1."""
+    return is_whole(value) and value > 0
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)

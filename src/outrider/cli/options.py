@@ -11,8 +11,9 @@ import typer
 from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
-from outrider.lab.gathered import Target, gathered
+from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
+from outrider.lab.gathered import gathered
 from outrider.load import load
 from outrider.text.speculator import Speculator
 

@@ -128,7 +128,7 @@ class _Under:
 
 
 @dataclass(frozen=True)
-class Cascade:
+class Cascade(shapes.Chains):
     """A chain of `num_speculative_tokens` tokens; a call looks at up to `guesses` of them.
 
     >>> Cascade(model, Smaller(smaller))                                     # doctest: +SKIP
@@ -146,11 +146,6 @@ class Cascade:
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         arguments.wholes(self, "leave it out for 4", guesses=1)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""

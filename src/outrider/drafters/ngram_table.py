@@ -138,7 +138,7 @@ def table_of(keys: Sequence[Tensor], counts: Sequence[Tensor], vocab_size: int) 
 
 
 @dataclass(frozen=True)
-class NgramTable(Forgetful):
+class NgramTable(shapes.Chains, Forgetful):
     """A chain drawn from an n-gram table, token by token.
 
     `vocab_size` is the target's number of outputs if it has more than the table knows tokens
@@ -155,11 +155,6 @@ class NgramTable(Forgetful):
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         followers(self.table, self.vocab_size)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the table's law after the ones before it."""

@@ -15,7 +15,7 @@ from outrider.types import Context, Draft, Kind, Shape
 
 
 @dataclass(frozen=True)
-class PromptLookup(Forgetful):
+class PromptLookup(shapes.Chains, Forgetful):
     """No model and no training: strong on text that repeats itself (code, edits, summaries).
 
     Its defaults are those of `load` and of `model.generate`. Copies cost nothing to draft, so that
@@ -31,11 +31,6 @@ class PromptLookup(Forgetful):
 
     def __post_init__(self) -> None:
         lookup.check(self)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A copy of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""

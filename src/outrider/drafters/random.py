@@ -20,7 +20,7 @@ from outrider.types import Context, Draft, Kind, Laws, Shape
 
 
 @dataclass(frozen=True)
-class Random(Forgetful):
+class Random(shapes.Chains, Forgetful):
     """A chain of tokens drawn uniformly out of `vocab_size`.
 
     >>> Random(100, 3).shapes[0].max_nodes
@@ -36,11 +36,6 @@ class Random(Forgetful):
     def __post_init__(self) -> None:
         arguments.wholes(self, "give the target's", vocab_size=1)
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the uniform law; what a request bans is not drawn."""

@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Suffix:
+class Suffix(shapes.Chains):
     """Copies behind the longest suffix that the row's text holds already.
 
     With `earlier` texts of at most about so many tokens of earlier requests can be copied as well.
@@ -92,11 +92,6 @@ class Suffix:
     def kind(self) -> Kind:
         """Of all its children."""
         return Kind.COUPLED if self.earlier else Kind.FIXED
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A copy of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def open(self, context: Context, capacity: int) -> Rows[Row] | Nothing:
         """An automaton of each row's text; nothing on a device."""

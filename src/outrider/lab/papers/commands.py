@@ -13,7 +13,7 @@ from outrider.lab.papers.options import RESULTS
 from outrider.lab.papers.record import console, folder, show
 from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
-from outrider.lab.prompts import read_rows
+from outrider.lab.prompts import read_prompts, read_rows
 from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
@@ -293,9 +293,7 @@ def speed(
     from outrider.load import load
 
     folder(asked.out)
-    texts = [
-        row["prompt"].rstrip() for row in read_rows(asked.prompts)[: 20 if asked.quick else 30]
-    ]
+    texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
     alone = asked.target is not None and asked.draft is None
     pair = load(
         asked.target,

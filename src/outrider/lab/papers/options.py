@@ -92,6 +92,16 @@ class Asked:
 with_asked = partial(gathered, "asked", Asked)
 
 
+def layers_of(given: str) -> tuple[int, ...]:
+    """Numbers of layers to be left out, as `--skip` has them."""
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--skip takes numbers of layers with commas between; got {given!r}; write 3,4,5"
+        ) from error
+
+
 def reads_sources(target: str | None) -> bool:
     """Whether this is an encoder-decoder; False for what cannot be read."""
     from transformers import AutoConfig

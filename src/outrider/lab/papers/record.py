@@ -22,6 +22,7 @@ from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
 
 P = ParamSpec("P")
+Tables = dict[str, list[Row]]  #: of an experiment, by their names
 
 
 class Store:
@@ -46,7 +47,7 @@ class Store:
             self.rows[key] = row
         return self.rows[key]
 
-    def write(self, tables: dict[str, list[Row]]) -> None:
+    def write(self, tables: Tables) -> None:
         """All tables as one JSON document and one CSV file each.
 
         The document says besides how it came about: `command`, `date`, and `machine` with versions.
@@ -77,9 +78,7 @@ if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 
 
-def show(
-    command: Callable[..., None], tables: dict[str, list[Row]], titles: dict[str, str], out: Path
-) -> None:
+def show(command: Callable[..., None], tables: Tables, titles: dict[str, str], out: Path) -> None:
     """Print a command's tables under their titles, which the experiment's document keeps, too."""
     name = command.__name__.replace("_", "-")
     entitle(out, name, (command.__doc__ or "").strip().splitlines()[0], titles)

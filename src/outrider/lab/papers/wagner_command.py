@@ -82,7 +82,7 @@ def wagner(
         raise ConfigurationError(
             f"--skip goes with --target, without --draft and --recordings; got {skip!r}"
         )
-    layers = _layers(skip)
+    layers = set() if skip is None else set(options.layers_of(skip))
     if not layers:
         options.both(target, draft)
     if recordings is None:
@@ -111,15 +111,6 @@ def wagner(
     titles = {name: title.format(**settings) for name, title in TITLES.items() if name in tables}
     show(wagner, tables, titles, asked.out)
     console.print(READING, markup=False)
-
-
-def _layers(skip: str | None) -> set[int]:
-    try:
-        return set() if skip is None else {int(layer) for layer in skip.split(",")}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--skip needs numbers of layers with commas between; got {skip!r}; write 3,4,5"
-        ) from error
 
 
 def _pair(
