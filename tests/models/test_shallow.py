@@ -9,6 +9,7 @@ from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, check
 from outrider.models.calibrate import Setting
@@ -145,6 +146,32 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
     assert set(drafted) <= set(ids)
     assert len(set(drafted)) > 2
     assert stats.steps
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (3, 2)])
+def test_greedy_drafts_of_a_trimmed_head_are_those_of_its_law_over_all_tokens(counts):
+    """Their best tokens are looked for among its own."""
+    model = TARGETS["llama"]()
+    small, ids = cut(model, (0, 2)), torch.tensor([2, 20, 7, 8, 9, 21, 30])
+    trim(small, ids)
+    target, draft = adapt(model), adapt(small)
+    rules = (
+        Sampling(0),
+        Sampling(0, logit_bias={8: -torch.inf, 30: 0.1}, begin_suppress_tokens=(2, 9)),
+        Sampling(0, min_new_tokens=9, repetition_penalty=1.3),
+    )
+
+    def drafted(policy, order, how):
+        draft.ids_K = ids[order]
+        drafter = DraftModel(draft, counts, policy=policy)
+        run = Engine(target, drafter).run(PROMPTS[:2], how, Limits(12), trace=True)
+        return [block.trace.tokens for block in run]
+
+    same, other = torch.arange(7), torch.arange(7).flip(0)
+    for how in rules:
+        found = drafted(None, same, how)
+        assert found == drafted(Drawn(), same, how)  # a policy is given the law over all
+        assert found != drafted(None, other, how)
 
 
 @pytest.mark.parametrize("rule", ["block", "traversal", "rejection", "match"])
