@@ -8,11 +8,12 @@ from safetensors.torch import save_file
 from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Limits, Root, Sampling, load
 from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, check
 from outrider.models.calibrate import Setting
+from outrider.models.native import build
 from outrider.models.shallow import cut, fill, trim
 from outrider.models.shallow_source import Layers, ShallowSource
 from outrider.models.sources import Source
@@ -189,6 +190,33 @@ def test_a_head_without_any_token_that_may_come_drafts_nothing(rule):
     )
     assert run.stats.accepted == 0
     assert not {token for text in found for token in text} & {4, 5, 6}
+
+
+@pytest.mark.skipif(bool(build.unbuilt()), reason=f"no kernels: {build.unbuilt()}")
+def test_a_folder_may_say_that_it_is_kept_in_8_bits(tmp_path, monkeypatch):
+    target = llama(num_hidden_layers=3)
+    folder(tmp_path, target, [0, 2])
+
+    def noted(**more):
+        return load(
+            target,
+            tmp_path,
+            num_speculative_tokens=2,
+            threads=1,
+            packed=False,
+            dtype="float32",
+            **more,
+        ).notes.draft_dtype
+
+    assert noted() is None
+    (tmp_path / "draft.json").write_text('{"layers": [0, 2], "draft_dtype": "int8"}')
+    assert noted() == "int8"
+    assert noted(draft_dtype="target") is None
+    monkeypatch.setattr(build, "unbuilt", lambda: "no C compiler: 'cc' is not there")
+    assert noted() == "float32 (int8 is not to be had: no C compiler: 'cc' is not there)"
+    (tmp_path / "draft.json").write_text('{"layers": [0, 2], "draft_dtype": "int4"}')
+    with pytest.raises(ConfigurationError, match="draft_dtype 'int4' is not int8"):
+        noted()
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
