@@ -198,7 +198,7 @@ def test_by_name(tmp_path):
     ("draft", "more", "said"),
     [
         (None, {"drafter": "root"}, "draft_dtype is for a draft model; got draft_dtype='int8' and"),
-        (True, {"draft_dtype": "int4"}, "draft_dtype must be 'int8' or None; got 'int4'"),
+        (True, {"draft_dtype": "int4"}, "draft_dtype must be 'int8', 'target' or None; got 'int4'"),
     ],
 )
 def test_what_cannot_be_had_is_refused(draft, more, said):
