@@ -5,7 +5,8 @@ row each; what is in use anywhere is known on the host beside them, as an upper 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,62 @@ def seated(mine: Sequence[T], seats: Sequence[int], theirs: Sequence[T]) -> tupl
 def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     """Copies of these rows."""
     return torch.stack([table[row] for row in rows]) if rows else table[:0]
+
+
+def taken(part: Any, rows: Sequence[int]) -> Any:
+    """Copies of these rows of a part: a tensor, a `RowStore`, several of them, or None."""
+    if part is None:
+        return None
+    if type(part) is tuple:
+        return tuple(taken(one, rows) for one in part)
+    return picked(part, rows) if isinstance(part, Tensor) else part.take(rows)
+
+
+def narrowed(part: Any, rows: int) -> Any:
+    """The first rows of a part."""
+    if part is None:
+        return None
+    if type(part) is tuple:
+        return tuple(narrowed(one, rows) for one in part)
+    return part[:rows] if isinstance(part, Tensor) else part.narrow(rows)
+
+
+def joined(part: Any, seats: Sequence[int], other: Any) -> Any:
+    """A part with the rows of another one in these seats; None if one of the sides has nothing."""
+    if part is None or other is None:
+        return None
+    if type(part) is tuple:
+        return tuple(joined(mine, seats, its) for mine, its in zip(part, other, strict=True))
+    return placed(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A `RowStore` whose fields are its parts: each keeps something of every row.
+
+    >>> @dataclass(frozen=True)
+    ... class Pair(Columns):
+    ...     left_B: Tensor
+    ...     right_B: Tensor | None = None
+    >>> Pair(torch.tensor([5, 6])).take([1]).left_B.tolist()
+    [6]
+    """
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """A copy of these rows, in this order."""
+        return replace(self, **{name: taken(part, rows) for name, part in vars(self).items()})
+
+    def put(self, seats: Sequence[int], other: Self) -> Self:
+        """The rows of `other` in these seats, shorter ones padded with zeros.
+
+        A part that only one side has is in the result no more.
+        """
+        its = vars(other)
+        return replace(self, **{n: joined(mine, seats, its[n]) for n, mine in vars(self).items()})
+
+    def narrow(self, rows: int) -> Self:
+        """The first rows."""
+        return replace(self, **{name: narrowed(part, rows) for name, part in vars(self).items()})
 
 
 #: What changes nothing in the columns of `Shaping` where that is not 0.

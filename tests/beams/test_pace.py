@@ -32,8 +32,8 @@ def test_not_ahead_where_it_does_not_pay(dear):
 
 
 def test_what_comes_before_the_first_call_ahead_counts():
-    """Calls ahead answer two steps in nearly the time of one, but the first of a search comes behind
-    a wait as long as nine calls: that pays in long searches."""
+    """Calls ahead answer two steps in nearly the time of one, but the first of a search comes
+    behind a wait as long as nine calls: that pays in long searches."""
     chosen = {}
     for steps in (8, 400):
         pace = Pace(1)

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
+import bugs
 import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
-from outrider.certify import Power, bugs, certify, foreign, laws, marginal, matrix, run, statistics
+from outrider.certify import Power, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.certify.run import shared_noise

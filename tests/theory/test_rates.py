@@ -4,6 +4,7 @@ import torch
 
 from outrider.costs import Sizes
 from outrider.lab import rates
+from outrider.lab.steps import Steps
 from outrider.models import CausalModel, LlamaRunner
 from outrider.testing import llama
 from outrider.theory import capacity
@@ -16,9 +17,9 @@ def tiny():
 
 def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
     target, parameters = tiny()
-    stepped, steps = [], rates.steps
+    stepped = []
     monkeypatch.setattr(
-        rates, "steps", lambda model, *how: stepped.append(model) or steps(model, *how)
+        rates, "Steps", lambda model, *how: stepped.append(model) or Steps(model, *how)
     )
     machine = rates.measured(target, Sizes(4 * parameters, 512, parameters, 2, 512), rounds=2)
     assert stepped
@@ -55,7 +56,9 @@ def test_steps_take_the_chains_that_are_asked_for():
     target.forward = lambda cache, nodes, **how: (
         widths.append(tuple(nodes.tokens_BQ.shape)) or forward(cache, nodes, **how)
     )
-    took = rates.steps(target, 2, (1, 4), 20, rounds=2)
-    assert set(took) == {1, 4}
-    assert min(took.values()) > 0
-    assert widths[-4:] == [(2, 1), (2, 4)] * 2
+    steps = Steps(target, 2, (1, 4), 20, rounds=2)
+    for _ in range(2):
+        steps.round()
+    assert set(steps.seconds()) == {1, 4}
+    assert min(steps.seconds().values()) > 0
+    assert widths[-6:] == [(2, 1), (2, 1), (2, 4)] * 2

@@ -128,7 +128,7 @@ class _Under:
 
 
 @dataclass(frozen=True)
-class Cascade:
+class Cascade(shapes.Chains):
     """A chain of `num_speculative_tokens` tokens; a call looks at up to `guesses` of them.
 
     >>> Cascade(model, Smaller(smaller))                                     # doctest: +SKIP
@@ -144,16 +144,8 @@ class Cascade:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        name, do = "num_speculative_tokens", recipes.PLAIN
-        count = arguments.whole(name, self.num_speculative_tokens, do, least=1)
-        object.__setattr__(self, name, count)
-        guesses = arguments.whole("guesses", self.guesses, "leave it out for 4", least=1)
-        object.__setattr__(self, "guesses", guesses)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
+        arguments.wholes(self, "leave it out for 4", guesses=1)
 
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""

@@ -103,9 +103,8 @@ class Sampling:
             if not fits(value):
                 arguments.refuse(name, what, given, do)
             object.__setattr__(self, name, value)
-        for name in ("top_k", *_SIZES):
-            value = arguments.whole(name, getattr(self, name), "use 0 to switch it off", least=0)
-            object.__setattr__(self, name, value)
+        sizes = dict.fromkeys(("top_k", *_SIZES), 0)
+        arguments.wholes(self, "use 0 to switch it off", **sizes)
         if self.seed is not None:
             do = "use an integer of 64 bits, or None for a fresh one"
             seed = arguments.whole("seed", self.seed, do, most=2**64 - 1)

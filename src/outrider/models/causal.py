@@ -36,14 +36,14 @@ class Reader(Protocol):
 class Runner(Protocol):
     """Runs the layers of one decoder: writes the cache, returns logits."""
 
+    name: str  #: what the model is called in messages
     vocab_size: int
     context: int  #: most positions it can address
     layers: int
     means: str  #: how it runs, in words, for `--verbose`
-
-    @property
-    def name(self) -> str:
-        """What the model is called in messages."""
+    trees: bool  #: whether nodes may branch
+    packed: bool  #: whether its weights are laid out for this processor
+    rounding: Rounding  #: which calls of it round alike
 
     @property
     def device(self) -> torch.device:
@@ -54,20 +54,8 @@ class Runner(Protocol):
         """Dtype of the weights."""
 
     @property
-    def trees(self) -> bool:
-        """Whether nodes may branch."""
-
-    @property
-    def packed(self) -> bool:
-        """Whether its weights are laid out for this processor."""
-
-    @property
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
-
-    @property
-    def rounding(self) -> Rounding:
-        """Which calls of it round alike."""
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
@@ -89,6 +77,9 @@ class Runner(Protocol):
 
 class CausalModel:
     """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
+
+    taps: tuple[int, ...] = ()  # it reads no other model's states
+    follows = True  # it keeps entries of the text that it reads
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
@@ -122,16 +113,6 @@ class CausalModel:
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
-
-    @property
-    def follows(self) -> bool:
-        """It keeps entries of the text that it reads."""
-        return True
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: it reads no other model's states."""
-        return ()
 
     @property
     def reads(self) -> Reads:

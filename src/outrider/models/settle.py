@@ -64,14 +64,40 @@ def settle(
     """
     if wish.draft_dtype == INT8:
         _check_int8(drafts, place)
-
-    def whole(setting: Setting) -> Setting:
-        return replace(setting, draft_dtype=wish.draft_dtype)
-
-    setting, calibration = _chosen(
-        wish, target, drafts, lambda setting: build(whole(setting)), place, ahead
+    dtype = str(wish.dtype)
+    if dtype == "auto":
+        dtype = target.loaded_dtype() or "auto"
+    if place.type != "cpu" or target.group is not None:
+        return _elsewhere(wish, dtype, target, place), None
+    dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
+    able = all(can_pack(DTYPES[name]) for name in dtypes)
+    if wish.packed is True and not able:
+        raise ConfigurationError(
+            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
+            "packed=True; use packed='auto' or another dtype"
+        )
+    packings = (
+        [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
     )
-    return whole(setting), calibration
+    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
+    if len(dtypes) * len(threads) * len(packings) == 1:
+        return Setting(threads[0], dtypes[0], packings[0], wish.draft_dtype), None
+    about = repr(wish.draft_dtype) if wish.draft_dtype else ""
+    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
+    for choices in (dtypes, threads, packings):
+        identity += f"-{'-'.join(map(str, choices))}"
+    identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result
+    known = calibrate.recall(identity)
+    if known is None:
+        known = calibrate.choose(
+            lambda setting: build(replace(setting, draft_dtype=wish.draft_dtype)),
+            threads=threads,
+            dtypes=dtypes,
+            packings=packings,
+            num_speculative_tokens=ahead,
+        )
+        calibrate.remember(identity, known)
+    return replace(known.setting, draft_dtype=wish.draft_dtype), known
 
 
 def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
@@ -95,46 +121,6 @@ def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
         )
 
 
-def _chosen(
-    wish: Wish,
-    target: Source,
-    drafts: Sequence[Draft],
-    build: Build,
-    place: torch.device,
-    ahead: int,
-) -> tuple[Setting, Calibration | None]:
-    dtype = str(wish.dtype)
-    if dtype == "auto":
-        dtype = target.loaded_dtype() or "auto"
-    if place.type != "cpu" or target.group is not None:
-        return _elsewhere(wish, dtype, target, place), None
-    dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
-    able = all(can_pack(DTYPES[name]) for name in dtypes)
-    if wish.packed is True and not able:
-        raise ConfigurationError(
-            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
-            "packed=True; use packed='auto' or another dtype"
-        )
-    packings = (
-        [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
-    )
-    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
-    if len(dtypes) * len(threads) * len(packings) == 1:
-        return Setting(threads[0], dtypes[0], packings[0]), None
-    about = repr(wish.draft_dtype) if wish.draft_dtype else ""
-    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
-    for choices in (dtypes, threads, packings):
-        identity += f"-{'-'.join(map(str, choices))}"
-    identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result
-    known = calibrate.recall(identity)
-    if known is None:
-        known = calibrate.choose(
-            build, threads=threads, dtypes=dtypes, packings=packings, num_speculative_tokens=ahead
-        )
-        calibrate.remember(identity, known)
-    return known.setting, known
-
-
 def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> Setting:
     """On a GPU nothing is measured, nor where several processes must choose alike."""
     if wish.packed is True:
@@ -144,4 +130,4 @@ def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> S
         )
     name = target.checkpoint_dtype() if dtype == "auto" else dtype
     threads = wish.threads if isinstance(wish.threads, int) else torch.get_num_threads()
-    return Setting(threads, name, False)
+    return Setting(threads, name, False, wish.draft_dtype)

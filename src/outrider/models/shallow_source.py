@@ -21,13 +21,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import CausalModel, adapt, reads_more, shallow
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
+from outrider.models.heads.lent import Lent
 from outrider.models.sources import ShareEncoder, Source
 
 
@@ -56,14 +57,13 @@ def is_folder(given: object) -> bool:
     return isinstance(given, (str, Path)) and (Path(given) / "draft.json").is_file()
 
 
-class ShallowSource:
+class ShallowSource(Lent):
     """A shallow draft of a target, by its layers or by its folder: what is to be had is read.
 
     Raises ConfigurationError for a folder that cannot be read and layers that are not there,
     VocabularyMismatch for tokens that the target does not know.
     """
 
-    role = "draft"
     ids_K: Tensor | None  #: the tokens that it proposes, if not all
 
     def __init__(self, target: Source, given: Layers | str | Path) -> None:
@@ -72,7 +72,7 @@ class ShallowSource:
         self._layers = given.layers if isinstance(given, Layers) else self._read(Path(given))
         self.ids_K = self._weights.pop("ids", None)
         self._check(target.config)
-        self.config: PretrainedConfig = copy.deepcopy(target.config)
+        self.config = copy.deepcopy(target.config)
         shallow.shorten(self.config, self._layers)
 
     def _read(self, folder: Path) -> tuple[int, ...]:
@@ -143,11 +143,3 @@ class ShallowSource:
         if isinstance(self.given, Layers):
             return f"layers {', '.join(map(str, self._layers))} of {self.target}"
         return str(self.given)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """None: its tokens are the target's."""
-        return None
-
-    def loaded_device(self) -> torch.device | None:
-        """None: it is where the target is."""
-        return None

@@ -158,6 +158,7 @@ class WhisperRunner:
         self.heads: int = config.decoder_attention_heads
         self.width: int = config.d_model
         self._embedding: Tensor = decoder.embed_tokens.weight.detach()
+        self.device, self.dtype = self._embedding.device, self._embedding.dtype
         self._places: Tensor = decoder.embed_positions.weight.detach()
         self.kv_heads, self.size, self.eps = self.heads, self.width // self.heads, 0.0
         self._attention, self.rounding, scaling, self.means = self._choose()
@@ -182,16 +183,6 @@ class WhisperRunner:
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)
         said = f"a lean decoder, torch's operators: {unfit}"
         return _Operators(self, torchs), rounding, self.size**-0.5, said
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs must lie."""
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self._embedding.dtype
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""

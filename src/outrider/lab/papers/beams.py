@@ -7,7 +7,7 @@ ahead to score goes on with what it learned on the prompts before, as an engine'
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from outrider.engine.search.decode import Searched, search
 from outrider.engine.search.pace import Pace, Paces
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
+from outrider.lab.progress import Show
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import Drafter
 
-Progress = Callable[[str, int, int], None]
 WIDTHS = (1, 2, 5, 10)
 
 
@@ -67,12 +67,12 @@ def run(
     pair: Speculator,
     prompts: Sequence[dict[str, str]],
     out: Path,
-    progress: Progress,
+    progress: Show,
     *,
     new_tokens: int = 48,
     widths: Sequence[int] = WIDTHS,
     repeats: int = 1,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Every arm on every prompt, interleaved; tables by arm."""
     settings = {
         "new_tokens": new_tokens,

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from outrider.noise import Purpose
-from outrider.ops import reference
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import LEAST, MOST, Array, Rows, Weights, edges, find, running
 from outrider.ops.cpu.urns import Urns
+from outrider.ops.reference import draws as reference
+from outrider.ops.reference.laws import hot as hot_rows
 from outrider.types import Laws
 
 _FEW_ROWS = 16  #: up to this many rows integers of Python are faster than tensors
@@ -112,7 +113,7 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
     tokens = torch.tensor([token for token, _ in found]).view(keys_Bc.shape)
     there = torch.tensor([mass > 0 for _, mass in found]).view(keys_Bc.shape)
     if laws.greedy == "some":
-        hot = reference.hot(laws)[..., 0]
+        hot = hot_rows(laws)[..., 0]
         tokens, there = torch.where(hot, best_Bc, tokens), torch.where(hot, some_Bc, there)
     return tokens, there, laws._replace(lse_BR=None, host=_weights(laws, urns))
 
