@@ -2,9 +2,9 @@
 
     products   all products of the model over so many nodes: reading weights and computing overlap
                as they do, which no two numbers say
-    a call     of one node and of some, less their products: what else is in a call
-    the cache  pieces of prompts behind many tokens and behind none: a slot is read once, and seen
-               by every node
+    a call     of one node, of some in one row and of some rows, less their products: what else is
+               in a call, in a row of it, and of a node
+    the cache  calls behind many tokens and behind few: a slot is read once, and seen by every node
     the host   steps of a model of one tiny layer with the same vocabulary, less its calls
 
 A machine's pace changes from one second to the next. So everything is timed once a round, what is
@@ -27,10 +27,10 @@ from outrider.testing import llama
 from outrider.theory.capacity import UNIT, Machine
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 144)  #: of products
-PIECE = 16  #: tokens of a call, besides one
-BEHIND, SEEING, ROWS = 1024, (1, 8), 4  #: tokens behind which pieces of so many are read, and rows
+NEAR, FAR = 64, 1024  #: tokens behind which calls are
+CALLS = ((1, 1), (1, 16), (16, 1))  #: rows and nodes of calls behind few tokens
+ROWS, SEEING = 8, (1, 8)  #: rows of calls behind few and many, and their nodes
 ENGINE = ((1, 1), (8, 1), (8, 2), (8, 6))  #: rows and nodes of the tiny model's steps
-CONTEXT = 64  #: of the tiny model's rows
 
 
 def line(at: Mapping[int, float]) -> tuple[float, float]:
@@ -58,35 +58,40 @@ class Rates:
 
     @torch.inference_mode()
     def __init__(self, target: CausalModel, sizes: Sizes, rounds: int) -> None:
-        self._sizes = sizes
-        self._probes: dict[Hashable, Callable[[], object]] = {
-            ("products", nodes): _products(target, nodes) for nodes in NODES
-        }
-        self._probes |= {("call", nodes): _call(target, 1, nodes, 0) for nodes in (1, PIECE)}
-        for nodes in SEEING:
-            for behind in (0, BEHIND):
-                self._probes["behind", nodes, behind] = _call(target, ROWS, nodes, behind)
+        self._sizes, self._far = sizes, min(FAR, target.context - max(SEEING))
+        self._products = {nodes: _products(target, nodes) for nodes in NODES}
+        kinds = {(rows, nodes, NEAR) for rows, nodes in CALLS}
+        kinds |= {(ROWS, nodes, behind) for nodes in SEEING for behind in (NEAR, self._far)}
+        self._calls = {kind: _call(target, *kind) for kind in sorted(kinds)}
         self._engine = _Around(target.vocab_size, rounds)
-        for run in self._probes.values():
-            run()
-        self._took: dict[Hashable, list[float]] = {name: [] for name in self._probes}
+        self._took: dict[Hashable, list[float]] = {n: [] for n in (*NODES, *self._calls)}
 
     @torch.inference_mode()
     def round(self) -> None:
-        """Time everything once."""
-        for name, run in self._probes.items():
-            self._took[name].append(timed(run))
+        """Time everything once, behind what leaves in the processor's caches what a step leaves."""
+        self._products[NODES[-1]]()
+        for nodes, run in self._products.items():
+            self._took[nodes].append(timed(run))
+        for kind, run in self._calls.items():
+            run()
+            self._took[kind].append(timed(run))
         self._engine.round()
 
     def machine(self) -> Machine:
         """What the rounds so far say."""
         sizes, took = self._sizes, self._took
-        products = {nodes: median(took["products", nodes]) for nodes in NODES}
-        call, between = line(
-            {nodes: less(took["call", nodes], took["products", nodes]) for nodes in (1, PIECE)}
+        products = {nodes: median(took[nodes]) for nodes in NODES}
+        read = {n: less(took[ROWS, n, self._far], took[ROWS, n, NEAR]) for n in SEEING}
+        tokens = ROWS * (self._far - NEAR)
+        cached, seen = line({nodes: each / tokens for nodes, each in read.items()})
+        alone, piece, many = (
+            less(took[rows, nodes, NEAR], took[rows * nodes])
+            - rows * NEAR * (cached + nodes * seen)
+            for rows, nodes in CALLS
         )
-        read = {n: less(took["behind", n, BEHIND], took["behind", n, 0]) for n in SEEING}
-        cached, seen = line({nodes: each / (ROWS * BEHIND) for nodes, each in read.items()})
+        (_, few), (_, more), (rows, _) = CALLS
+        _, node = line({few: alone, more: piece})
+        call, row = line({1: alone, rows: many})
         host = self._engine.host()
         _, slope = line({nodes: products[nodes] for nodes in NODES[-2:]})
         return Machine(
@@ -95,8 +100,8 @@ class Rates:
             sizes.kv_bytes / max(cached, 1e-12),
             sizes.attention / max(seen, 1e-12),
             host=max(call + host.step, 0.0),
-            host_row=max(host.row, 0.0),
-            host_node=max(between + host.node, 0.0),
+            host_row=max(row - node + host.row, 0.0),
+            host_node=max(node + host.node, 0.0),
             host_draft=max(host.draft, 0.0),
             overlaps=False,
             products=Curve.of({n: 1e3 * products[n] * UNIT / sizes.parameters for n in NODES}),
@@ -152,8 +157,8 @@ class _Around:
         tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
         # a real model's weights leave nothing of the engine in caches
         self._away = torch.zeros(1 << 25).sum
-        self._steps = [Steps(tiny, rows, (n,), CONTEXT, rounds, self._away) for rows, n in ENGINE]
-        self._calls = [_call(tiny, rows, nodes, CONTEXT) for rows, nodes in ENGINE]
+        self._steps = [Steps(tiny, rows, (n,), NEAR, rounds, self._away) for rows, n in ENGINE]
+        self._calls = [_call(tiny, rows, nodes, NEAR) for rows, nodes in ENGINE]
         self._took: list[list[float]] = [[] for _ in ENGINE]
 
     def round(self) -> None:
