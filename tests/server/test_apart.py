@@ -12,7 +12,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, events, idle, streamed, write
+from served import NAME, PROMPT, events, far, idle, linked, streamed, write
 from test_refusals import asked
 
 from outrider import ConfigurationError, Limits, Request, Sampling
