@@ -136,7 +136,9 @@ class Process:
         me = self.process.pid
         with open(f"/proc/{me}/task/{me}/children") as file:
             each = [int(one) for one in file.read().split()]
-        return max(each, key=lambda one: os.stat(f"/proc/{one}").st_ctime_ns)
+        found = [one for one in each if b"spawn_main" in command(one)]  # multiprocessing has others
+        assert len(found) == 1
+        return found[0]
 
 
 @pytest.fixture
@@ -148,6 +150,11 @@ def process():
     process.process.kill()
     process.process.wait()
     process.process.stderr.close()
+
+
+def command(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
 
 
 def gone(pid, seconds=10.0):
