@@ -16,7 +16,7 @@ from statistics import median
 FIRST = 1  #: steps ahead in a trial: what is beyond is taken to be as likely
 AGAIN = 8  #: calls between two trials
 LATEST = 256  #: the most calls between two of nothing ahead: each that changes nothing doubles them
-SHARE = 0.02  #: of all time, that may be lost before something ahead is tried again, and one call's
+SHARE = 0.01  #: of all time, that may be lost before something ahead is tried again, and one call's
 KEPT = 16  #: calls ahead that a choice rests on: texts differ, and so do parts of one
 TIMED = 9  #: calls of each depth whose times are
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
@@ -130,9 +130,12 @@ class Pace:
         self.due = self.pause if tried or self.chosen != before else self.due - 1
 
     def _choice(self) -> int:
-        """The depth whose steps take the least time, if ahead is worth more than a doubt."""
-        prices = [self.price(depth) for depth in range(self.most + 1)]
-        best = min(range(self.most + 1), key=prices.__getitem__)
+        """The depth whose steps take the least time, if ahead is worth more than a doubt.
+
+        No more than one step beyond the deepest that was tried: its cost is a guess.
+        """
+        prices = [self.price(depth) for depth in range(min(self.most, max(self.cost) + 1) + 1)]
+        best = min(range(len(prices)), key=prices.__getitem__)
         return best if prices[best] < GAIN * prices[0] else 0
 
     def price(self, depth: int) -> float:
