@@ -23,7 +23,7 @@ def test_ahead_as_far_as_it_pays():
 @pytest.mark.parametrize("dear", [0.1, 1.0, 6.0])
 def test_not_ahead_where_it_does_not_pay(dear):
     depths = run(Pace(4), lambda depth: 1, lambda depth: 1 + dear * depth)
-    assert depths.count(0) > 0.9 * len(depths)
+    assert depths.count(0) > 0.85 * len(depths)
     first, *later = [at for at, depth in enumerate(depths) if depth]
     assert first == 1
     assert later or dear > 1  # now and then it looks again

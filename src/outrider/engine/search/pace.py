@@ -3,8 +3,8 @@
 A call that scores d steps ahead answers between one and d + 1 steps, and then a step comes that was
 not foreseen. With less ahead the same steps would have taken several calls: so a few deep calls
 tell what every smaller depth is worth, and the clock tells what it costs. Where nothing ahead pays,
-it is tried now and then, as long as all trials together have cost no more than a share of the time.
-The beams do not depend on it.
+it is tried now and then, as long as that has cost no more than a share of the time in all. The
+beams do not depend on it.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from statistics import median
 
 FIRST = 1  #: steps ahead in a trial: what is beyond is taken to be as likely
 AGAIN = 8  #: calls between two trials
-LATEST = 256  #: the most calls between them: each trial that changes nothing doubles the time
-SHARE = 0.02  #: of all time, that trials of something ahead may take, besides a call's time
+LATEST = 256  #: the most calls between two of nothing ahead: each that changes nothing doubles them
+SHARE = 0.02  #: of all time, that may be lost before something ahead is tried again, and one call's
 KEPT = 64  #: calls that are remembered
 TIMED = 9  #: calls of each depth whose times are
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
@@ -50,8 +50,8 @@ class Pace:
     searches: int = 0
     length: float = 1.0  #: steps that a search is thought to take
     spent: float = 0.0  #: seconds of all calls
-    lost: float = 0.0  #: those that trials took beyond what their steps take with nothing ahead
-    trial: float = 0.0  #: what the last one lost, once it was ready
+    lost: float = 0.0  #: those that calls ahead took beyond what their steps take without
+    trial: float = 0.0  #: what the last trial of something ahead lost, once it was ready
     pause: int = AGAIN  #: calls between the last trial and the next
     due: int = 1  #: calls up to the next
 
@@ -115,14 +115,16 @@ class Pace:
         alone = seconds - (steps - 1) * further
         self.cost[depth] = [*self.cost.get(depth, [])[1 - TIMED :], alone]
         before, tried = self.chosen, bool(depth) is not bool(self.chosen)
+        loss = seconds - steps * median(self.cost.get(0, [0.0]))
         if tried and depth:
-            self.trial = seconds - steps * median(self.cost.get(0, [0.0]))
-            self.lost = max(self.lost + self.trial + ready, 0.0)
+            self.trial = loss
+        if depth:
+            self.lost = max(self.lost + loss + ready, 0.0)
         if depth or tried:
             self.chosen = self._choice()
         if self.chosen != before:
             self.pause = AGAIN
-        elif tried:
+        elif tried and before:
             self.pause = min(2 * self.pause, LATEST)
         self.due = self.pause if tried or self.chosen != before else self.due - 1
 
