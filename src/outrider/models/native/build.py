@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outrider.models import calibrate
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.c", "int8.c", "cross.c")]
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.c", "int8.c", "cross.c", "block.c")]
 SHARED = Path(__file__).with_name("lanes.h")
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
