@@ -134,6 +134,7 @@ class Shaping(NamedTuple):
     source_ngrams: tuple[int, ...] = ()  #: the same for sources
     marks: tuple[tuple[int, ...], ...] = ()  #: and the (no_timestamps_id, end_id)
     soonest: int = NEVER  #: no last token is forced before this length
+    opened: int = NEVER  #: from this length on no ban of a beginning is in force in any row
     processors: tuple[tuple[Processor, ...], ...] = ()  #: per row
     padding: tuple[tuple[int, ...], ...] = ()  #: per row: ids that processors see ahead of it
     ends: tuple[frozenset[int], ...] = ()  #: per row: stop tokens; nothing is seen behind one
@@ -150,7 +151,7 @@ class Shaping(NamedTuple):
         nothing: tuple[tuple[()], ...] = ((),) * rows
         prompt_B = torch.zeros(rows, dtype=torch.int64, device=device)
         ends = (frozenset[int](),) * rows
-        return cls(prompt_B, processors=nothing, padding=nothing, ends=ends, masks=False)
+        return cls(prompt_B, opened=0, processors=nothing, padding=nothing, ends=ends, masks=False)
 
     def take(self, rows: Sequence[int]) -> "Shaping":
         """A copy of these rows, in this order."""
@@ -179,6 +180,7 @@ class Shaping(NamedTuple):
             source_ngrams=tuple(sorted({*self.source_ngrams, *other.source_ngrams})),
             marks=tuple(sorted({*self.marks, *other.marks})),
             soonest=min(self.soonest, other.soonest),
+            opened=max(self.opened, other.opened),
             processors=seated(self.processors, seats, other.processors),
             padding=seated(self.padding, seats, other.padding),
             ends=seated(self.ends, seats, other.ends),

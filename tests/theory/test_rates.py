@@ -1,5 +1,6 @@
 """Rates of this machine: what is timed, and that none of it is a step of the model itself."""
 
+import pytest
 import torch
 
 from outrider.costs import Sizes
@@ -27,6 +28,31 @@ def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
     capacity.check(Sizes(1, 0, 1), machine)
     assert machine.products.at == rates.NODES
     assert machine.products.times[-1] > machine.products.times[0] > 0
+
+
+def test_a_made_up_machine_is_found_though_its_pace_changes():
+    """Every part of a call is told apart, and the rounds in which all is slower do not count."""
+    target, parameters = tiny()
+    sizes = Sizes(4 * parameters, 512, parameters, 2, 512)
+    found = rates.Rates(target, sizes, 1)
+    found._engine.host = lambda: rates._Host(1e-3, 2e-4, 1e-4, 5e-4)
+
+    def call(rows, nodes, context):
+        products = 1e-2 + rows * nodes * 1e-3
+        return products + 3e-3 + rows * (4e-4 + nodes * 2e-4 + context * (1e-6 + nodes * 1e-7))
+
+    paces = (1.0, 1.0, 1.0, 1.7, 2.5)
+    found._took = {
+        kind: [
+            pace * (1e-2 + kind * 1e-3 if isinstance(kind, int) else call(*kind)) for pace in paces
+        ]
+        for kind in found._took
+    }
+    machine = found.machine()
+    for rows, nodes, context in ((1, 1, 64), (3, 5, 300), (16, 9, 2000)):
+        own = 1e-3 + rows * (2e-4 + nodes * 1e-4) + (5e-4 if nodes > 1 else 0)
+        told = capacity.step(sizes, machine, rows, nodes, context)
+        assert told == pytest.approx(call(rows, nodes, context) + own)
 
 
 def test_products_are_those_of_the_model():

@@ -134,7 +134,8 @@ DraftDtype = Annotated[
     str | None,
     typer.Option(
         help="int8 keeps what draft models read in 8 bits, on a CPU: half the bytes, another draft "
-        "law, the same law of the text."
+        "law, the same law of the text; target: in the target's dtype. Default: as a draft folder "
+        "says (whisper-base-draft: int8), else the target's."
     ),
 ]
 TensorParallel = Annotated[

@@ -108,7 +108,7 @@ class Smaller:
         """A chain, one call of the smaller model for each token."""
         layout = shapes.fixed(parents_of((1,) * count), context.length_B.device)
         source = growing.Model(self.model, memory)
-        return growing.grow([source], context, layout, _Under(keys)).tokens_BN[:, 1:]
+        return growing.grow([source], context, layout, _Under(keys), trim=True).tokens_BN[:, 1:]
 
     def commit(self, memory: Any, draft: Draft, verdict: Verdict) -> None:
         """Entries of a chain lie where they belong."""
@@ -167,8 +167,8 @@ class Cascade(shapes.Chains):
                 break
             guess_Bm = self._guess(guesser, chain, min(self.guesses, depth - 1 - drawn))
             count = 1 if call else 2 + context.unread
-            logits = growing.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
-            chain.follow(logits, guess_Bm)
+            said = growing.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
+            chain.follow(said.logits_BQV, guess_Bm)
         return chain.draft()
 
     def _guess(self, memory: Any, chain: "_Chain", count: int) -> Tensor:
@@ -228,7 +228,7 @@ class _Chain:
         """The next token of each row; it is added to rows that are going, where there is one."""
         text = self.text
         root = TreeBuilder(shapes.fixed((-1,), going_B.device), text)
-        law = growing.law_at(logits_B1V, root, Level(0, 0, 1, 1, 1))
+        law = growing.law_at(logits_B1V, root, Level(0, 0, 1, 1, 1), text.sampling)
         token_B1, there_B1, law = _one(law, self.keys(1))
         if there_B1 is not None:
             self._open_B = self._open_B & (there_B1[:, 0] | ~going_B)

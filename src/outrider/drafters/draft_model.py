@@ -10,12 +10,16 @@ the target's own, keyed by absolute position, and the children are the top token
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from outrider import ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
 from outrider.drafters.memory import OneModel
 from outrider.errors import ConfigurationError
 from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Shape
+
+_NOBODY = torch.empty(0, dtype=torch.int64)  #: names of noise where nothing is drawn
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Drawn:
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """Draws in order."""
-        names = keys.own(level.start, level.stop)
+        names = _NOBODY if law.greedy == "all" else keys.own(level.start, level.stop)
         tokens, there, law = ops.several(law, names, level.most)
         return Children(level.spread(tokens), level.spread_if(there), law)
 
@@ -96,7 +100,8 @@ class DraftModel(OneModel):
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
         source = growing.Model(self.model, memory, deepest=self.shapes[0].max_depth)
-        return growing.grow([source], context, layout, self.chosen)
+        trim = self.policy is None  # another policy may keep tokens
+        return growing.grow([source], context, layout, self.chosen, trim=trim)
 
 
 def _made(

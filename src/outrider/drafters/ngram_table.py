@@ -22,7 +22,7 @@ from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.tree import numbers, parents_of
-from outrider.types import Context, Draft, Kind, Laws, Shape
+from outrider.types import Context, Draft, Kind, Laws, Output, Shape
 
 DISCOUNT = 0.75
 
@@ -174,7 +174,7 @@ class Followers(NamedTuple):
     table: Table
     unknown: int  #: outputs of the target that the table has no token for
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
         """[B, n, V] log-probabilities after the text and the path to each node of the level."""
         context, tokens, parent = tree.context, tree.tokens_BM, tree.tree.parent_BN
         rows, size = tokens.shape[0], max(self.table.order - 1, 1)
@@ -188,7 +188,7 @@ class Followers(NamedTuple):
         tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
         text = torch.cat([tail[:, None].expand(-1, node.shape[1], -1), torch.stack(path, -1)], -1)
         law = self.table.probs(text.flatten(0, 1)).view(*node.shape, -1)
-        return torch.nn.functional.pad(law, (0, self.unknown)).log()
+        return Output(torch.nn.functional.pad(law, (0, self.unknown)).log())
 
 
 def followers(table: Table, vocab_size: int | None) -> Followers:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.tree import parents_of
-from outrider.types import Context, Draft, Kind, Laws, Shape
+from outrider.types import Context, Draft, Kind, Laws, Output, Shape
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class _Uniform(NamedTuple):
 
     vocab_size: int
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
         """[B, n, V] zeros."""
         length_B = tree.first_B
         shape = (length_B.shape[0], level.stop - level.start, self.vocab_size)
-        return torch.zeros(shape, device=length_B.device)
+        return Output(torch.zeros(shape, device=length_B.device))
 
 
 RECIPE = recipes.Recipe(Random, ("vocab_size",), ("num_speculative_tokens",))

@@ -165,8 +165,11 @@ def _biases(given: Any) -> dict[int, float]:
     do = 'write logit_bias={token_id: 2.0}, with -float("inf") for a token that must not come'
     if not isinstance(given, Mapping):
         arguments.refuse("logit_bias", what, given, do)
-    biases = {}
+    biases: dict[int, float] = {}
     for token, bias in given.items():
+        if type(token) is int and type(bias) is float and bias < math.inf:
+            biases[token] = bias  # what nearly all are; bans are given by the thousand
+            continue
         id_ = arguments.plain(token)
         value = arguments.number(f"logit_bias of token {token!r}", bias, "a number", do)
         if not arguments.is_whole(id_):

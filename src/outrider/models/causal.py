@@ -197,11 +197,12 @@ class CausalModel:
             read = Nodes(*(_repeat_last(table, more) for table in read))
             last = None if last is None else last + more
         cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
-        logits, states = self.runner(cache, read, last, taps)
+        output = self.runner(cache, read, last, taps)
+        logits, states = output.known_BQK, output.hidden
         if more:
             logits = logits[:, -more - wanted : -more]
             states = tuple(state[:, -more - wanted : -more] for state in states)
-        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
+        return fitted(logits, states, self.ids_K, self.vocab_size)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
@@ -224,8 +225,10 @@ class CausalModel:
         return None if reader is None else reader.probe(rows)
 
 
-def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+def fitted(
+    logits_BQK: Tensor, hidden: tuple[Tensor, ...], ids_K: Tensor | None, vocab_size: int
+) -> Output:
+    """Logits of a target's vocabulary; a token that has none here has no chance.
 
     `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
     float32: the host reads them there, law by law, and widens them once.
@@ -233,12 +236,11 @@ def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
     if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
         logits_BQK = logits_BQK.float()
     if ids_K is not None:
-        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
-        return wide.index_copy_(-1, ids_K, logits_BQK)
+        return Output(logits_BQK, hidden, ids_K, vocab_size)
     short = vocab_size - logits_BQK.shape[-1]
     if short > 0:
         logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
-    return logits_BQK[..., :vocab_size]
+    return Output(logits_BQK[..., :vocab_size], hidden)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 A draft folder holds what a training has made of some decoder layers:
 
-    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began as
+    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began
+                        as; "draft_dtype": "int8" if it is best kept so
     draft.safetensors   layers.0.*, layers.1.*: their weights by transformers' names, counted in the
                         draft; others by their names in the decoder (`layer_norm.weight`); `ids`
                         [K]: the tokens that it proposes, if not all
@@ -68,6 +69,7 @@ class ShallowSource(Lent):
 
     def __init__(self, target: Source, given: Layers | str | Path) -> None:
         self.target, self.given = target, given
+        self.draft_dtype: str | None = None  #: what it is best kept in; None: the target's dtype
         self._weights: dict[str, Tensor] = {}
         self._layers = given.layers if isinstance(given, Layers) else self._read(Path(given))
         self.ids_K = self._weights.pop("ids", None)
@@ -77,8 +79,12 @@ class ShallowSource(Lent):
 
     def _read(self, folder: Path) -> tuple[int, ...]:
         try:
-            layers = Layers(tuple(json.loads((folder / "draft.json").read_text())["layers"]))
+            described = json.loads((folder / "draft.json").read_text())
+            layers = Layers(tuple(described["layers"]))
             self._weights = load_file(folder / "draft.safetensors")
+            self.draft_dtype = described.get("draft_dtype")
+            if self.draft_dtype not in (None, "int8"):
+                raise ValueError(f"draft_dtype {self.draft_dtype!r} is not int8")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ConfigurationError(
                 f"cannot read the draft folder; got {str(folder)!r} ({type(error).__name__}: "

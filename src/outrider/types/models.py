@@ -21,8 +21,22 @@ class Nodes(NamedTuple):
 class Output(NamedTuple):
     """What a model says of the nodes that it was asked for."""
 
-    logits_BQV: Tensor
+    known_BQK: Tensor  #: logits of the tokens that its output layer knows
     hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
+    ids_K: Tensor | None = None  #: which tokens these are; None: all, in their order
+    vocab_size: int = 0  #: how many there are besides, if it knows some alone
+
+    @property
+    def logits_BQV(self) -> Tensor:
+        """Logits of the whole vocabulary, made when they are read: unknown tokens have no chance.
+
+        >>> Output(torch.tensor([[[1.0, 2.0]]]), (), torch.tensor([0, 2]), 3).logits_BQV.tolist()
+        [[[1.0, -inf, 2.0]]]
+        """
+        if self.ids_K is None:
+            return self.known_BQK
+        wide = self.known_BQK.new_full((*self.known_BQK.shape[:-1], self.vocab_size), -torch.inf)
+        return wide.index_copy_(-1, self.ids_K, self.known_BQK)
 
 
 class Encoded(NamedTuple):

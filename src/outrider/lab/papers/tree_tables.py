@@ -66,7 +66,7 @@ def size_ratio(pair: Speculator) -> float:
         sum(weight.numel() for weight in empty(Source(source, "draft")).parameters())
         for source in (pair.notes.draft, pair.notes.target)
     )
-    return draft / target
+    return float(draft / target)
 
 
 def _total(times: Sequence[record.Row], name: str) -> float:

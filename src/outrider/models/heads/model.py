@@ -105,4 +105,4 @@ class HeadModel:
                 f"a head has no layers to read states of; got taps={taps}; read the target's"
             )
         logits = self.runner.logits(cache, nodes, last)
-        return Output(fitted(logits, self.runner.ids_K, self.vocab_size))
+        return fitted(logits, (), self.runner.ids_K, self.vocab_size)

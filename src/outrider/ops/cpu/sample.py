@@ -38,9 +38,13 @@ def several(
     laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor | None, Laws]:
     """`count` tokens of each law without replacement, then the `placed` ones; which there are."""
-    if laws.greedy == "all":
-        return reference.several(laws, keys_BR, count, placed)
     most = max(placed, default=0)
+    if laws.greedy == "all":
+        return (
+            _best(laws)
+            if count == 1 and not most
+            else reference.several(laws, keys_BR, count, placed)
+        )
     if keys_BR.numel() == count == 1 and not most and laws.greedy == "none":
         return _one(laws, keys.fine_uniform(int(keys_BR), 0))
     names, urns = keys_BR.flatten().tolist(), Urns(laws)
@@ -61,6 +65,18 @@ def several(
     if laws.greedy == "none":
         return tokens_BRK, there_BRK, kept
     return *reference.greedily(laws, tokens_BRK, there_BRK), kept
+
+
+def _best(laws: Laws) -> tuple[Tensor, Tensor | None, Laws]:
+    """`several` for one token of greedy laws: NumPy finds it in a tenth of torch's time."""
+    logits = laws.logits_BRV.detach()
+    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    z = native.reshape(-1, logits.shape[-1]).numpy()
+    best = z.argmax(-1)
+    there = z[np.arange(len(z)), best] > -math.inf
+    shape = (*logits.shape[:-1], 1)
+    missing = None if there.all() else torch.from_numpy(there).view(shape)
+    return torch.from_numpy(best).view(shape), missing, laws
 
 
 def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
