@@ -17,7 +17,7 @@ FIRST = 1  #: steps ahead in a trial: what is beyond is taken to be as likely
 AGAIN = 8  #: calls between two trials
 LATEST = 256  #: the most calls between two of nothing ahead: each that changes nothing doubles them
 SHARE = 0.02  #: of all time, that may be lost before something ahead is tried again, and one call's
-KEPT = 64  #: calls that are remembered
+KEPT = 16  #: calls ahead that a choice rests on: texts differ, and so do parts of one
 TIMED = 9  #: calls of each depth whose times are
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
 DRIFT = 1.02  #: the least time of a further step counts for so much more with every later one
@@ -107,7 +107,8 @@ class Pace:
         self.steps += steps
         self.spent += seconds + ready
         if depth:
-            self.answered = [*self.answered[1 - KEPT :], (depth, steps)]
+            kept = self.answered[1 - KEPT :] if self.adapts else self.answered
+            self.answered = [*kept, (depth, steps)]
         if further:
             self.further = min(DRIFT * (self.further or further), further)
         if ready:
