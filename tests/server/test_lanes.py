@@ -1,33 +1,29 @@
 """Which drafter serves which requests."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 
 from outrider import DraftModel, Engine, Root, UnknownName
 from outrider.drafters import Recall, StaticTree
-from outrider.server.lanes import COUPLED, NONE, PREDICTION, Lanes, reproducible
+from outrider.server.lanes import COUPLED, NONE, PREDICTION, Lanes
 from tiny import pair
 
 
-def seeded(drafter, dtype):
-    """What drafts for requests with a seed where this is the server's drafter."""
-    return reproducible(SimpleNamespace(target=SimpleNamespace(dtype=dtype), drafter=drafter))
+@pytest.mark.parametrize("alike", [True, False])
+def test_seeded_requests_are_drafted_by_chains_where_trees_round_otherwise(monkeypatch, alike):
+    target, small = pair()
+    monkeypatch.setattr(type(target), "trees_alike", alike)
 
+    def seeded(drafter):
+        """What drafts for requests with a seed where this is the server's drafter."""
+        return Lanes(Engine(target, drafter))[COUPLED].drafter
 
-def test_seeded_requests_are_drafted_by_chains_in_half_precision():
-    small = pair()[1]
-    half, whole = torch.bfloat16, torch.float32
-    assert seeded(Recall(32), half).chain
-    assert not seeded(Recall(32), whole).chain
+    assert seeded(Recall(32)).chain != alike
     tree, chain = DraftModel(small, (2, 2, 1)), DraftModel(small, (1, 1, 1))
-    assert seeded(tree, half).shapes[0].is_chain
-    assert seeded(tree, half).shapes[0].max_depth == 3
-    assert seeded(tree, whole).shapes == tree.shapes
-    assert all(seeded(tree, dtype).coupled for dtype in (half, whole))
-    assert seeded(chain, half).shapes == chain.shapes
-    assert seeded(StaticTree(small, (2, 1)), half).shapes[0].is_chain
+    assert seeded(tree).shapes[0].is_chain != alike
+    assert seeded(tree).shapes[0].max_depth == 3
+    assert seeded(tree).coupled
+    assert seeded(chain).shapes == chain.shapes
+    assert seeded(StaticTree(small, (2, 1))).shapes[0].is_chain != alike
 
 
 def test_methods_are_lanes_over_one_target():

@@ -87,7 +87,7 @@ class Lanes(Mapping[str, Engine]):
         own = self._engine
         if lane == COUPLED:
             more = own.planner, own.costs
-            return Engine(own.target, coupled(own.drafter), "match", *more, kept=own.kept)
+            return Engine(own.target, reproducible(own), "match", *more, kept=own.kept)
         if lane == PREDICTION:
             return Engine(own.target, ReferenceLookup(PREDICTED), "match")
         if lane == NONE:
@@ -110,11 +110,11 @@ def coupled(drafter: Drafter) -> Drafter:
 def reproducible(engine: Engine) -> Drafter:
     """What seeded requests are drafted with: their texts are one at any load.
 
-    In half precision a node of a tree may round otherwise than the same text in a row, and which
-    trees there are depends on the load: a chain of the same drafter, or plain decoding.
+    Where a node of a tree may round otherwise than the same text does in a row, which trees there
+    are depends on the load: a chain of the same drafter, or plain decoding.
     """
     drafter = coupled(engine.drafter)
-    if engine.target.dtype.itemsize >= 4 or all(shape.is_chain for shape in drafter.shapes):
+    if engine.target.trees_alike or all(shape.is_chain for shape in drafter.shapes):
         return drafter
     if isinstance(drafter, Recall):
         return replace(drafter, chain=True)
