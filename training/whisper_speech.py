@@ -86,7 +86,7 @@ def windows(texts: dict[str, list[str]], seed: int) -> Iterator[Window]:
 
 def choose_voice(language: str, dice: random.Random) -> Voice:
     """A voice; the more natural ones more often."""
-    programs = {"pico2wave": 5, "espeak-ng": 3} | ({"flite": 4} if language == "en" else {})
+    programs = {"pico2wave": 6, "espeak-ng": 2} | ({"flite": 5} if language == "en" else {})
     program = dice.choices(list(programs), list(programs.values()))[0]
     if program == "pico2wave":
         return Voice(
@@ -157,6 +157,6 @@ def spoil(samples: Samples, dice: random.Random) -> Samples:
         if dice.random() < 0.5:
             hiss = np.cumsum(hiss - hiss.mean())
             hiss -= np.convolve(hiss, np.ones(64) / 64, "same")
-        level = samples.std() * 10 ** (-dice.uniform(12, 45) / 20)
+        level = samples.std() * 10 ** (-dice.uniform(20, 50) / 20)
         samples = samples + hiss / (hiss.std() + 1e-6) * level
     return np.clip(samples, -1, 1).astype(np.float32)
