@@ -230,9 +230,8 @@ def _sync_free(x: Inputs) -> Any:
 
 def on_gpu() -> list[Contestant]:
     """Contestants on a CUDA device."""
+    from kernels.ideal_sigmoid import ideal_sigmoid
     from kernels.one_launch import chain_one_launch
-
-    from outrider.ops.baselines.ideal import ideal_sigmoid
 
     def one(kept: bool) -> Callable[[Inputs], Any]:
         return lambda x: chain_one_launch(x.draft if kept else x.cold, x.scores, x.draws)

@@ -17,7 +17,7 @@ plain's.
     int8 K                the same by the draft in 8 bits (`draft_dtype="int8"`)
     draft, adaptive       what is fastest, nothing included; and so of the draft in 8 bits
     copy                  8 tokens from tiny.en's transcript, from 0 to 8 with the planner
-    batch of 8            plain, eight windows at once
+    batch of 8            eight windows at once: plain, with the draft, and with it in 8 bits
 """
 
 import argparse
@@ -226,6 +226,7 @@ class Bench:
             "copy, adaptive": (self.engine(ReferenceLookup(8), "adaptive"), 1),
             "batch of 8": (single["plain"], 8),
             "batch of 8, draft": (single[f"draft {self.depths[0]}"], 8),
+            "batch of 8, int8": (single[f"int8 {self.depths[0]}"], 8),
         }
         for arm, (engine, seats) in runs.items():
             self.decoded(arm, engine, list(each), seats)

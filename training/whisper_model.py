@@ -75,7 +75,7 @@ def save(draft: Draft, of: str, notes: dict[str, Any], folder: Path) -> int:
         for name, part in draft.named_parameters()
     }
     save_file({**weights, "ids": draft.ids_K}, folder / "draft.safetensors")
-    description = {"of": of, "layers": draft.layers, **notes}
+    description = {"of": of, "layers": draft.layers, "draft_dtype": "int8", **notes}
     (folder / "draft.json").write_text(json.dumps(description, indent=2) + "\n")
     return (folder / "draft.safetensors").stat().st_size
 

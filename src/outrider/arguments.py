@@ -59,6 +59,11 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of at least 1."""
+    return is_whole(value) and value > 0
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a number."""
     return isinstance(value, Real) and not isinstance(value, bool)
@@ -78,6 +83,15 @@ def whole(
     if not -(2**63) <= value <= most:
         refuse(name, "a whole number of 64 bits", given, do)
     return operator.index(value)
+
+
+def wholes(of: object, do: str, **least: int) -> None:
+    """Read these fields of a frozen dataclass in place: whole numbers, each of at least so much.
+
+    To be called by its `__post_init__`; `do` says what to do about another value.
+    """
+    for name, low in least.items():
+        object.__setattr__(of, name, whole(name, vars(of)[name], do, least=low))
 
 
 def at_least(least: int | None) -> str:

@@ -24,7 +24,7 @@ from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
 from outrider.models.rounding import Rows
-from outrider.models.settle import Wish, settle
+from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.models.vocabularies import Words, shared
@@ -86,7 +86,7 @@ class Notes:
     vocabulary: str | None = None  #: what a draft model with another tokenizer shares
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
-    draft_dtype: str | None = None  #: what draft models read is kept in; None: in `dtype`
+    draft_dtype: str | None = None  #: what draft models read is kept in, in words; None: `dtype`
 
 
 def load(
@@ -152,7 +152,8 @@ def load(
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
     dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
                     "float32", "bfloat16", "float16"
-    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md)
+    draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
+                    in the target's dtype; None: as a draft folder says, else the target's
     threads, packed "auto" measures once per machine and remembers; a number and a bool override
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
@@ -185,7 +186,7 @@ def load(
     own, *others = running.models
     made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
     _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, place, words, table)
+    notes = _notes(sources, running, wish, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
@@ -420,6 +421,7 @@ _WHOSE = {"states": "the target's", "source": "its own"}
 def _notes(
     sources: Sources,
     running: _Running,
+    wish: Wish,
     place: torch.device,
     words: Words,
     table: str | Path | Table | None,
@@ -442,5 +444,5 @@ def _notes(
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
         runner.means,
-        running.setting.draft_dtype,
+        told(wish, sources[1:], running.setting, place),
     )

@@ -5,7 +5,8 @@ row each; what is in use anywhere is known on the host beside them, as an upper 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,62 @@ def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     return torch.stack([table[row] for row in rows]) if rows else table[:0]
 
 
+def taken(part: Any, rows: Sequence[int]) -> Any:
+    """Copies of these rows of a part: a tensor, a `RowStore`, several of them, or None."""
+    if part is None:
+        return None
+    if type(part) is tuple:
+        return tuple(taken(one, rows) for one in part)
+    return picked(part, rows) if isinstance(part, Tensor) else part.take(rows)
+
+
+def narrowed(part: Any, rows: int) -> Any:
+    """The first rows of a part."""
+    if part is None:
+        return None
+    if type(part) is tuple:
+        return tuple(narrowed(one, rows) for one in part)
+    return part[:rows] if isinstance(part, Tensor) else part.narrow(rows)
+
+
+def joined(part: Any, seats: Sequence[int], other: Any) -> Any:
+    """A part with the rows of another one in these seats; None if one of the sides has nothing."""
+    if part is None or other is None:
+        return None
+    if type(part) is tuple:
+        return tuple(joined(mine, seats, its) for mine, its in zip(part, other, strict=True))
+    return placed(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A `RowStore` whose fields are its parts: each keeps something of every row.
+
+    >>> @dataclass(frozen=True)
+    ... class Pair(Columns):
+    ...     left_B: Tensor
+    ...     right_B: Tensor | None = None
+    >>> Pair(torch.tensor([5, 6])).take([1]).left_B.tolist()
+    [6]
+    """
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """A copy of these rows, in this order."""
+        return replace(self, **{name: taken(part, rows) for name, part in vars(self).items()})
+
+    def put(self, seats: Sequence[int], other: Self) -> Self:
+        """The rows of `other` in these seats, shorter ones padded with zeros.
+
+        A part that only one side has is in the result no more.
+        """
+        its = vars(other)
+        return replace(self, **{n: joined(mine, seats, its[n]) for n, mine in vars(self).items()})
+
+    def narrow(self, rows: int) -> Self:
+        """The first rows."""
+        return replace(self, **{name: narrowed(part, rows) for name, part in vars(self).items()})
+
+
 #: What changes nothing in the columns of `Shaping` where that is not 0.
 _OFF = {
     "repetition_B": 1,
@@ -77,6 +134,7 @@ class Shaping(NamedTuple):
     source_ngrams: tuple[int, ...] = ()  #: the same for sources
     marks: tuple[tuple[int, ...], ...] = ()  #: and the (no_timestamps_id, end_id)
     soonest: int = NEVER  #: no last token is forced before this length
+    opened: int = NEVER  #: from this length on no ban of a beginning is in force in any row
     processors: tuple[tuple[Processor, ...], ...] = ()  #: per row
     padding: tuple[tuple[int, ...], ...] = ()  #: per row: ids that processors see ahead of it
     ends: tuple[frozenset[int], ...] = ()  #: per row: stop tokens; nothing is seen behind one
@@ -93,7 +151,7 @@ class Shaping(NamedTuple):
         nothing: tuple[tuple[()], ...] = ((),) * rows
         prompt_B = torch.zeros(rows, dtype=torch.int64, device=device)
         ends = (frozenset[int](),) * rows
-        return cls(prompt_B, processors=nothing, padding=nothing, ends=ends, masks=False)
+        return cls(prompt_B, opened=0, processors=nothing, padding=nothing, ends=ends, masks=False)
 
     def take(self, rows: Sequence[int]) -> "Shaping":
         """A copy of these rows, in this order."""
@@ -122,6 +180,7 @@ class Shaping(NamedTuple):
             source_ngrams=tuple(sorted({*self.source_ngrams, *other.source_ngrams})),
             marks=tuple(sorted({*self.marks, *other.marks})),
             soonest=min(self.soonest, other.soonest),
+            opened=max(self.opened, other.opened),
             processors=seated(self.processors, seats, other.processors),
             padding=seated(self.padding, seats, other.padding),
             ends=seated(self.ends, seats, other.ends),

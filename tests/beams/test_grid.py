@@ -9,8 +9,9 @@ and without leaving beams that cannot win unscored.
 
 A score is a sum: what it is off by is compared with the sizes of its terms. That is the score's
 own size, unless a processor makes some of the terms positive: then a score may lie near 0, and in
-float32 it is no more exact there than its terms are. In float64 the scores are equal to the last
-bit: what differs is the order of sums within the model, not the search.
+float32 it is no more exact there than its terms are: transformers' own differs from itself by as
+much with its other kernel of attention. In float64 the scores are equal to the last bit: what
+differs is the order of sums within the model, not the search.
 """
 
 from copy import deepcopy
@@ -124,6 +125,32 @@ def test_scores_near_0_are_as_exact_as_their_terms():
     row, scores, beams = by_processor(torch.float32)
     assert off(row, scores, beams) < 1e-4
     assert off(row, scores + 1e-3 * terms(row[0], beams), beams) > 1e-4  # another sum is noticed
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_scores_near_0_are_as_far_from_transformers_as_it_is_from_itself():
+    """Of itself with its other kernel of attention, and of its own float64."""
+    inputs, (mine, more) = pairs.sources("t5"), SHAPES[3]
+    network = pairs.network("t5")
+    double, eager = deepcopy(network).double(), deepcopy(network)
+    eager.set_attn_implementation("eager")
+    assert network.config._attn_implementation == "sdpa"
+    target, requests, expected = of_pair("t5")
+    apart = {"ours": [], "its eager": [], "its float64": []}
+    for width, row in product((4, 5, 10), range(3)):
+        beams = Beams(width, 0.0, False, width)
+        scores = expected(row, beams, more)[1]
+        (found_row,) = found(target, [requests(mine)[row]], beams, None, False)
+        others = [torch.tensor([one.score for one in found_row])]
+        others += [pairs.theirs(one, inputs, row, beams, **more)[1] for one in (eager, double)]
+        for into, other in zip(apart.values(), others, strict=True):
+            into.append(float(((other - scores).abs() / scores.abs()).max()))
+    print("\nof a score at most, beside transformers in float32:")
+    for name, each in apart.items():
+        more_so = sum(one > 1e-4 for one in each)
+        print(f"  {name:12s} {max(each):.1e}, above 1e-4 in {more_so} of {len(each)} rows")
+    assert max(apart["ours"]) < 2 * max(*apart["its eager"], *apart["its float64"])
 
 
 @pytest.mark.slow

@@ -28,6 +28,9 @@ class Malicious:
     def __init__(self):
         self.random = torch.Generator().manual_seed(5)
 
+    def ready(self):
+        pass
+
     def propose(self, states, depth):
         proposed = {}
         for row, state in states.items():

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 
+import bugs
 import pytest
 import torch
 
 from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
-from outrider.certify import Power, bugs, certify, foreign, laws, marginal, matrix, run, statistics
+from outrider.certify import Power, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.certify.run import shared_noise
+from outrider.drafters import Lookahead
 from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, PromptError
 from outrider.types import Kind
@@ -253,6 +255,13 @@ def test_matrix_resumes(tmp_path):
 def matrix_drafters():
     target, draft = pair()
     return matrix.drafters(draft, TEXT, 32, target)
+
+
+def test_guesses_of_lookahead_are_judged_by_what_has_variance():
+    """Those of a row that has just begun are none that the target would say: nothing to test."""
+    few = Power(tokens=512, samples=32, equality=32, new_tokens=16, rows=32, effect=0.2)
+    report = certify(Engine(pair(0.5)[0], Lookahead()), PROMPTS, Sampling(1.0), few)
+    assert report.verdict == "exact", report.as_dict()
 
 
 def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):

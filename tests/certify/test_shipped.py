@@ -3,10 +3,11 @@
 import json
 from dataclasses import replace
 
+import bugs
 import pytest
 
 from outrider import DraftModel, Engine, load, verifiers
-from outrider.certify import Power, bugs, certify
+from outrider.certify import Power, certify
 from outrider.cli import certified
 
 pytestmark = pytest.mark.slow

@@ -1,10 +1,10 @@
 """Verdicts given their drafts: fresh noise passes for every rule, shared noise is found."""
 
+import bugs
 import pytest
 import torch
 
 from outrider import DraftModel, Engine, Limits, Sampling, noise, verifiers
-from outrider.certify import bugs
 from outrider.certify.surplus import Surplus
 from outrider.certify.verdicts import KEPT, NEXT, Verdicts
 from outrider.types import Kind

@@ -8,7 +8,7 @@ import torch
 
 from outrider import Engine, Limits, PromptLookup, Root, Run, Sampling, verifiers
 from outrider.drafters import Suffix, earlier, placed
-from outrider.drafters.automaton import Automaton, longest_match
+from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
 from outrider.engine.request import Request
@@ -16,6 +16,15 @@ from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.types import Context, Draws, Kind, Laws, Scores, Verdict
 from tiny import PROMPTS, decode, pair
+
+
+def longest_match(tokens):
+    """The specification: the longest suffix that stands in the text before, by comparison."""
+    for size in range(len(tokens) - 1, 0, -1):
+        tail = list(tokens[-size:])
+        if any(list(tokens[at : at + size]) == tail for at in range(len(tokens) - size)):
+            return size
+    return 0
 
 
 def context(texts):

@@ -32,7 +32,7 @@ from outrider.drafters import (
 from outrider.drafters.draft_model import Drawn
 from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import step
-from outrider.ops.reference import truncated
+from outrider.ops.reference.beam import truncated
 from outrider.theory.length import tokens_of_tree
 from outrider.types import Kind
 from tiny import begun, pair

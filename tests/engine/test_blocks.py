@@ -5,8 +5,8 @@ import torch
 
 from outrider import Sampling, verifiers
 from outrider.engine import step
-from outrider.ops import reference
 from outrider.ops.cpu import settling
+from outrider.ops.reference import settling as reference
 from outrider.types import CONTEXT, LENGTH, STOP, Ends
 from tiny import DRAFTERS, PROMPTS, begun, pair
 

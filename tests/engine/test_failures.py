@@ -15,6 +15,7 @@ from outrider.engine.ledger import Phase
 from outrider.engine.request import Request
 from outrider.engine.run import Run
 from outrider.models.cache import SlotCache
+from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, pair
 
 
@@ -160,7 +161,7 @@ class Poisoned:
             for stack in cache.stacks:
                 stack[:, row] = torch.nan
         logits = output.logits_BQV.masked_fill(bad[:, None, None], torch.nan)
-        return output._replace(logits_BQV=logits)
+        return Output(logits, output.hidden)
 
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree"])

@@ -56,6 +56,15 @@ def test_letters_for_some_tokens_and_one_for_all_others(cells):
     assert (accepted(coarse, trees) <= accepted(verifiers.get("otm"), trees) + 0.01).all()
 
 
+def test_placed_children_are_one_tuple_however_many():
+    """Each is emitted with its own probability; tuples of twelve letters would be 500,000."""
+    trees = e.placed(e.World(16, 1, 3, ("random",)), (12,))
+    order = trees.world.draft[:, 0].argsort(-1)[:, -12:]
+    best = np.take_along_axis(trees.world.target[:, 0], order, -1).sum(-1)
+    np.testing.assert_allclose(accepted(verifiers.get("otm"), trees), best, atol=1e-12)
+    assert e.errors(verifiers.get("otm"), trees).max() < 1e-12
+
+
 class Wrong:
     """OTM with one of its parts changed."""
 
@@ -118,6 +127,13 @@ def test_letters_chosen_by_what_was_drawn_are_seen():
     trees = e.separate(e.World(4, 1, 3, ("random",)), (2,))
     assert e.errors(verifiers.get("otm", cells=9), trees).max() < 1e-12
     assert e.errors(Wrong(change), trees).max() > 1e-3
+
+
+def test_more_draws_than_tuples_can_be_enumerated_are_refused():
+    trees = e.separate(e.World(3, 1, 3, ("random",)), (3,))
+    assert e.errors(verifiers.get("otm", cells=27), trees).max() < 1e-12
+    with pytest.raises(ConfigurationError, match="3 draws at a node, at least 27 tuples, and cel"):
+        accepted(verifiers.get("otm", cells=26), trees)
 
 
 def test_options_out_of_range_are_refused():

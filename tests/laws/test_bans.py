@@ -19,6 +19,7 @@ from outrider import Sampling
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
+from outrider.laws.columns import among
 from tiny import DRAFTERS, pair
 
 VOCAB, STOPS = 11, (0, 4)
@@ -115,6 +116,36 @@ def test_rows_of_every_kind_come_and_go():
     rows = joined(case, settings, ends=ends(case), sources=read)
     assert torch.equal(case.by(rows), want)
     assert rows.soonest == min(ends(case)[2], ends(case)[6])
+
+
+def test_rules_over_some_tokens_are_the_rules_over_all():
+    some, settings = torch.tensor([7, 0, 3, 9]), [SETTINGS[0], Sampling(), SETTINGS[7]]
+    settings[1:1] = [Sampling(logit_bias={9: 1.5, 0: -float("inf"), 2: 3.0})]
+    differ = 0
+    for seed in range(4):
+        case = random_case(VOCAB, seed, rows=4)
+        built, logits = case.built(settings, STOPS), case.logits[..., some]
+        found, other = (
+            shaping.shape(logits, among(built, ids), case.context, case.nodes, case.tree)
+            for ids in (some, some.flip(0))
+        )
+        assert torch.equal(found, case.by(built)[..., some])
+        differ += not torch.equal(found, other)  # they act on the tokens that they name
+    assert differ
+    for how in (SETTINGS[1], SETTINGS[3], Sampling(repetition_penalty=1.2)):
+        assert among(case.built([how] * 4, sources=sources(0)[:4]), some) is None
+
+
+def test_bans_of_a_beginning_end_where_every_row_has_begun():
+    settings = [SETTINGS[0], replace(SETTINGS[7], min_new_tokens=3)]
+    case = random_case(VOCAB, 0, rows=2)  # no token is made in one row, one in the other
+    built, size = case.built(settings, STOPS), len(case.prompts[1])
+    assert built.opened == max(len(case.prompts[0]) + 2, size + 3)
+    want = case.by(built)
+    case.context = case.context._replace(least=built.opened - 1)
+    assert torch.equal(case.by(built), want)
+    case.context = case.context._replace(least=built.opened)  # not so: a row is shorter
+    assert not torch.equal(case.by(built), want)
 
 
 def test_nothing_is_read_from_the_device():

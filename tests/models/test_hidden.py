@@ -21,7 +21,7 @@ SEVERAL = {"Gemma 3n"}
 def scored(model, *, last=None, taps=(-1,), tokens=TOKENS):
     at = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
     nodes = causal(tokens, at, 128)
-    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)
+    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)[:2]
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["trees", "chains"])
@@ -61,7 +61,7 @@ def test_hidden_states_of_trees(runner):
     tree, first = branching((2, 2)), torch.tensor([3, 2])
     drafted = torch.arange(2 * tree.nodes).view(2, -1)
     nodes = of_tree(drafted, tree, first, 128)
-    logits, (states, low) = driven.forward(cache, nodes, taps=(-1, 1))
+    logits, (states, low) = driven.forward(cache, nodes, taps=(-1, 1))[:2]
     assert torch.allclose(model.lm_head(states), logits, atol=1e-5)
     for row in range(2):
         path = tree.ancestors_BNN[0, -1].nonzero()[:, 0]

@@ -77,18 +77,21 @@ def test_rows_are_alike_in_every_call():
     assert run(x).isnan().all(-1).nonzero().flatten().tolist() == [4]
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2**-7), (torch.float32, 2**-15)])
 @pytest.mark.parametrize(("slots", "size"), [(50, 64), (32, 8), (200, 80)])
 @torch.inference_mode()
-def test_attention_over_a_window(slots, size):
+def test_attention_over_a_window(slots, size, dtype, error):
     torch.manual_seed(2)
-    keys, values = torch.randn(2, 2, 3, slots, size).bfloat16()
-    q = torch.randn(2, 9, 3, size).bfloat16()
+    keys, values = torch.randn(2, 2, 3, slots, size).to(dtype)
+    q = torch.randn(2, 9, 3, size).to(dtype)
     laid = cross.laid_keys(keys), cross.laid_values(values)
     out = cross.attend(q, *laid, slots)
     weights = (q.transpose(1, 2).double() @ keys.double().mT).softmax(-1)
     expected = (weights @ values.double()).transpose(1, 2)
-    torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(out.double(), expected, rtol=error, atol=error)
 
+    with pytest.raises(TypeError, match="over keys of"):
+        cross.attend(q.double(), *laid, slots)
     for wrong in (q[:1], q[:, :, :2]):
         with pytest.raises(IndexError, match=f"{slots} slots of"):
             cross.attend(wrong, *laid, slots)
@@ -97,7 +100,7 @@ def test_attention_over_a_window(slots, size):
         return cross.attend(q_Q[None].expand(2, -1, -1, -1), *laid, slots)[1]
 
     assert alike(run, q[1])
-    assert not alike(lambda q: run(q) * (1 + 2**-7 * (len(q) == 1)), q[1])
+    assert not alike(lambda q: run(q) * (1 + error * (len(q) == 1)), q[1])
 
 
 @torch.inference_mode()
@@ -195,7 +198,7 @@ def test_by_name(tmp_path):
     ("draft", "more", "said"),
     [
         (None, {"drafter": "root"}, "draft_dtype is for a draft model; got draft_dtype='int8' and"),
-        (True, {"draft_dtype": "int4"}, "draft_dtype must be 'int8' or None; got 'int4'"),
+        (True, {"draft_dtype": "int4"}, "draft_dtype must be 'int8', 'target' or None; got 'int4'"),
     ],
 )
 def test_what_cannot_be_had_is_refused(draft, more, said):

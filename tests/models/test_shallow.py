@@ -8,10 +8,12 @@ from safetensors.torch import save_file
 from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Limits, Root, Sampling, load
+from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, check
 from outrider.models.calibrate import Setting
+from outrider.models.native import build
 from outrider.models.shallow import cut, fill, trim
 from outrider.models.shallow_source import Layers, ShallowSource
 from outrider.models.sources import Source
@@ -147,6 +149,32 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
     assert stats.steps
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 1), (3, 2)])
+def test_greedy_drafts_of_a_trimmed_head_are_those_of_its_law_over_all_tokens(counts):
+    """Their best tokens are looked for among its own."""
+    model = TARGETS["llama"]()
+    small, ids = cut(model, (0, 2)), torch.tensor([2, 20, 7, 8, 9, 21, 30])
+    trim(small, ids)
+    target, draft = adapt(model), adapt(small)
+    rules = (
+        Sampling(0),
+        Sampling(0, logit_bias={8: -torch.inf, 30: 0.1}, begin_suppress_tokens=(2, 9)),
+        Sampling(0, min_new_tokens=9, repetition_penalty=1.3),
+    )
+
+    def drafted(policy, order, how):
+        draft.ids_K = ids[order]
+        drafter = DraftModel(draft, counts, policy=policy)
+        run = Engine(target, drafter).run(PROMPTS[:2], how, Limits(12), trace=True)
+        return [block.trace.tokens for block in run]
+
+    same, other = torch.arange(7), torch.arange(7).flip(0)
+    for how in rules:
+        found = drafted(None, same, how)
+        assert found == drafted(Drawn(), same, how)  # a policy is given the law over all
+        assert found != drafted(None, other, how)
+
+
 @pytest.mark.parametrize("rule", ["block", "traversal", "rejection", "match"])
 def test_a_head_without_any_token_that_may_come_drafts_nothing(rule):
     """Rules of a request may ban all that the draft knows."""
@@ -162,6 +190,33 @@ def test_a_head_without_any_token_that_may_come_drafts_nothing(rule):
     )
     assert run.stats.accepted == 0
     assert not {token for text in found for token in text} & {4, 5, 6}
+
+
+@pytest.mark.skipif(bool(build.unbuilt()), reason=f"no kernels: {build.unbuilt()}")
+def test_a_folder_may_say_that_it_is_kept_in_8_bits(tmp_path, monkeypatch):
+    target = llama(num_hidden_layers=3)
+    folder(tmp_path, target, [0, 2])
+
+    def noted(**more):
+        return load(
+            target,
+            tmp_path,
+            num_speculative_tokens=2,
+            threads=1,
+            packed=False,
+            dtype="float32",
+            **more,
+        ).notes.draft_dtype
+
+    assert noted() is None
+    (tmp_path / "draft.json").write_text('{"layers": [0, 2], "draft_dtype": "int8"}')
+    assert noted() == "int8"
+    assert noted(draft_dtype="target") is None
+    monkeypatch.setattr(build, "unbuilt", lambda: "no C compiler: 'cc' is not there")
+    assert noted() == "float32 (int8 is not to be had: no C compiler: 'cc' is not there)"
+    (tmp_path / "draft.json").write_text('{"layers": [0, 2], "draft_dtype": "int4"}')
+    with pytest.raises(ConfigurationError, match="draft_dtype 'int4' is not int8"):
+        noted()
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -17,11 +17,12 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "kernels"))
 
 import triton
+from ideal_sigmoid import sigmoid_one
 from one_launch import chain_one
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.ops.baselines import kernels as baselines
+from outrider.ops.baselines.kernels import paper_tile
 from outrider.ops.triton.block import block_reach, block_sums
 from outrider.ops.triton.chain import chain_decide
 from outrider.ops.triton.floors import Limits, Search, floor_count, floor_mass, floor_top
@@ -78,7 +79,7 @@ KERNELS = {
         row_stats, sample_rows, chain_decide, following, block_reach, block_sums, match_race,
         match_walk, tree_walk, chain_one, floor_top, floor_count, floor_mass,
         traversal_begin, traversal_draw, traversal_walk, traversal_race,
-        baselines.paper_tile, baselines.sigmoid_one,
+        paper_tile, sigmoid_one,
     )
 }  # fmt: skip
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider.ops import reference
 from outrider.ops.cpu import assisted
+from outrider.ops.reference import walking as reference
 
 
 @pytest.mark.parametrize("weight", [None, 0.3])

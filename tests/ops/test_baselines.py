@@ -74,7 +74,7 @@ def _squash(z, alpha, beta):
 @pytest.mark.parametrize("bounds", [(-1e3, 1e3), (-10.0, 10.0)])
 @pytest.mark.parametrize("seed", range(3))
 def test_ideal_sigmoid_equals_its_arithmetic(kernels, seed, bounds):
-    from outrider.ops.baselines.ideal import EXACT, ideal_sigmoid
+    from ideal_sigmoid import EXACT, ideal_sigmoid
 
     assert not EXACT
     draft, scores, draws = build(Case(seed=seed, mask=seed == 1, vocab=50, spread=4.0))

@@ -7,10 +7,10 @@ from cases import DTYPES
 
 from outrider import noise, ops
 from outrider.noise import Purpose
-from outrider.ops import reference
 from outrider.ops.cpu import BACKEND as CPU
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import Urn, pick
+from outrider.ops.reference import draws as reference
 from outrider.tree import branching, children
 from outrider.types import Draft, Draws, Kind, Laws, Scores
 

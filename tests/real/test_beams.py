@@ -23,6 +23,7 @@ import outrider
 from outrider import Beams, Limits, Request, Root, Sampling, Stop
 from outrider.drafters import ReferenceLookup
 from outrider.engine.search.decode import search
+from outrider.engine.search.pace import Pace
 from outrider.integrations.generate import Speculative
 from outrider.models import adapt
 from outrider.types import Inputs
@@ -92,7 +93,8 @@ def test_speech(whisper, speech):
         replace(request, reference=row[0].token_ids)
         for request, row in zip(requests, plain.hypotheses, strict=True)
     ]
-    ahead = search(target, ReferenceLookup(6), copied, Beams(5))
+    pace = Pace(6, adapts=False)
+    ahead = search(target, ReferenceLookup(6), copied, Beams(5), pace=pace)
     assert [row[0].token_ids for row in ahead.hypotheses] == [
         row[0].token_ids for row in plain.hypotheses
     ]

@@ -19,6 +19,7 @@ def test_the_folder_holds_two_layers_and_the_ids():
     described = json.loads((folder / "draft.json").read_text())
     assert described["of"] == "openai/whisper-base"
     assert described["layers"] == [0, 5]
+    assert described["draft_dtype"] == "int8"
     parts = load_file(folder / "draft.safetensors")
     ids = parts.pop("ids")
     assert (ids.diff() > 0).all()

@@ -1,9 +1,11 @@
 """Rates of this machine: what is timed, and that none of it is a step of the model itself."""
 
+import pytest
 import torch
 
 from outrider.costs import Sizes
 from outrider.lab import rates
+from outrider.lab.steps import Steps
 from outrider.models import CausalModel, LlamaRunner
 from outrider.testing import llama
 from outrider.theory import capacity
@@ -16,9 +18,9 @@ def tiny():
 
 def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
     target, parameters = tiny()
-    stepped, steps = [], rates.steps
+    stepped = []
     monkeypatch.setattr(
-        rates, "steps", lambda model, *how: stepped.append(model) or steps(model, *how)
+        rates, "Steps", lambda model, *how: stepped.append(model) or Steps(model, *how)
     )
     machine = rates.measured(target, Sizes(4 * parameters, 512, parameters, 2, 512), rounds=2)
     assert stepped
@@ -26,6 +28,31 @@ def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
     capacity.check(Sizes(1, 0, 1), machine)
     assert machine.products.at == rates.NODES
     assert machine.products.times[-1] > machine.products.times[0] > 0
+
+
+def test_a_made_up_machine_is_found_though_its_pace_changes():
+    """Every part of a call is told apart, and the rounds in which all is slower do not count."""
+    target, parameters = tiny()
+    sizes = Sizes(4 * parameters, 512, parameters, 2, 512)
+    found = rates.Rates(target, sizes, 1)
+    found._engine.host = lambda: rates._Host(1e-3, 2e-4, 1e-4, 5e-4)
+
+    def call(rows, nodes, context):
+        products = 1e-2 + rows * nodes * 1e-3
+        return products + 3e-3 + rows * (4e-4 + nodes * 2e-4 + context * (1e-6 + nodes * 1e-7))
+
+    paces = (1.0, 1.0, 1.0, 1.7, 2.5)
+    found._took = {
+        kind: [
+            pace * (1e-2 + kind * 1e-3 if isinstance(kind, int) else call(*kind)) for pace in paces
+        ]
+        for kind in found._took
+    }
+    machine = found.machine()
+    for rows, nodes, context in ((1, 1, 64), (3, 5, 300), (16, 9, 2000)):
+        own = 1e-3 + rows * (2e-4 + nodes * 1e-4) + (5e-4 if nodes > 1 else 0)
+        told = capacity.step(sizes, machine, rows, nodes, context)
+        assert told == pytest.approx(call(rows, nodes, context) + own)
 
 
 def test_products_are_those_of_the_model():
@@ -55,7 +82,9 @@ def test_steps_take_the_chains_that_are_asked_for():
     target.forward = lambda cache, nodes, **how: (
         widths.append(tuple(nodes.tokens_BQ.shape)) or forward(cache, nodes, **how)
     )
-    took = rates.steps(target, 2, (1, 4), 20, rounds=2)
-    assert set(took) == {1, 4}
-    assert min(took.values()) > 0
-    assert widths[-4:] == [(2, 1), (2, 4)] * 2
+    steps = Steps(target, 2, (1, 4), 20, rounds=2)
+    for _ in range(2):
+        steps.round()
+    assert set(steps.seconds()) == {1, 4}
+    assert min(steps.seconds().values()) > 0
+    assert widths[-6:] == [(2, 1), (2, 1), (2, 4)] * 2

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.drafters.growing.loop import inputs_for
 from outrider.drafters.layer_skip import LayerSkip
+from outrider.drafters.lookahead import Lookahead
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
 from outrider.laws import shaping
@@ -148,15 +149,16 @@ class Guesses:
 
     A drafter with a model: its teacher-forced law.
     Others, and heads on the target's states: what it would propose first, and where that is
-    nothing, or the draft is made of the target's layers, the target's law at twice the temperature.
+    nothing the target's law at twice the temperature. So it is for drafts that are made of what the
+    target has computed on the way, too: by itself a text does not tell these.
     """
 
     def __init__(self, drafter: Drafter, target: LanguageModel) -> None:
         self.drafter, self.target = drafter, target
         self.vocab_size = target.vocab_size
         self.model = model_of(drafter)
-        #: layers of the target read what it has written: no cache of their own has that
-        self.flat = not drafter.kinds or isinstance(drafter, LayerSkip)
+        #: layers of the target read what it has written, and guesses are refined while it writes
+        self.flat = not drafter.kinds or isinstance(drafter, LayerSkip | Lookahead)
 
     def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""

@@ -1,6 +1,7 @@
 """Tail probabilities and power, from torch and math alone."""
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import torch
@@ -72,27 +73,22 @@ def noncentrality(freedom: int, level: float, power: float) -> float:
     >>> round(noncentrality(9, 1e-3, 0.9))
     34
     """
-    low, high = 0.0, 1.0
-    threshold = _chi_square_quantile(freedom, level)
-    while _noncentral_tail(threshold, freedom, high) < power:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _noncentral_tail(threshold, freedom, middle) < power:
-            low = middle
-        else:
-            high = middle
-    return high
+    threshold, most = _chi_square_quantile(freedom, level), 1.0
+    while _noncentral_tail(threshold, freedom, most) < power:
+        most *= 2
+    return _first(lambda shift: _noncentral_tail(threshold, freedom, shift) >= power, most)
 
 
 def _chi_square_quantile(freedom: int, level: float) -> float:
-    low, high = 0.0, 10.0 * freedom + 100.0
+    return _first(lambda value: chi_square_tail(value, freedom) <= level, 10.0 * freedom + 100.0)
+
+
+def _first(true: Callable[[float], bool], high: float) -> float:
+    """Where something becomes true between 0 and `high`, by bisection."""
+    low = 0.0
     for _ in range(80):
         middle = (low + high) / 2
-        if chi_square_tail(middle, freedom) > level:
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if true(middle) else (middle, high)
     return high
 
 

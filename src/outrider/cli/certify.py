@@ -11,7 +11,7 @@ import typer
 from outrider.certify import Power, Report, certify, matrix
 from outrider.cli import certified, options
 from outrider.cli.console import out
-from outrider.drafters import DRAFTERS, DraftModel, get
+from outrider.drafters import DRAFTERS, DraftModel, Translated, get
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
 from outrider.laws.sampling import Sampling
@@ -148,8 +148,8 @@ def _matrix(
     as_json: bool,
 ) -> None:
     target, ids = speculator.engine.target, decoded.prompts
-    drafter = speculator.engine.drafter  # nobody chose it: the draft model's chain, if there is one
-    draft = drafter.model if isinstance(drafter, DraftModel) else None
+    drafter = speculator.engine.drafter  # nobody chose it: the draft model's, if there is one
+    draft = drafter.model if isinstance(drafter, DraftModel | Translated) else None
     made = matrix.drafters(
         draft, [token for prompt in ids for token in prompt], target.vocab_size, target
     )

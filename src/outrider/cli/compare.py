@@ -17,9 +17,7 @@ from outrider.lab.progress import counter
 
 
 def compare(
-    target: Annotated[
-        str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
-    ] = None,
+    target: options.Target = None,
     draft: Annotated[
         str | None,
         typer.Option(help="Draft model; a target without one has prompt lookup on both sides."),

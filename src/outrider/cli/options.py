@@ -1,7 +1,6 @@
 """Options that several commands share, and the speculator that they ask for."""
 
 import ast
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,14 @@ import typer
 from outrider import arguments, verifiers
 from outrider.cli.console import LOADING, working
 from outrider.drafters import DRAFTERS
+from outrider.lab.gathered import Target as Target
+from outrider.lab.gathered import Threads as Threads
 from outrider.lab.gathered import gathered
 from outrider.load import load
 from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
 
-Target = Annotated[
-    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
-]
 Draft = Annotated[
     str | None,
     typer.Option(
@@ -136,12 +134,9 @@ DraftDtype = Annotated[
     str | None,
     typer.Option(
         help="int8 keeps what draft models read in 8 bits, on a CPU: half the bytes, another draft "
-        "law, the same law of the text."
+        "law, the same law of the text; target: in the target's dtype. Default: as a draft folder "
+        "says (whisper-base-draft: int8), else the target's."
     ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured."),
 ]
 TensorParallel = Annotated[
     int | None,

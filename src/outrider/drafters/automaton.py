@@ -5,7 +5,7 @@ and where: what followed there is what SAM-Decoding (Hu et al. 2024) drafts. Amo
 per token, however long the text; plain lists and dictionaries, some hundred bytes per token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 ROOT = 0  #: the state of no tokens at all
 
@@ -119,16 +119,3 @@ class Automaton:
             follow[state][token] = short
             state = links[state]
         return short
-
-
-def longest_match(tokens: Sequence[int]) -> int:
-    """The specification: the longest suffix that stands in the text before, by comparison.
-
-    >>> longest_match([1, 2, 3, 1, 2])
-    2
-    """
-    for size in range(len(tokens) - 1, 0, -1):
-        tail = list(tokens[-size:])
-        if any(list(tokens[at : at + size]) == tail for at in range(len(tokens) - size)):
-            return size
-    return 0

@@ -21,6 +21,7 @@ from torch import Tensor
 from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.drafters.memory import OneModel
 from outrider.types import (
     Cache,
     Context,
@@ -28,14 +29,12 @@ from outrider.types import (
     Kind,
     LanguageModel,
     Laws,
-    Scores,
     Shape,
-    Verdict,
 )
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(OneModel):
     """`width` paths of `depth` tokens; width * depth drafted tokens in all."""
 
     model: LanguageModel
@@ -45,24 +44,13 @@ class Beam:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        width = arguments.whole("width", self.width, recipes.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
-        object.__setattr__(self, "width", width)
-        object.__setattr__(self, "depth", depth)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that the draft model reads."""
-        return self.model.taps
+        arguments.wholes(self, recipes.CHAIN, width=2)
+        arguments.wholes(self, recipes.PLAIN, depth=1)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """A beam of each depth."""
         return shapes.of_levels(self.width, self.depth)
-
-    def open(self, context: Context, capacity: int) -> Cache:
-        """The draft model's cache."""
-        return growing.open_cache(self.model, context, capacity)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
@@ -71,12 +59,6 @@ class Beam:
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
         source = growing.Model(self.model, memory, deepest=self.depth)
         return growing.grow([source], context, layout, paths)
-
-    def commit(
-        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Keep the accepted path's entries."""
-        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 class _Paths:

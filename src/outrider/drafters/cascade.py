@@ -108,7 +108,7 @@ class Smaller:
         """A chain, one call of the smaller model for each token."""
         layout = shapes.fixed(parents_of((1,) * count), context.length_B.device)
         source = growing.Model(self.model, memory)
-        return growing.grow([source], context, layout, _Under(keys)).tokens_BN[:, 1:]
+        return growing.grow([source], context, layout, _Under(keys), trim=True).tokens_BN[:, 1:]
 
     def commit(self, memory: Any, draft: Draft, verdict: Verdict) -> None:
         """Entries of a chain lie where they belong."""
@@ -128,7 +128,7 @@ class _Under:
 
 
 @dataclass(frozen=True)
-class Cascade:
+class Cascade(shapes.Chains):
     """A chain of `num_speculative_tokens` tokens; a call looks at up to `guesses` of them.
 
     >>> Cascade(model, Smaller(smaller))                                     # doctest: +SKIP
@@ -144,16 +144,8 @@ class Cascade:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        name, do = "num_speculative_tokens", recipes.PLAIN
-        count = arguments.whole(name, self.num_speculative_tokens, do, least=1)
-        object.__setattr__(self, name, count)
-        guesses = arguments.whole("guesses", self.guesses, "leave it out for 4", least=1)
-        object.__setattr__(self, "guesses", guesses)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
+        arguments.wholes(self, "leave it out for 4", guesses=1)
 
     def open(self, context: Context, capacity: int) -> Several:
         """The draft model's cache and the guesser's memory."""
@@ -175,8 +167,8 @@ class Cascade:
                 break
             guess_Bm = self._guess(guesser, chain, min(self.guesses, depth - 1 - drawn))
             count = 1 if call else 2 + context.unread
-            logits = growing.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
-            chain.follow(logits, guess_Bm)
+            said = growing.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
+            chain.follow(said.logits_BQV, guess_Bm)
         return chain.draft()
 
     def _guess(self, memory: Any, chain: "_Chain", count: int) -> Tensor:
@@ -236,7 +228,7 @@ class _Chain:
         """The next token of each row; it is added to rows that are going, where there is one."""
         text = self.text
         root = TreeBuilder(shapes.fixed((-1,), going_B.device), text)
-        law = growing.law_at(logits_B1V, root, Level(0, 0, 1, 1, 1))
+        law = growing.law_at(logits_B1V, root, Level(0, 0, 1, 1, 1), text.sampling)
         token_B1, there_B1, law = _one(law, self.keys(1))
         if there_B1 is not None:
             self._open_B = self._open_B & (there_B1[:, 0] | ~going_B)

@@ -10,21 +10,16 @@ the target's own, keyed by absolute position, and the children are the top token
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from outrider import ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
+from outrider.drafters.memory import OneModel
 from outrider.errors import ConfigurationError
-from outrider.types import (
-    Cache,
-    Context,
-    Draft,
-    Kind,
-    LanguageModel,
-    Laws,
-    Scores,
-    Shape,
-    Verdict,
-)
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Shape
+
+_NOBODY = torch.empty(0, dtype=torch.int64)  #: names of noise where nothing is drawn
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Drawn:
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """Draws in order."""
-        names = keys.own(level.start, level.stop)
+        names = _NOBODY if law.greedy == "all" else keys.own(level.start, level.stop)
         tokens, there, law = ops.several(law, names, level.most)
         return Children(level.spread(tokens), level.spread_if(there), law)
 
@@ -53,7 +48,7 @@ class Coupled:
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(OneModel):
     """`counts[l]` children below every node of level l, or the tree of `parents` in BFS order.
 
     `policy` chooses the children; None draws them without replacement, or with the target's noise
@@ -96,31 +91,17 @@ class DraftModel:
         return frozenset({Kind.FIXED, *self.chosen.drawn})
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that the draft model reads."""
-        return self.model.taps
-
-    @property
     def shapes(self) -> tuple[Shape, ...]:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self.parents or (-1,))
-
-    def open(self, context: Context, capacity: int) -> Cache:
-        """The draft model's cache."""
-        return growing.open_cache(self.model, context, capacity)
 
     def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
         source = growing.Model(self.model, memory, deepest=self.shapes[0].max_depth)
-        return growing.grow([source], context, layout, self.chosen)
-
-    def commit(
-        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Keep the accepted path's entries."""
-        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
+        trim = self.policy is None  # another policy may keep tokens
+        return growing.grow([source], context, layout, self.chosen, trim=trim)
 
 
 def _made(

@@ -26,11 +26,12 @@ from typing import ClassVar
 from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import pool, shapes
-from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+from outrider.drafters.memory import OneModel
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Shape
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTree(OneModel):
     """The `total_tokens` most probable nodes of a beam of `top_k` nodes and `depth` levels.
 
     The names are EAGLE-2's; `total_tokens` leaves the pending token out. `coupled` draws with the
@@ -62,11 +63,6 @@ class DynamicTree:
         return frozenset({Kind.FIXED, *self.drawn})
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that the draft model reads."""
-        return self.model.taps
-
-    @property
     def shapes(self) -> tuple[Shape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
         return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
@@ -83,12 +79,6 @@ class DynamicTree:
         own = shapes.declared(self, shape)
         source = growing.Model(self.model, memory, self.depth)
         return pool.grow(source, context, own, self.top_k, self.coupled)
-
-    def commit(
-        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Move the accepted path's entries next to the root, from where they were run."""
-        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 def _made(

@@ -17,16 +17,16 @@ from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.draft_model import Coupled, Drawn
 from outrider.drafters.growing import Policy, shapes
-from outrider.drafters.memory import Nothing
+from outrider.drafters.memory import Forgetful, Nothing
 from outrider.errors import ConfigurationError
 from outrider.models.causal import CausalModel
 from outrider.models.part import part
 from outrider.tree import parents_of
-from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, LanguageModel, Shape
 
 
 @dataclass(frozen=True)
-class LayerSkip:
+class LayerSkip(Forgetful):
     """A chain, or `counts[l]` children below every node of level l, from layers of the target.
 
     model  runs on the target's cache: `outrider.models.part.part` of the target
@@ -38,7 +38,6 @@ class LayerSkip:
     counts: tuple[int, ...] = (1, 1, 1, 1)
     coupled: bool = False
     name: ClassVar[str] = "layer_skip"
-    taps: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         counts, _ = shapes.parents_for(self.name, self.counts, None)
@@ -63,21 +62,12 @@ class LayerSkip:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self._parents)
 
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """The target's cache is all the memory it needs."""
-        return Nothing()
-
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Fill the tree level by level, one call of the layers each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed(self._parents[:nodes], context.length_B.device)
         source = growing.Model(self.model, context.cache, shared=True)
         return growing.grow([source], context, layout, self.policy)
-
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """The target has written its own entries in the place of the draft's."""
 
 
 def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[int, ...]:

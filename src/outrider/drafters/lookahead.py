@@ -11,7 +11,6 @@ nodes costs what one over a single node costs, on a GPU at batch 1. On a CPU it 
 next to nothing at best: `suffix` and `prompt_lookup` find more with less (docs/more-drafters.md).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -22,29 +21,18 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import TreeBuilder, shapes
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
-class Guesses(NamedTuple):
+@dataclass(frozen=True)
+class Guesses(Columns):
     """What each row has guessed. A `RowStore`; written in place."""
 
     window_BRW: Tensor  #: column w below row 0 is what its first token has led to, -1: nothing
     pool_BPn: Tensor  #: n-grams found, a ring; -1: none
     next_B: Tensor  #: where in the ring the next one goes
-
-    def take(self, rows: Sequence[int]) -> "Guesses":
-        """A copy of these rows, in this order."""
-        return Guesses(*(picked(table, rows) for table in self))
-
-    def put(self, seats: Sequence[int], other: "Guesses") -> "Guesses":
-        """The rows of `other` in these seats."""
-        return Guesses(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
-
-    def narrow(self, rows: int) -> "Guesses":
-        """The first rows."""
-        return Guesses(*(table[:rows] for table in self))
 
 
 @dataclass(frozen=True)
@@ -64,10 +52,8 @@ class Lookahead:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        least = {"window": 1, "order": 2, "tried": 1, "kept": self.window}
-        for name, low in least.items():
-            given = arguments.whole(name, vars(self)[name], "see drafters.lookahead", least=low)
-            object.__setattr__(self, name, given)
+        do = "see drafters.lookahead"
+        arguments.wholes(self, do, window=1, order=2, tried=1, kept=self.window)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

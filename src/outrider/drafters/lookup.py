@@ -15,15 +15,11 @@ from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind
 
 
-def check(num_speculative_tokens: int, most_ngram: int, least_ngram: int) -> dict[str, int]:
-    """The settings of a lookup by name, as Python's numbers, or a ConfigurationError."""
-    count = arguments.whole(
-        "num_speculative_tokens", num_speculative_tokens, recipes.PLAIN, least=1
-    )
-    least = arguments.whole("least_ngram", least_ngram, "leave it out for 1", least=1)
-    do = "give at least least_ngram"
-    most = arguments.whole("most_ngram", most_ngram, do, least=least)
-    return {"num_speculative_tokens": count, "most_ngram": most, "least_ngram": least}
+def check(of: object) -> None:
+    """Read the settings of a lookup, which are fields of `of`, or raise ConfigurationError."""
+    arguments.wholes(of, recipes.PLAIN, num_speculative_tokens=1)
+    arguments.wholes(of, "leave it out for 1", least_ngram=1)
+    arguments.wholes(of, "give at least least_ngram", most_ngram=vars(of)["least_ngram"])
 
 
 def text(context: Context) -> Tensor:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from outrider.rows import seated
-from outrider.types import Cache
+from outrider.drafters import growing
+from outrider.rows import Columns, seated
+from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
 
 
 class Copied(Protocol):
@@ -34,23 +35,47 @@ class Nothing(NamedTuple):
         return self
 
 
-class Several(NamedTuple):
+class Forgetful:
+    """What a drafter without a memory of its own does about one: nothing."""
+
+    taps: ClassVar[tuple[int, ...]] = ()
+
+    def open(self, context: Context, capacity: int) -> Nothing:
+        """The engine's own tokens, and the target's cache, are all the memory it needs."""
+        return Nothing()
+
+    def commit(
+        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Nothing to learn."""
+
+
+class OneModel:
+    """What a drafter that grows drafts from one draft model keeps: the cache of that model."""
+
+    model: LanguageModel
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.model.taps
+
+    def open(self, context: Context, capacity: int) -> Cache:
+        """The draft model's cache."""
+        return growing.open_cache(self.model, context, capacity)
+
+    def commit(
+        self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """Move the accepted path's entries next to the root."""
+        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
+
+
+@dataclass(frozen=True)
+class Several(Columns):
     """The caches of several draft models side by side."""
 
     stores: tuple[Cache, ...]
-
-    def take(self, rows: Sequence[int]) -> "Several":
-        """These rows of each."""
-        return Several(tuple(store.take(rows) for store in self.stores))
-
-    def put(self, seats: Sequence[int], other: "Several") -> "Several":
-        """The other's rows into each."""
-        pairs = zip(self.stores, other.stores, strict=True)
-        return Several(tuple(mine.put(seats, theirs) for mine, theirs in pairs))
-
-    def narrow(self, rows: int) -> "Several":
-        """The first seats of each."""
-        return Several(tuple(store.narrow(rows) for store in self.stores))
 
 
 @dataclass(frozen=True)

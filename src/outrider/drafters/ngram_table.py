@@ -19,10 +19,10 @@ from torch import Tensor
 from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
-from outrider.drafters.memory import Nothing
+from outrider.drafters.memory import Forgetful, Nothing
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.tree import numbers, parents_of
-from outrider.types import Context, Draft, Kind, Laws, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, Laws, Output, Shape
 
 DISCOUNT = 0.75
 
@@ -138,7 +138,7 @@ def table_of(keys: Sequence[Tensor], counts: Sequence[Tensor], vocab_size: int) 
 
 
 @dataclass(frozen=True)
-class NgramTable:
+class NgramTable(shapes.Chains, Forgetful):
     """A chain drawn from an n-gram table, token by token.
 
     `vocab_size` is the target's number of outputs if it has more than the table knows tokens
@@ -149,26 +149,12 @@ class NgramTable:
     num_speculative_tokens: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_table"
-    taps: ClassVar[tuple[int, ...]] = ()
     drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        count = arguments.plain(self.num_speculative_tokens)
-        object.__setattr__(self, "num_speculative_tokens", count)
-        arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         followers(self.table, self.vocab_size)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
-
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """The engine's own tokens are all the memory it needs."""
-        return Nothing()
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
@@ -181,11 +167,6 @@ class NgramTable:
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)
         return Children(tokens[..., 0], None if there is None else there[..., 0], law)
 
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn: the table is fixed."""
-
 
 class Followers(NamedTuple):
     """A table as a source of laws."""
@@ -193,7 +174,7 @@ class Followers(NamedTuple):
     table: Table
     unknown: int  #: outputs of the target that the table has no token for
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
         """[B, n, V] log-probabilities after the text and the path to each node of the level."""
         context, tokens, parent = tree.context, tree.tokens_BM, tree.tree.parent_BN
         rows, size = tokens.shape[0], max(self.table.order - 1, 1)
@@ -207,7 +188,7 @@ class Followers(NamedTuple):
         tail = context.tokens_BL.gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
         text = torch.cat([tail[:, None].expand(-1, node.shape[1], -1), torch.stack(path, -1)], -1)
         law = self.table.probs(text.flatten(0, 1)).view(*node.shape, -1)
-        return torch.nn.functional.pad(law, (0, self.unknown)).log()
+        return Output(torch.nn.functional.pad(law, (0, self.unknown)).log())
 
 
 def followers(table: Table, vocab_size: int | None) -> Followers:

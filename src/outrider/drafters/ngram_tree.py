@@ -12,13 +12,13 @@ from typing import ClassVar
 from outrider import arguments
 from outrider.drafters import recipes
 from outrider.drafters.growing import pool, shapes
-from outrider.drafters.memory import Nothing
+from outrider.drafters.memory import Forgetful, Nothing
 from outrider.drafters.ngram_table import Table, followers
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, Shape
 
 
 @dataclass(frozen=True)
-class NgramTree:
+class NgramTree(Forgetful):
     """The `total_tokens` most probable nodes of a beam of `top_k` nodes and `depth` levels.
 
     `vocab_size` is the target's number of outputs if it has more than the table knows tokens
@@ -35,7 +35,6 @@ class NgramTree:
     top_k: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_tree"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
@@ -49,19 +48,10 @@ class NgramTree:
         """A tree of each depth, with as many nodes as it can have."""
         return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
 
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """The engine's own tokens are all the memory it needs."""
-        return Nothing()
-
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Look up level by level, and keep the best nodes."""
         source = followers(self.table, self.vocab_size)
         return pool.grow(source, context, shapes.declared(self, shape), self.top_k)
-
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn: the table is fixed."""
 
 
 def _made(

@@ -40,10 +40,8 @@ class Paths:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
 
     def __post_init__(self) -> None:
-        count = arguments.whole("count", self.count, recipes.CHAIN, least=2)
-        depth = arguments.whole("depth", self.depth, recipes.PLAIN, least=1)
-        object.__setattr__(self, "count", count)
-        object.__setattr__(self, "depth", depth)
+        arguments.wholes(self, recipes.CHAIN, count=2)
+        arguments.wholes(self, recipes.PLAIN, depth=1)
         if self.count < len(self.models):
             raise ConfigurationError(
                 f"every draft model needs a path; got {self.count} paths for {len(self.models)} "

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from outrider.drafters import lookup, recipes
 from outrider.drafters.growing import shapes
-from outrider.drafters.memory import Nothing
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.drafters.memory import Forgetful, Nothing
+from outrider.types import Context, Draft, Kind, Shape
 
 
 @dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(shapes.Chains, Forgetful):
     """No model and no training: strong on text that repeats itself (code, edits, summaries).
 
     Its defaults are those of `load` and of `model.generate`. Copies cost nothing to draft, so that
@@ -27,22 +27,10 @@ class PromptLookup:
     most_ngram: int = 4
     least_ngram: int = 1
     name: ClassVar[str] = "prompt_lookup"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        settings = lookup.check(self.num_speculative_tokens, self.most_ngram, self.least_ngram)
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A copy of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
-
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """The engine's own tokens are all the memory it needs."""
-        return Nothing()
+        lookup.check(self)
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
@@ -50,11 +38,6 @@ class PromptLookup:
         corpus = lookup.text(context)
         start_B1 = lookup.latest(corpus, context, self.most_ngram, self.least_ngram)
         return lookup.copied(corpus, start_B1, context, count)
-
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn: the committed tokens are the memory."""
 
 
 def _made(

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
-from outrider.drafters.memory import Nothing
+from outrider.drafters.memory import Forgetful, Nothing
 from outrider.tree import parents_of
-from outrider.types import Context, Draft, Kind, Laws, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Kind, Laws, Output, Shape
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(shapes.Chains, Forgetful):
     """A chain of tokens drawn uniformly out of `vocab_size`.
 
     >>> Random(100, 3).shapes[0].max_nodes
@@ -30,25 +29,12 @@ class Random:
     vocab_size: int
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "random"
-    taps: ClassVar[tuple[int, ...]] = ()
     drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
 
     def __post_init__(self) -> None:
-        vocab = arguments.whole("vocab_size", self.vocab_size, "give the target's", least=1)
-        name, do = "num_speculative_tokens", recipes.PLAIN
-        count = arguments.whole(name, self.num_speculative_tokens, do, least=1)
-        object.__setattr__(self, "vocab_size", vocab)
-        object.__setattr__(self, name, count)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
-
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """Nothing to remember."""
-        return Nothing()
+        arguments.wholes(self, "give the target's", vocab_size=1)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Draw each token from the uniform law; what a request bans is not drawn."""
@@ -69,26 +55,17 @@ class Random:
         tokens, there, even = ops.several(even, keys.own(level.start, level.stop), 1)
         return Children(tokens[..., 0], None if there is None else there[..., 0], even)
 
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn."""
-
 
 class _Uniform(NamedTuple):
     """The uniform law as a source."""
 
     vocab_size: int
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
         """[B, n, V] zeros."""
         length_B = tree.first_B
         shape = (length_B.shape[0], level.stop - level.start, self.vocab_size)
-        return torch.zeros(shape, device=length_B.device)
+        return Output(torch.zeros(shape, device=length_B.device))
 
 
-def _made(vocab_size: int, num_speculative_tokens: int = Random.num_speculative_tokens) -> Random:
-    return Random(vocab_size, num_speculative_tokens)
-
-
-RECIPE = recipes.Recipe(_made, ("vocab_size",), ("num_speculative_tokens",))
+RECIPE = recipes.Recipe(Random, ("vocab_size",), ("num_speculative_tokens",))

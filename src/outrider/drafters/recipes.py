@@ -83,7 +83,7 @@ SIZES = ("num_speculative_tokens", "branching", "width", "total_tokens", "accept
 def counts(name: str, given: object) -> tuple[int, ...]:
     """Children per level."""
     what, do = "positive whole numbers, one per level", f"write {name}=(3, 2, 1)"
-    return arguments.several(name, given, what, do, _positive)
+    return arguments.several(name, given, what, do, arguments.is_count)
 
 
 def one_depth(branching: tuple[int, ...] | None, depth: int | None) -> None:
@@ -99,10 +99,6 @@ def _whole(name: str, least: int, do: str) -> Callable[[object], int]:
     return lambda given: arguments.whole(name, given, do, least=least)
 
 
-def _positive(value: object) -> bool:
-    return arguments.is_whole(value) and value > 0
-
-
 def _chances(given: object) -> tuple[float, ...]:
     what, do = "numbers, one per child", "write acceptance=(0.6, 0.15, 0.05)"
     return arguments.several("acceptance", given, what, do, arguments.is_number)
@@ -111,7 +107,7 @@ def _chances(given: object) -> tuple[float, ...]:
 def _ngram(given: object) -> tuple[int, ...]:
     what = "the shortest and the longest n-gram, two whole numbers of at least 1"
     sizes: tuple[int, ...] = arguments.several(
-        "ngram", given, what, "write ngram=(1, 4)", _positive
+        "ngram", given, what, "write ngram=(1, 4)", arguments.is_count
     )
     if len(sizes) != 2 or sizes[0] > sizes[1]:
         arguments.refuse("ngram", what, given, "write ngram=(1, 4)")

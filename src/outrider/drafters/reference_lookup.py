@@ -6,9 +6,8 @@ of it, of what followed the longest suffix of the text so far, or of the row's o
 point masses: no draft law exists and none is needed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import lookup, recipes
 from outrider.drafters.growing import shapes
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 from outrider.tree import numbers
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
@@ -25,23 +24,12 @@ from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 NEAR = 8
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place(Columns):
     """Where each row has come to in its reference. A `RowStore`; written in place."""
 
     next_B: Tensor  #: the token of the reference that is copied next
     start_Bw: Tensor  #: where each chain of the last draft began in it; -1: elsewhere, or no chain
-
-    def take(self, rows: Sequence[int]) -> "Place":
-        """A copy of these rows, in this order."""
-        return Place(*(picked(table, rows) for table in self))
-
-    def put(self, seats: Sequence[int], other: "Place") -> "Place":
-        """The rows of `other` in these seats."""
-        return Place(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
-
-    def narrow(self, rows: int) -> "Place":
-        """The first rows."""
-        return Place(*(table[:rows] for table in self))
 
 
 @dataclass(frozen=True)
@@ -67,11 +55,8 @@ class ReferenceLookup:
     kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
 
     def __post_init__(self) -> None:
-        settings = lookup.check(self.num_speculative_tokens, self.most_ngram, self.least_ngram)
-        do = "leave it out for one chain"
-        settings["width"] = arguments.whole("width", self.width, do, least=1)
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
+        lookup.check(self)
+        arguments.wholes(self, "leave it out for one chain", width=1)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -4,32 +4,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider.drafters.growing import TreeBuilder, shapes
-from outrider.drafters.memory import Nothing
-from outrider.types import PLAIN, Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.drafters.memory import Forgetful, Nothing
+from outrider.types import PLAIN, Context, Draft, Kind, Shape
 
 
 @dataclass(frozen=True)
-class Root:
+class Root(Forgetful):
     """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
     name: ClassVar[str] = "root"
-    taps: ClassVar[tuple[int, ...]] = ()
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     shapes: ClassVar[tuple[Shape, ...]] = (PLAIN,)
-
-    def open(self, context: Context, capacity: int) -> Nothing:
-        """Nothing to remember."""
-        return Nothing()
 
     def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
         """Node 0 alone."""
         shapes.declared(self, shape)
         return bare(context)
-
-    def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
-    ) -> None:
-        """Nothing to learn."""
 
 
 def bare(context: Context) -> Draft:

@@ -21,7 +21,7 @@ from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 
 @dataclass(frozen=True)
-class StringMatch:
+class StringMatch(shapes.Chains):
     """A chain of `num_speculative_tokens` tokens of the target's.
 
     Raises ConfigurationError for a draft model that has the target's tokenizer.
@@ -40,15 +40,7 @@ class StringMatch:
             do = "use drafter='draft_model', which drafts in the target's tokens"
             what = "a draft model with another tokenizer than the target's"
             arguments.refuse("draft", what, self.model, do)
-        count = arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
-        object.__setattr__(self, "num_speculative_tokens", count)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A chain of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
 
     def open(self, context: Context, capacity: int) -> TranslatedCache:
         """The draft model's cache, with all but the pending token read."""

@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Suffix:
+class Suffix(shapes.Chains):
     """Copies behind the longest suffix that the row's text holds already.
 
     With `earlier` texts of at most about so many tokens of earlier requests can be copied as well.
@@ -80,10 +80,7 @@ class Suffix:
     _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        count = arguments.whole(
-            "num_speculative_tokens", self.num_speculative_tokens, recipes.PLAIN, least=1
-        )
-        object.__setattr__(self, "num_speculative_tokens", count)
+        arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         object.__setattr__(self, "_earlier", remembering(self.earlier))
 
     @property
@@ -95,11 +92,6 @@ class Suffix:
     def kind(self) -> Kind:
         """Of all its children."""
         return Kind.COUPLED if self.earlier else Kind.FIXED
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """A copy of each length."""
-        return shapes.of_levels(1, self.num_speculative_tokens)
 
     def open(self, context: Context, capacity: int) -> Rows[Row] | Nothing:
         """An automaton of each row's text; nothing on a device."""
@@ -171,14 +163,8 @@ def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
     return texts
 
 
-def _made(
-    num_speculative_tokens: int = Suffix.num_speculative_tokens, earlier: int = Suffix.earlier
-) -> Suffix:
-    return Suffix(num_speculative_tokens, earlier)
-
-
 RECIPE = recipes.Recipe(
-    _made,
+    Suffix,
     takes=("num_speculative_tokens", "earlier"),
     depth=Suffix.num_speculative_tokens,
     deepest=16,

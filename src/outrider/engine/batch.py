@@ -19,7 +19,7 @@ from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefixes import Prefixes
-from outrider.rows import picked, placed
+from outrider.rows import narrowed, picked, placed, taken
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
@@ -54,10 +54,8 @@ class Batch(NamedTuple):
                 tokens_BL=tokens,
                 length_B=picked(context.length_B, rows),
                 sampling=context.sampling.take(rows),
-                inputs=None if context.inputs is None else context.inputs.take(rows),
-                reference_BS=None
-                if context.reference_BS is None
-                else picked(context.reference_BS, rows),
+                inputs=taken(context.inputs, rows),
+                reference_BS=taken(context.reference_BS, rows),
             ),
             self.cache.take(rows),
             self.memory.take(rows),
@@ -114,8 +112,8 @@ class Batch(NamedTuple):
                 tokens_BL=self.tokens_SL[:rows],
                 length_B=context.length_B[:rows],
                 sampling=context.sampling.narrow(rows),
-                inputs=None if context.inputs is None else context.inputs.narrow(rows),
-                reference_BS=None if context.reference_BS is None else context.reference_BS[:rows],
+                inputs=narrowed(context.inputs, rows),
+                reference_BS=narrowed(context.reference_BS, rows),
             ),
             self.cache.narrow(rows),
             self.memory.narrow(rows),

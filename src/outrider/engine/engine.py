@@ -20,6 +20,7 @@ from outrider.engine.logprobs import Logprobs
 from outrider.engine.planner import Adaptive, Fixed, Planner, measure, named
 from outrider.engine.request import Limits, Request, spread, token_ids
 from outrider.engine.run import Observer, Run
+from outrider.engine.search.pace import Paces
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
 from outrider.types import (
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A target, a drafter, a rule and a planner; no state is kept between runs.
+    """A target, a drafter, a rule and a planner; between runs it keeps what steps cost alone.
 
     `rule=None` takes the default for what is being judged: match at temperature 0 and for point
     masses or coupled drafts, otherwise the best rule for drawn children. `planner` is one or the
@@ -77,6 +78,7 @@ class Engine:
         drafts = any(shape.max_depth for shape in drafter.shapes)
         self.planner = named(planner) if drafts else Fixed()  # nothing to choose
         self.costs, self.kept = costs, kept
+        self.paces = Paces()  #: of beam searches
         self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None

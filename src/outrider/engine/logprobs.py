@@ -33,8 +33,7 @@ class Logprobs:
     law: Law = "processed"
 
     def __post_init__(self) -> None:
-        top = arguments.whole("top", self.top, "use 0 for the emitted token alone", least=0)
-        object.__setattr__(self, "top", top)
+        arguments.wholes(self, "use 0 for the emitted token alone", top=0)
         if self.law not in get_args(Law):
             raise UnknownName("law of log-probabilities", self.law, get_args(Law))
 

@@ -341,13 +341,16 @@ class Run(Iterator[HostBlock]):
         return made
 
     def _bounded(self) -> Batch:
-        """The batch with the length that no row exceeds: blocks that are unread count in full."""
+        """The batch with the length that no row exceeds: blocks that are unread count in full.
+
+        And with the one that all rows have: these do not count.
+        """
         batch = self._seating.batch
         assert batch is not None
-        longest = max(self._ledger.entries[number].length for number in self._seating.rows)
+        lengths = [self._ledger.entries[number].length for number in self._seating.rows]
         ahead = len(self._unread) * self._size
-        bound = min(longest + ahead, self._seating.capacity - self._size)
-        return batch._replace(context=batch.context._replace(bound=bound))
+        bound = min(max(lengths) + ahead, self._seating.capacity - self._size)
+        return batch._replace(context=batch.context._replace(bound=bound, least=min(lengths)))
 
     def _shape(self, batch: Batch) -> Shape:
         foreseeing, numbers = self.engine.foreseeing, self._seating.rows

@@ -64,7 +64,8 @@ def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ..
     tree, context = draft.tree, batch.context
     wide = width(target, context.bound, tree.nodes, batch.cache.capacity)
     nodes = of_tree(draft.tokens_BN, tree, context.length_B - 1, wide)
-    logits, states = target.forward(batch.cache, nodes, taps=taps)
+    output = target.forward(batch.cache, nodes, taps=taps)
+    logits, states = output.logits_BQV, output.hidden
     shaping = context.sampling.shaping
     if shaping is None:
         return Scores(warp(logits, context.sampling), states)

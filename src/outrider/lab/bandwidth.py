@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.certify.report import Row
+from outrider.models.sizes import sizes
+from outrider.models.sources import DTYPES, Source
 
-_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LEAST_S, _TIMES = 0.15, 5
 
 
@@ -45,14 +45,7 @@ class Ceiling:
 
 def ceiling(target: str, dtype: str, device: str = "cpu") -> Ceiling:
     """Of a model in this dtype; an embedding table is a look-up unless it is the output layer."""
-    config = AutoConfig.from_pretrained(target)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    count = sum(weight.numel() for weight in model.parameters())
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or head.weight is not table.weight:
-        count -= table.weight.numel()
-    size = count * _TYPES[dtype].itemsize
+    size = int(sizes(Source(target, "target"), dtype).weight_bytes)
     return Ceiling(size, bandwidth(size, dtype, device))
 
 
@@ -61,7 +54,7 @@ def bandwidth(size: int, dtype: str = "float32", device: str = "cpu") -> float:
 
     A product of a matrix and a vector in the models' dtype, and a sum in float32: what is faster.
     """
-    wide, kind = 1024, _TYPES[dtype]
+    wide, kind = 1024, DTYPES[dtype]
     rows = max(size // (kind.itemsize * wide), 1)
     matrix = torch.ones(rows, wide, dtype=kind, device=device)
     vector = torch.ones(wide, dtype=matrix.dtype, device=device)

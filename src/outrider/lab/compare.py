@@ -67,7 +67,7 @@ class Plan:
                 plain[name] = arguments.whole(name, given, "use 1 or more", least=1)
         for name, lengths in (("chains", self.chains), ("assisted", self.assisted)):
             what, do = "whole numbers of at least 1", f"write {name}=(2, 4)"
-            plain[name] = arguments.several(name, lengths, what, do, _positive)
+            plain[name] = arguments.several(name, lengths, what, do, arguments.is_count)
         what, do = "lists of whole numbers of at least 1", "write trees=((3, 2), (2, 2, 1))"
         trees = arguments.several("trees", self.trees, what, do, _is_tree)
         plain["trees"] = tuple(tuple(map(int, counts)) for counts in trees)
@@ -87,12 +87,12 @@ class Plan:
             Sampling(temperature)
 
 
-def _positive(value: object) -> bool:
-    return arguments.is_whole(value) and value > 0
-
-
 def _is_tree(counts: object) -> bool:
-    return isinstance(counts, (list, tuple)) and bool(counts) and all(map(_positive, counts))
+    return (
+        isinstance(counts, (list, tuple))
+        and bool(counts)
+        and all(arguments.is_count(n) for n in counts)
+    )
 
 
 @dataclass

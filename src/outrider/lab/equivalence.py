@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.lab.intervals import LEAST, student
+from outrider.lab.intervals import LEAST, angles, student
 
 LEVEL = 0.05  #: of each one-sided test
 MARGIN = 0.1  #: of scores in [0, 1], where nobody says
@@ -85,14 +85,11 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
 
 
 def _beyond(t: float, freedom: int) -> float:
-    """P(T > t) of Student's law. With T = sqrt(freedom) tan(a), a has density cos(a)^(freedom - 1).
+    """P(T > t) of Student's law.
 
     >>> round(_beyond(2.093, 19), 3), round(_beyond(-2.093, 19), 3)
     (0.025, 0.975)
     """
-    angle = np.linspace(0, min(math.pi / 2, 40 / math.sqrt(freedom)), 20_001)
-    density = np.cos(angle) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    reached = np.interp(math.atan(abs(t) / math.sqrt(freedom)), angle, mass / mass[-1])
+    reached = np.interp(math.atan(abs(t) / math.sqrt(freedom)), *angles(freedom))
     above = (1 - float(reached)) / 2
     return above if t >= 0 else 1 - above

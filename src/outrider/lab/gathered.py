@@ -3,19 +3,30 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, get_args, get_type_hints
 
+import typer
 from typer.models import OptionInfo
 
 Command = Callable[..., None]
+Target = Annotated[
+    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")
+]
 
 
-def gathered(name: str, kind: type[Any], panel: str | None = None) -> Callable[[Command], Command]:
+def gathered(
+    name: str, kind: type[Any], panel: str | None = None, without: Sequence[str] = ()
+) -> Callable[[Command], Command]:
     """Make a command whose parameter `name` is typed as one option for each field of a dataclass.
 
-    `panel` is the heading under which --help lists them, behind the command's own.
+    `panel` is the heading under which --help lists them, behind the command's own. Fields of
+    `without` are no options: they have their defaults.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -35,12 +46,13 @@ def gathered(name: str, kind: type[Any], panel: str | None = None) -> Callable[[
             field.name, by_name, default=field.default, annotation=_under(panel, hints[field.name])
         )
         for field in fields(kind)
+        if field.name not in without
     ]
 
     def of(command: Command) -> Command:
         @functools.wraps(command)
         def run(**typed: object) -> None:
-            chosen = {field.name: typed.pop(field.name) for field in fields(kind)}
+            chosen = {option.name: typed.pop(option.name) for option in own}
             command(**{name: kind(**chosen)}, **typed)
 
         parameters: list[inspect.Parameter] = []

@@ -222,17 +222,23 @@ def _joined(value: float, parts: Sequence[tuple[float, np.ndarray]], scale: Scal
     return Interval(value, min(low, value), max(high, value), least)
 
 
+def angles(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Angles a, and P(|A| <= a) of Student's law: T = sqrt(freedom) tan(A).
+
+    A has a density of cos(a)^(freedom - 1).
+    """
+    angle = np.linspace(0, min(math.pi / 2, 40 / math.sqrt(freedom)), 20_001)
+    density = np.cos(angle) ** (freedom - 1)
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return angle, mass / mass[-1]
+
+
 @lru_cache(maxsize=4096)
 def student(freedom: float, level: float = LEVEL) -> float:
     """t with P(|T| <= t) = level, for Student's law of this many degrees, 1 or more, whole or not.
 
-    With T = sqrt(freedom) tan(a), a has a density of cos(a)^(freedom - 1).
-
     >>> round(student(19), 3), round(student(3.5), 3)
     (2.093, 2.94)
     """
-    widest = min(math.pi / 2, 40 / math.sqrt(freedom))
-    angle = np.linspace(0, widest, 20_001)
-    density = np.cos(angle) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, mass / mass[-1], angle)))
+    angle, mass = angles(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(level, mass, angle)))

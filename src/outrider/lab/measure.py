@@ -103,10 +103,8 @@ class Ceiling:
     score_one_ms: float
     score_block_ms: float
     propose_ms: float
-    outside_ms: float  #: speculative step time outside both
     ceiling: float
     reached: float  #: measured ratio of total times over the ceiling
-    outside_share: float  #: outside_ms over the whole step
 
 
 def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceiling:
@@ -119,13 +117,11 @@ def ceiling(trials: Sequence[Trial[Generation]], fast: str, slow: str) -> Ceilin
     tokens = total(fast, "new_tokens") / steps
     one = total(slow, "score_ms") / plain_steps
     block, draft = total(fast, "score_ms") / steps, total(fast, "propose_ms") / steps
-    whole = 1e3 * total(fast, "seconds") / steps
     best = tokens * one / (block + draft)
     slow_rate = total(slow, "seconds") / total(slow, "new_tokens")
     fast_rate = total(fast, "seconds") / total(fast, "new_tokens")
-    outside = whole - block - draft
     reached = slow_rate / fast_rate / best
-    return Ceiling(tokens, one, block, draft, outside, best, reached, outside / whole)
+    return Ceiling(tokens, one, block, draft, best, reached)
 
 
 class Span(NamedTuple):

@@ -2,54 +2,35 @@
 
     products   all products of the model over so many nodes: reading weights and computing overlap
                as they do, which no two numbers say
-    a call     of one node and of some, less their products: what else is in a call
-    the cache  pieces of prompts behind many tokens and behind none: a slot is read once, and seen
-               by every node
+    a call     of one node, of some in one row and of some rows, less their products: what else is
+               in a call, in a row of it, and of a node
+    the cache  calls behind many tokens and behind few: a slot is read once, and seen by every node
     the host   steps of a model of one tiny layer with the same vocabulary, less its calls
 
-Medians of this thread's own time over rounds in which everything is timed once.
+A machine's pace changes from one second to the next. So everything is timed once a round, what is
+less another by both of the same round, and rates are medians of the rounds. Who compares them with
+something else times that between the rounds.
 """
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from outrider import Limits, Sampling
 from outrider.costs import Curve, Sizes
-from outrider.drafters import Random
-from outrider.engine.engine import Engine
-from outrider.engine.planner import Report
-from outrider.engine.planner.protocol import Finished, View
-from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.lab.steps import Steps, timed
 from outrider.models import CausalModel, LlamaRunner
 from outrider.models.hf import TransformersRunner
 from outrider.models.nodes import causal
-from outrider.models.prefixes import Prefixes
 from outrider.testing import llama
 from outrider.theory.capacity import UNIT, Machine
-from outrider.types import Shape
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 144)  #: of products
-PIECE = 16  #: tokens of a call, besides one
-BEHIND, SEEING, ROWS = 1024, (1, 8), 4  #: tokens behind which pieces of so many are read, and rows
+NEAR, FAR = 64, 1024  #: tokens behind which calls are
+CALLS = ((1, 1), (1, 16), (16, 1))  #: rows and nodes of calls behind few tokens
+ROWS, SEEING = 8, (1, 8)  #: rows of calls behind few and many, and their nodes
 ENGINE = ((1, 1), (8, 1), (8, 2), (8, 6))  #: rows and nodes of the tiny model's steps
-_PREFIXES = 1 << 30  #: bytes of kept prompts: rows of one prompt are read once
-
-
-def medians(probes: Mapping[Hashable, Callable[[], object]], rounds: int) -> dict[Hashable, float]:
-    """Seconds of this thread for each of the probes, in rounds through all of them."""
-    found: dict[Hashable, list[float]] = {name: [] for name in probes}
-    for turn in range(rounds + 1):
-        for name, run in probes.items():
-            started = time.thread_time()
-            run()
-            if turn:
-                found[name].append(time.thread_time() - started)
-    return {name: median(times) for name, times in found.items()}
 
 
 def line(at: Mapping[int, float]) -> tuple[float, float]:
@@ -63,92 +44,76 @@ def line(at: Mapping[int, float]) -> tuple[float, float]:
     return first - a * slope, slope
 
 
-class _Told:
-    """A planner that takes the chain it is told to."""
+def less(one: Sequence[float], other: Sequence[float]) -> float:
+    """The median of what one takes more than the other in the same round.
 
-    def __init__(self) -> None:
-        self.nodes = 1
-
-    def open(self, shapes: Sequence[Shape], costs: object) -> dict[int, Shape]:
-        """Shapes by nodes."""
-        return {shape.max_nodes: shape for shape in shapes}
-
-    def plan(self, state: dict[int, Shape], view: View) -> Shape:
-        """The one of so many nodes."""
-        return state[self.nodes]
-
-    def learn(self, state: dict[int, Shape], step: Finished) -> dict[int, Shape]:
-        """Nothing."""
-        return state
-
-    def report(self, state: object) -> Report:
-        """Nothing."""
-        return Report()
-
-
-def steps(
-    target: CausalModel,
-    rows: int,
-    nodes: tuple[int, ...],
-    context: int,
-    rounds: int,
-    ahead: Callable[[], object] = lambda: None,
-) -> dict[int, float]:
-    """Seconds of the running engine's steps with chains of so many nodes, in turns.
-
-    Drafts are random tokens. Rows have `context` tokens at first and one more with each step;
-    `ahead` of each step is not counted.
+    >>> less([5.0, 9.0, 6.0], [3.0, 7.5, 4.0])
+    2.0
     """
-    most = max(*nodes, 2)
-    drafter, told = Random(target.vocab_size, most - 1), _Told()
-    engine = Engine(target, drafter, planner=told)
-    room = (rounds * len(nodes) + 2) * most
-    run = Run(engine, rows, context + room + most, prefixes=Prefixes(_PREFIXES))
-    prompt = [5 + (7 * at) % 90 for at in range(context)]
-    for row in range(rows):
-        run.submit(Request(prompt, Sampling(1.0, seed=row), Limits(room)))
-    found: dict[int, list[float]] = {n: [] for n in nodes}
-    while run.stats.engine_steps < 2:  # reads the prompts, and warms up
-        run.step()
-    for _ in range(rounds):
-        for told.nodes in nodes:
-            ahead()
-            started = time.thread_time()
-            run.step()
-            found[told.nodes].append(time.thread_time() - started)
-    return {n: median(times) for n, times in found.items()}
+    return median(a - b for a, b in zip(one, other, strict=True))
 
 
-@torch.inference_mode()
+class Rates:
+    """The machine as it runs this model, on the threads that torch has, by so many rounds."""
+
+    @torch.inference_mode()
+    def __init__(self, target: CausalModel, sizes: Sizes, rounds: int) -> None:
+        self._sizes, self._far = sizes, min(FAR, target.context - max(SEEING))
+        self._products = {nodes: _products(target, nodes) for nodes in NODES}
+        kinds = {(rows, nodes, NEAR) for rows, nodes in CALLS}
+        kinds |= {(ROWS, nodes, behind) for nodes in SEEING for behind in (NEAR, self._far)}
+        self._calls = {kind: _call(target, *kind) for kind in sorted(kinds)}
+        self._engine = _Around(target.vocab_size, rounds)
+        self._took: dict[Hashable, list[float]] = {n: [] for n in (*NODES, *self._calls)}
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """Time everything once, behind what leaves in the processor's caches what a step leaves."""
+        self._products[NODES[-1]]()
+        for nodes, run in self._products.items():
+            self._took[nodes].append(timed(run))
+        for kind, run in self._calls.items():
+            run()
+            self._took[kind].append(timed(run))
+        self._engine.round()
+
+    def machine(self) -> Machine:
+        """What the rounds so far say."""
+        sizes, took = self._sizes, self._took
+        products = {nodes: median(took[nodes]) for nodes in NODES}
+        read = {n: less(took[ROWS, n, self._far], took[ROWS, n, NEAR]) for n in SEEING}
+        tokens = ROWS * (self._far - NEAR)
+        cached, seen = line({nodes: each / tokens for nodes, each in read.items()})
+        alone, piece, many = (
+            less(took[rows, nodes, NEAR], took[rows * nodes])
+            - rows * NEAR * (cached + nodes * seen)
+            for rows, nodes in CALLS
+        )
+        (_, few), (_, more), (rows, _) = CALLS
+        _, node = line({few: alone, more: piece})
+        call, row = line({1: alone, rows: many})
+        host = self._engine.host()
+        _, slope = line({nodes: products[nodes] for nodes in NODES[-2:]})
+        return Machine(
+            sizes.weight_bytes / products[1],
+            2 * sizes.parameters / slope,
+            sizes.kv_bytes / max(cached, 1e-12),
+            sizes.attention / max(seen, 1e-12),
+            host=max(call + host.step, 0.0),
+            host_row=max(row - node + host.row, 0.0),
+            host_node=max(node + host.node, 0.0),
+            host_draft=max(host.draft, 0.0),
+            overlaps=False,
+            products=Curve.of({n: 1e3 * products[n] * UNIT / sizes.parameters for n in NODES}),
+        )
+
+
 def measured(target: CausalModel, sizes: Sizes, rounds: int = 9) -> Machine:
-    """The machine as it runs this model, on the threads that torch has."""
-    probes: dict[Hashable, Callable[[], object]] = {
-        ("products", nodes): _products(target, nodes) for nodes in NODES
-    }
-    probes |= {("call", nodes): _call(target, 1, nodes, 0) for nodes in (1, PIECE)}
-    for nodes in SEEING:
-        for behind in (0, BEHIND):
-            probes["behind", nodes, behind] = _call(target, ROWS, nodes, behind)
-    took = medians(probes, rounds)
-    products = {nodes: took["products", nodes] for nodes in NODES}
-    call, between = line({n: took["call", n] - products[n] for n in (1, PIECE)})
-    cached, seen = line(
-        {n: (took["behind", n, BEHIND] - took["behind", n, 0]) / (ROWS * BEHIND) for n in SEEING}
-    )
-    host = _engine(target.vocab_size, rounds)
-    _, slope = line({n: products[n] for n in NODES[-2:]})
-    return Machine(
-        sizes.weight_bytes / products[1],
-        2 * sizes.parameters / slope,
-        sizes.kv_bytes / max(cached, 1e-12),
-        sizes.attention / max(seen, 1e-12),
-        host=max(call + host.step, 0.0),
-        host_row=max(host.row, 0.0),
-        host_node=max(between + host.node, 0.0),
-        host_draft=max(host.draft, 0.0),
-        overlaps=False,
-        products=Curve.of({n: 1e3 * products[n] * UNIT / sizes.parameters for n in NODES}),
-    )
+    """The machine as it runs this model, by so many rounds."""
+    rates = Rates(target, sizes, rounds)
+    for _ in range(rounds):
+        rates.round()
+    return rates.machine()
 
 
 def _products(target: CausalModel, nodes: int) -> Callable[[], object]:
@@ -185,17 +150,31 @@ class _Host(NamedTuple):
     draft: float
 
 
-def _engine(vocab: int, rounds: int) -> _Host:
-    """By steps of a tiny model with so many tokens, less its calls."""
-    tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
-    large = torch.zeros(1 << 25)  # a real model's weights leave nothing of the engine in caches
-    found = []
-    for rows, nodes in ENGINE:
-        call = _call(tiny, rows, nodes, 64)
-        took = medians({"call": call, "away": large.sum}, rounds)["call"]
-        found.append(steps(tiny, rows, (nodes,), 64, rounds, large.sum)[nodes] - took)
-    alone, plain, drafted, longer = found
-    (one, _), (many, _), (_, few), (_, more) = ENGINE
-    _, node = line({many * few: drafted, many * more: longer})
-    step, row = line({one: alone, many: plain})
-    return _Host(step, row - node, node, drafted - plain - many * (few - 1) * node)
+class _Around:
+    """What the engine takes around calls: steps of a tiny model, less its calls."""
+
+    def __init__(self, vocab: int, rounds: int) -> None:
+        tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
+        # a real model's weights leave nothing of the engine in caches
+        self._away = torch.zeros(1 << 25).sum
+        self._steps = [Steps(tiny, rows, (n,), NEAR, rounds, self._away) for rows, n in ENGINE]
+        self._calls = [_call(tiny, rows, nodes, NEAR) for rows, nodes in ENGINE]
+        self._took: list[list[float]] = [[] for _ in ENGINE]
+
+    def round(self) -> None:
+        """Each of the steps and of the calls once."""
+        for steps, call, took in zip(self._steps, self._calls, self._took, strict=True):
+            steps.round()
+            self._away()
+            took.append(timed(call))
+
+    def host(self) -> _Host:
+        """What the rounds so far say."""
+        alone, plain, drafted, longer = (
+            less(steps.took[nodes], took)
+            for (_, nodes), steps, took in zip(ENGINE, self._steps, self._took, strict=True)
+        )
+        (one, _), (many, _), (_, few), (_, more) = ENGINE
+        _, node = line({many * few: drafted, many * more: longer})
+        step, row = line({one: alone, many: plain})
+        return _Host(step, row - node, node, drafted - plain - many * (few - 1) * node)

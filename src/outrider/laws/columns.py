@@ -1,6 +1,7 @@
 """Settings of several rows side by side: what shapes their logits, as tensors."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +63,49 @@ def build(
         ngrams=tuple(sorted({s.no_repeat_ngram_size for s in settings} - {0})),
         source_ngrams=tuple(sorted(set(copied) - {0})),
         marks=tuple(sorted({t.row[:2] for t in rules if t is not None})),
+        opened=max(map(_opened, settings, prompts, early)),
         soonest=min((ends[row] for row, ids in enumerate(last) if ids), default=NEVER),
         processors=tuple(s.processors for s in settings),
         padding=tuple(s.padding for s in settings),
         ends=tuple(frozenset(ids) for ids in stop_ids),
         masks=any(_may_mask(s, ids, vocab) for s, ids in zip(settings, early, strict=True)),
     )
+
+
+#: Columns that say of tokens what `among` can say of some of them.
+_ANYWHERE = {"prompt_B", "bias_BV", "least_B", "stops_BK", "begin_BK"}
+
+
+def among(shaping: Shaping, ids_K: Tensor, least: int = 0) -> Shaping | None:
+    """The same rules over logits of these tokens alone, [B, R, K], which are then numbered so.
+
+    No row is shorter than `least`.
+
+    None where rules read the text, or logits of other tokens.
+
+    >>> few = among(Shaping(torch.ones(1), begin_BK=torch.tensor([[7, 2]])), torch.tensor([2, 5]))
+    >>> few.begin_BK.tolist()
+    [[-1, 0]]
+    """
+    named = zip(shaping._fields, shaping, strict=True)
+    tables = {name: value for name, value in named if isinstance(value, Tensor)}
+    if shaping.processed or not tables.keys() <= _ANYWHERE:
+        return None
+    changed: dict[str, Any] = {}
+    bias_BV = shaping.bias_BV
+    if bias_BV is not None:
+        changed["bias_BV"] = bias_BV.index_select(1, ids_K.to(bias_BV.device))
+    for name in ("stops_BK", "begin_BK"):
+        if name in tables and least < shaping.opened:
+            same = tables[name][..., None] == ids_K
+            changed[name] = torch.where(same.any(-1), same.long().argmax(-1), -1)
+    return shaping._replace(**changed)
+
+
+def _opened(s: Sampling, prompt: Sequence[int], early: Sequence[int]) -> int:
+    """The committed length from which on nothing is banned for being too early."""
+    first = 1 + (s.forced_bos_token_id is not None) if s.begin_suppress_tokens else 0
+    return len(prompt) + max(first, s.min_new_tokens if early else 0)
 
 
 def _ids(rows: Sequence[Sequence[int]], device: Device) -> Tensor | None:
@@ -83,8 +121,8 @@ def _biases(settings: Sequence[Sampling], vocab: int, device: Device) -> Tensor 
         return None
     bias = torch.zeros(len(settings), vocab)
     for row, s in enumerate(settings):
-        for token, value in (s.logit_bias or {}).items():
-            bias[row, token] = value
+        if s.logit_bias:
+            bias[row, list(s.logit_bias)] = torch.tensor(list(s.logit_bias.values()))
     return bias.to(device)
 
 

@@ -9,6 +9,8 @@ from outrider.rows import Shaping
 
 def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
     """Stop tokens before the least length, and what must not come first. Written in place."""
+    if prefixes.context.least >= shaping.opened:
+        return
     if shaping.stops_BK is not None and shaping.least_B is not None:
         _ban_few(logits_BRV, shaping.stops_BK, prefixes.made_BR < shaping.least_B[:, None])
     if shaping.begin_BK is not None:
@@ -24,7 +26,7 @@ def force(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
     if shaping.first_B1 is not None:
         forced = torch.where(prefixes.made_BR == 0, shaping.first_B1, -1)
     # no row is longer than `bound`, and no path than the nodes: mostly no end is near
-    far = prefixes.context.bound + prefixes.tokens_BM.shape[1] < shaping.soonest
+    far = prefixes.context.bound + prefixes.stop < shaping.soonest
     if shaping.last_B1 is not None and end_B is not None and not far:
         ends = (length - end_B)[:, None] + prefixes.depth_BR == -1
         other = -1 if forced is None else forced

@@ -103,9 +103,8 @@ class Sampling:
             if not fits(value):
                 arguments.refuse(name, what, given, do)
             object.__setattr__(self, name, value)
-        for name in ("top_k", *_SIZES):
-            value = arguments.whole(name, getattr(self, name), "use 0 to switch it off", least=0)
-            object.__setattr__(self, name, value)
+        sizes = dict.fromkeys(("top_k", *_SIZES), 0)
+        arguments.wholes(self, "use 0 to switch it off", **sizes)
         if self.seed is not None:
             do = "use an integer of 64 bits, or None for a fresh one"
             seed = arguments.whole("seed", self.seed, do, most=2**64 - 1)
@@ -166,8 +165,11 @@ def _biases(given: Any) -> dict[int, float]:
     do = 'write logit_bias={token_id: 2.0}, with -float("inf") for a token that must not come'
     if not isinstance(given, Mapping):
         arguments.refuse("logit_bias", what, given, do)
-    biases = {}
+    biases: dict[int, float] = {}
     for token, bias in given.items():
+        if type(token) is int and type(bias) is float and bias < math.inf:
+            biases[token] = bias  # what nearly all are; bans are given by the thousand
+            continue
         id_ = arguments.plain(token)
         value = arguments.number(f"logit_bias of token {token!r}", bias, "a number", do)
         if not arguments.is_whole(id_):

@@ -99,7 +99,8 @@ def shape(
     What comes in is what penalties and processors see: logits here. transformers' beam search
     hands log-probabilities to them, and so may a caller.
     """
-    nodes = prefixes.of_nodes(context, shaping.prompt_B, nodes_BM, tree, start, logits_BRV.shape[1])
+    size = logits_BRV.shape[1]
+    nodes = prefixes.Prefixes(context, shaping.prompt_B, nodes_BM, tree, start, size)
     logits = penalties.penalised(logits_BRV.float(), shaping, nodes)
     if logits is logits_BRV:
         logits = logits.clone()  # the model's own logits stay as they are

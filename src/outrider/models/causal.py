@@ -36,14 +36,14 @@ class Reader(Protocol):
 class Runner(Protocol):
     """Runs the layers of one decoder: writes the cache, returns logits."""
 
+    name: str  #: what the model is called in messages
     vocab_size: int
     context: int  #: most positions it can address
     layers: int
     means: str  #: how it runs, in words, for `--verbose`
-
-    @property
-    def name(self) -> str:
-        """What the model is called in messages."""
+    trees: bool  #: whether nodes may branch
+    packed: bool  #: whether its weights are laid out for this processor
+    rounding: Rounding  #: which calls of it round alike
 
     @property
     def device(self) -> torch.device:
@@ -54,20 +54,8 @@ class Runner(Protocol):
         """Dtype of the weights."""
 
     @property
-    def trees(self) -> bool:
-        """Whether nodes may branch."""
-
-    @property
-    def packed(self) -> bool:
-        """Whether its weights are laid out for this processor."""
-
-    @property
     def reader(self) -> Reader | None:
         """What reads the rows' inputs; None for a model of text alone."""
-
-    @property
-    def rounding(self) -> Rounding:
-        """Which calls of it round alike."""
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
@@ -89,6 +77,9 @@ class Runner(Protocol):
 
 class CausalModel:
     """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
+
+    taps: tuple[int, ...] = ()  # it reads no other model's states
+    follows = True  # it keeps entries of the text that it reads
 
     def __init__(self, runner: Runner, vocab_size: int | None = None) -> None:
         self.runner = runner
@@ -122,16 +113,6 @@ class CausalModel:
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
         return self.rounding.width(slots)
-
-    @property
-    def follows(self) -> bool:
-        """It keeps entries of the text that it reads."""
-        return True
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: it reads no other model's states."""
-        return ()
 
     @property
     def reads(self) -> Reads:
@@ -216,11 +197,12 @@ class CausalModel:
             read = Nodes(*(_repeat_last(table, more) for table in read))
             last = None if last is None else last + more
         cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
-        logits, states = self.runner(cache, read, last, taps)
+        output = self.runner(cache, read, last, taps)
+        logits, states = output.known_BQK, output.hidden
         if more:
             logits = logits[:, -more - wanted : -more]
             states = tuple(state[:, -more - wanted : -more] for state in states)
-        return Output(fitted(logits, self.ids_K, self.vocab_size), states)
+        return fitted(logits, states, self.ids_K, self.vocab_size)
 
     def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
         """Move the accepted paths' entries next to their roots."""
@@ -243,8 +225,10 @@ class CausalModel:
         return None if reader is None else reader.probe(rows)
 
 
-def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [B, Q, V] of a target's vocabulary; a token that has none here has no chance.
+def fitted(
+    logits_BQK: Tensor, hidden: tuple[Tensor, ...], ids_K: Tensor | None, vocab_size: int
+) -> Output:
+    """Logits of a target's vocabulary; a token that has none here has no chance.
 
     `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
     float32: the host reads them there, law by law, and widens them once.
@@ -252,12 +236,11 @@ def fitted(logits_BQK: Tensor, ids_K: Tensor | None, vocab_size: int) -> Tensor:
     if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
         logits_BQK = logits_BQK.float()
     if ids_K is not None:
-        wide = logits_BQK.new_full((*logits_BQK.shape[:-1], vocab_size), -torch.inf)
-        return wide.index_copy_(-1, ids_K, logits_BQK)
+        return Output(logits_BQK, hidden, ids_K, vocab_size)
     short = vocab_size - logits_BQK.shape[-1]
     if short > 0:
         logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
-    return logits_BQK[..., :vocab_size]
+    return Output(logits_BQK[..., :vocab_size], hidden)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:

@@ -77,7 +77,7 @@ class TransformersRunner:
     reaches: tuple[str, ...] = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+        self.model, self.name = model, type(model).__name__
         self._parts = list(model.modules())  # a chance of dropout in each
         self.config = decoder_of(model.config)
         self.vocab_size: int = vocabulary_of(model.config)
@@ -130,11 +130,6 @@ class TransformersRunner:
         """Dtype of the weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
-
-    @property
-    def name(self) -> str:
-        """The class of the model."""
-        return type(self.model).__name__
 
     def __call__(
         self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]

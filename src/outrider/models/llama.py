@@ -79,6 +79,7 @@ class _Layer:
 class LlamaRunner:
     """Runs LlamaForCausalLM's weights on one CPU device."""
 
+    name = "LlamaForCausalLM"
     trees = True
     reader: Reader | None = None
 
@@ -95,6 +96,7 @@ class LlamaRunner:
         self.hidden: int = config.hidden_size
         self.inner: int = config.intermediate_size
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
+        self.device, self.dtype = self._embedding.device, self._embedding.dtype
         self._between, self.rounding, self.means = self._choose(model)
         self._layers = [_Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
@@ -122,21 +124,6 @@ class LlamaRunner:
             rounding,
             f"a lean decoder, torch's operators: {unfit}",
         )
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs must lie."""
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self._embedding.dtype
-
-    @property
-    def name(self) -> str:
-        """The class of the model whose weights these are."""
-        return "LlamaForCausalLM"
 
     def keep_layers(self, numbers: tuple[int, ...]) -> None:
         """Run these of its layers alone from now on."""

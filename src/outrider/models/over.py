@@ -2,10 +2,9 @@
 
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from outrider.types import Inputs, LanguageModel, Nodes, Output, Reads
+from outrider.types import Inputs, LanguageModel, Nodes, Output
 
 M = TypeVar("M", bound=LanguageModel)
 
@@ -22,41 +21,14 @@ class Over(Generic[M]):
     def __init__(self, model: M) -> None:
         self.model = model
         self.vocab_size, self.context = model.vocab_size, model.context
-
-    @property
-    def device(self) -> torch.device:
-        """Where its inputs must lie."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.model.dtype
-
-    @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        return self.model.trees
+        self.device, self.dtype = model.device, model.dtype
+        self.trees, self.reads = model.trees, model.reads
+        self.taps, self.follows = model.taps, model.follows
 
     @property
     def trees_alike(self) -> bool:
         """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
         return self.model.trees_alike
-
-    @property
-    def reads(self) -> Reads:
-        """What it reads besides its text."""
-        return self.model.reads
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The states of another model that it reads."""
-        return self.model.taps
-
-    @property
-    def follows(self) -> bool:
-        """Whether it keeps entries of the text that it reads."""
-        return self.model.follows
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots."""

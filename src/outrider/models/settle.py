@@ -18,6 +18,7 @@ from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
 
 INT8 = "int8"  #: the dtype that drafts alone may be kept in
+TARGET = "target"  #: or the target's, whatever a draft says of itself
 
 #: Target and draft model under a setting.
 Build = Callable[[Setting], tuple[CausalModel, CausalModel | HeadModel | None]]
@@ -30,7 +31,7 @@ class Wish:
     dtype: str | torch.dtype = "auto"
     threads: int | str = "auto"
     packed: bool | str = "auto"
-    draft_dtype: str | None = None  #: of what draft models read; None: the dtype
+    draft_dtype: str | None = None  #: of what draft models read; None: what they say, or the dtype
 
     def __post_init__(self) -> None:
         name = str(self.dtype).removeprefix("torch.")
@@ -44,8 +45,8 @@ class Wish:
             )
         if self.packed != "auto" and not isinstance(self.packed, bool):
             arguments.refuse("packed", "'auto', True or False", self.packed, "use 'auto'")
-        if self.draft_dtype is not None and self.draft_dtype != INT8:
-            what, do = f"{INT8!r} or None", "leave it out to draft in the target's dtype"
+        if self.draft_dtype not in (None, INT8, TARGET):
+            what, do = f"{INT8!r}, {TARGET!r} or None", "leave it out for what the draft says"
             arguments.refuse("draft_dtype", what, self.draft_dtype, do)
 
 
@@ -62,16 +63,63 @@ def settle(
     `build` makes the target and the first of its draft models. Raises ConfigurationError for what
     cannot be had.
     """
+    kept = _kept(wish, drafts, place)
+    dtype = str(wish.dtype)
+    if dtype == "auto":
+        dtype = target.loaded_dtype() or "auto"
+    if place.type != "cpu" or target.group is not None:
+        return _elsewhere(wish, dtype, target, place), None
+    dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
+    able = all(can_pack(DTYPES[name]) for name in dtypes)
+    if wish.packed is True and not able:
+        raise ConfigurationError(
+            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
+            "packed=True; use packed='auto' or another dtype"
+        )
+    packings = (
+        [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
+    )
+    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
+    if len(dtypes) * len(threads) * len(packings) == 1:
+        return Setting(threads[0], dtypes[0], packings[0], kept), None
+    about = repr(kept) if kept else ""
+    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
+    for choices in (dtypes, threads, packings):
+        identity += f"-{'-'.join(map(str, choices))}"
+    identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result
+    known = calibrate.recall(identity)
+    if known is None:
+        known = calibrate.choose(
+            lambda setting: build(replace(setting, draft_dtype=kept)),
+            threads=threads,
+            dtypes=dtypes,
+            packings=packings,
+            num_speculative_tokens=ahead,
+        )
+        calibrate.remember(identity, known)
+    return replace(known.setting, draft_dtype=kept), known
+
+
+def _kept(wish: Wish, drafts: Sequence[Draft], place: torch.device) -> str | None:
+    """What draft models are kept in: as is asked, or as they say where it can be had."""
     if wish.draft_dtype == INT8:
         _check_int8(drafts, place)
+        return INT8
+    usual = wish.draft_dtype is None and _say_int8(drafts) and not int8.unfit(place)
+    return INT8 if usual else None
 
-    def whole(setting: Setting) -> Setting:
-        return replace(setting, draft_dtype=wish.draft_dtype)
 
-    setting, calibration = _chosen(
-        wish, target, drafts, lambda setting: build(whole(setting)), place, ahead
-    )
-    return whole(setting), calibration
+def _say_int8(drafts: Sequence[Draft]) -> bool:
+    """Whether all drafts say of themselves that they are best kept in 8 bits."""
+    said = [isinstance(draft, ShallowSource) and draft.draft_dtype == INT8 for draft in drafts]
+    return bool(said) and all(said)
+
+
+def told(wish: Wish, drafts: Sequence[Draft], setting: Setting, place: torch.device) -> str | None:
+    """What draft models read is kept in, in words; None: in the target's dtype, as is usual."""
+    if setting.draft_dtype is None and wish.draft_dtype is None and _say_int8(drafts):
+        return f"{setting.dtype} (int8 is not to be had: {int8.unfit(place)})"
+    return setting.draft_dtype
 
 
 def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
@@ -91,48 +139,8 @@ def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
     if unfit:
         raise ConfigurationError(
             f"draft_dtype='int8' is not to be had here: {unfit}; got a draft {drafts[0]}; leave it "
-            "out to draft in the target's dtype"
+            "out"
         )
-
-
-def _chosen(
-    wish: Wish,
-    target: Source,
-    drafts: Sequence[Draft],
-    build: Build,
-    place: torch.device,
-    ahead: int,
-) -> tuple[Setting, Calibration | None]:
-    dtype = str(wish.dtype)
-    if dtype == "auto":
-        dtype = target.loaded_dtype() or "auto"
-    if place.type != "cpu" or target.group is not None:
-        return _elsewhere(wish, dtype, target, place), None
-    dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
-    able = all(can_pack(DTYPES[name]) for name in dtypes)
-    if wish.packed is True and not able:
-        raise ConfigurationError(
-            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
-            "packed=True; use packed='auto' or another dtype"
-        )
-    packings = (
-        [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
-    )
-    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
-    if len(dtypes) * len(threads) * len(packings) == 1:
-        return Setting(threads[0], dtypes[0], packings[0]), None
-    about = repr(wish.draft_dtype) if wish.draft_dtype else ""
-    identity = calibrate.key(target.config, *(draft.config for draft in drafts[:1]), about=about)
-    for choices in (dtypes, threads, packings):
-        identity += f"-{'-'.join(map(str, choices))}"
-    identity += f"-{(ahead + 4) // 4}"  # processors read rows by fours: near lengths share a result
-    known = calibrate.recall(identity)
-    if known is None:
-        known = calibrate.choose(
-            build, threads=threads, dtypes=dtypes, packings=packings, num_speculative_tokens=ahead
-        )
-        calibrate.remember(identity, known)
-    return known.setting, known
 
 
 def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> Setting:
@@ -144,4 +152,4 @@ def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> S
         )
     name = target.checkpoint_dtype() if dtype == "auto" else dtype
     threads = wish.threads if isinstance(wish.threads, int) else torch.get_num_threads()
-    return Setting(threads, name, False)
+    return Setting(threads, name, False, wish.draft_dtype)

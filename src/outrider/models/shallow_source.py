@@ -2,7 +2,8 @@
 
 A draft folder holds what a training has made of some decoder layers:
 
-    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began as
+    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began as;
+                        "draft_dtype": "int8" if it is best kept so
     draft.safetensors   layers.0.*, layers.1.*: their weights by transformers' names, counted in the
                         draft; others by their names in the decoder (`layer_norm.weight`); `ids`
                         [K]: the tokens that it proposes, if not all
@@ -21,13 +22,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import CausalModel, adapt, reads_more, shallow
 from outrider.models.calibrate import Setting
 from outrider.models.config import vocabulary_of
+from outrider.models.heads.lent import Lent
 from outrider.models.sources import ShareEncoder, Source
 
 
@@ -56,29 +58,33 @@ def is_folder(given: object) -> bool:
     return isinstance(given, (str, Path)) and (Path(given) / "draft.json").is_file()
 
 
-class ShallowSource:
+class ShallowSource(Lent):
     """A shallow draft of a target, by its layers or by its folder: what is to be had is read.
 
     Raises ConfigurationError for a folder that cannot be read and layers that are not there,
     VocabularyMismatch for tokens that the target does not know.
     """
 
-    role = "draft"
     ids_K: Tensor | None  #: the tokens that it proposes, if not all
 
     def __init__(self, target: Source, given: Layers | str | Path) -> None:
         self.target, self.given = target, given
+        self.draft_dtype: str | None = None  #: what it is best kept in; None: the target's dtype
         self._weights: dict[str, Tensor] = {}
         self._layers = given.layers if isinstance(given, Layers) else self._read(Path(given))
         self.ids_K = self._weights.pop("ids", None)
         self._check(target.config)
-        self.config: PretrainedConfig = copy.deepcopy(target.config)
+        self.config = copy.deepcopy(target.config)
         shallow.shorten(self.config, self._layers)
 
     def _read(self, folder: Path) -> tuple[int, ...]:
         try:
-            layers = Layers(tuple(json.loads((folder / "draft.json").read_text())["layers"]))
+            described = json.loads((folder / "draft.json").read_text())
+            layers = Layers(tuple(described["layers"]))
             self._weights = load_file(folder / "draft.safetensors")
+            self.draft_dtype = described.get("draft_dtype")
+            if self.draft_dtype not in (None, "int8"):
+                raise ValueError(f"draft_dtype {self.draft_dtype!r} is not int8")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ConfigurationError(
                 f"cannot read the draft folder; got {str(folder)!r} ({type(error).__name__}: "
@@ -143,11 +149,3 @@ class ShallowSource:
         if isinstance(self.given, Layers):
             return f"layers {', '.join(map(str, self._layers))} of {self.target}"
         return str(self.given)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """None: its tokens are the target's."""
-        return None
-
-    def loaded_device(self) -> torch.device | None:
-        """None: it is where the target is."""
-        return None

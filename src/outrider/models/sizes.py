@@ -1,12 +1,18 @@
 """What a step of a model reads and computes, by its configuration alone: no weight is read."""
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.costs import Sizes
 from outrider.errors import UnsupportedModel
 from outrider.models.config import decoder_of, read
 from outrider.models.sources import DTYPES, Source, auto_class
+
+
+def empty(source: Source) -> PreTrainedModel:
+    """A model of that configuration without weights, to be counted."""
+    with torch.device("meta"):
+        return auto_class(source.config).from_config(source.config)
 
 
 def sizes(source: Source, dtype: str | None = None) -> Sizes:
@@ -21,8 +27,7 @@ def sizes(source: Source, dtype: str | None = None) -> Sizes:
             f"capacity is that of a decoder alone; got {source}, which has an encoder; give the "
             "numbers by hand: --model-bytes, --kv-bytes"
         )
-    with torch.device("meta"):
-        model = auto_class(config).from_config(config)
+    model = empty(source)
     parameters = sum(weight.numel() for weight in model.parameters())
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings()

@@ -1,11 +1,11 @@
 """A lean Whisper decoder for the CPU: the same weights, a third of the operator calls.
 
 Query, key and value are one product, weights may be packed, positions come from the table, and the
-encoder's states become keys and values once per row (`Cross`), which the cache owns. In bfloat16
-attention is compiled, in one order of sums for every number of nodes; else it is two products, as
-torch's fused kernel takes another path for one query than for several, eight times as slow over the
-1,500 states of a window. Scores equal transformers' to rounding (tests/models); plain and
-speculative decoding run through it alike.
+encoder's states become keys and values once per row (`Cross`), which the cache owns. Attention is
+compiled, in one order of sums for every number of nodes: over the window in bfloat16 and float32,
+over the text in bfloat16. Else it is two products, as torch's fused kernel takes another path for
+one query than for several, eight times as slow over the 1,500 states of a window. Scores equal
+transformers' to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from collections.abc import Sequence
@@ -158,6 +158,7 @@ class WhisperRunner:
         self.heads: int = config.decoder_attention_heads
         self.width: int = config.d_model
         self._embedding: Tensor = decoder.embed_tokens.weight.detach()
+        self.device, self.dtype = self._embedding.device, self._embedding.dtype
         self._places: Tensor = decoder.embed_positions.weight.detach()
         self.kv_heads, self.size, self.eps = self.heads, self.width // self.heads, 0.0
         self._attention, self.rounding, scaling, self.means = self._choose()
@@ -182,16 +183,6 @@ class WhisperRunner:
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)
         said = f"a lean decoder, torch's operators: {unfit}"
         return _Operators(self, torchs), rounding, self.size**-0.5, said
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs must lie."""
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self._embedding.dtype
 
     def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
         """None: it has the weights alone, not the model's own forward."""

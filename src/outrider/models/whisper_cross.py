@@ -48,10 +48,11 @@ class Cross:
 
     def __init__(self, table: Tensor, rows: int, slots: int, kept: Kept) -> None:
         self.table, self.rows, self.slots, self.kept = table, rows, slots, kept
+        self._planes = table[:, :rows].unbind(0)  # once: every layer of every call reads two
 
     def attend(self, layer: int, q_BQHE: Tensor) -> Tensor:
         """Attention [B, Q, H E] of scaled queries over all states."""
-        keys, values = self.table[2 * layer, : self.rows], self.table[2 * layer + 1, : self.rows]
+        keys, values = self._planes[2 * layer], self._planes[2 * layer + 1]
         if self.kept.compiled:
             return cross.attend(q_BQHE, keys, values, self.slots).flatten(2)
         x_BHQE = self.kept.attention(q_BQHE.transpose(1, 2), keys, values)
@@ -71,8 +72,7 @@ class Cross:
             self.table = F.pad(self.table, (*(0, 0) * (self.table.dim() - 2), 0, more))
         for row, seat in enumerate(seats):
             self.table[:, seat] = other.table[:, row]
-        self.rows = rows
-        return self
+        return Cross(self.table, rows, self.slots, self.kept)
 
     def narrow(self, rows: int) -> "Cross":
         """The first rows; the seats behind them are free for `put`."""

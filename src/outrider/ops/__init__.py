@@ -27,32 +27,22 @@ rule's own formula is to run (`outrider.verifiers.judge`). `settle` cuts a step'
 tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds.
 """
 
-from outrider.ops import reference
 from outrider.ops.backend import NAMES, Judge, chosen, dispatched, fused, use
-from outrider.ops.reference import (
-    Survivors,
-    draw,
-    follow,
-    greedily,
-    largest,
-    merit,
-    perturbed,
-    probs,
-    residual,
-    scaled,
-    select,
-    stack,
-)
+from outrider.ops.reference import beam, draws, filters, settling, walking
+from outrider.ops.reference.beam import Survivors
+from outrider.ops.reference.draws import greedily, largest, merit, perturbed
+from outrider.ops.reference.laws import draw, probs, residual, scaled, select, stack
+from outrider.ops.reference.walking import follow
 
-assisted = dispatched(reference.assisted)
-floors = dispatched(reference.floors)
-independent = dispatched(reference.independent)
-likely = dispatched(reference.likely)
-sample = dispatched(reference.sample)
-settle = dispatched(reference.settle)
-several = dispatched(reference.several)
-streams = dispatched(reference.streams)
-survivors = dispatched(reference.survivors)
+assisted = dispatched(walking.assisted)
+floors = dispatched(filters.floors)
+independent = dispatched(draws.independent)
+likely = dispatched(draws.likely)
+sample = dispatched(draws.sample)
+settle = dispatched(settling.settle)
+several = dispatched(draws.several)
+streams = dispatched(draws.streams)
+survivors = dispatched(beam.survivors)
 
 __all__ = [
     "NAMES",

@@ -38,7 +38,9 @@ def beamed(
     given: Sequence[Inputs | None] = asked.inputs or [None] * len(asked.prompts)
     every = zip(asked.prompts, settings, limits, given, asked.references, strict=True)
     requests = [Request(*each) for each in every]
-    found = search(engine.target, engine.drafter, requests, beams)
+    most = engine.drafter.shapes[0].max_depth
+    with engine.paces.lent(most, beams.num_beams, len(requests)) as pace:
+        found = search(engine.target, engine.drafter, requests, beams, pace=pace)
     completions = []
     each_row = zip(requests, found.hypotheses, found.counts.close, strict=True)
     for request, row, close in each_row:

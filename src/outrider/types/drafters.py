@@ -40,6 +40,7 @@ class Context(NamedTuple):
     cache: Any = None
     #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
     known: Known | None = None
+    least: int = 0  #: host constant: no row is shorter than this
 
     @property
     def seed_B(self) -> Tensor:

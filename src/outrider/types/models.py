@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.rows import picked, placed
+from outrider.rows import joined, narrowed, picked, placed, taken
 
 
 class Nodes(NamedTuple):
@@ -21,8 +21,22 @@ class Nodes(NamedTuple):
 class Output(NamedTuple):
     """What a model says of the nodes that it was asked for."""
 
-    logits_BQV: Tensor
+    known_BQK: Tensor  #: logits of the tokens that its output layer knows
     hidden: tuple[Tensor, ...] = ()  #: states [B, Q, E], one per tap that was asked for
+    ids_K: Tensor | None = None  #: which tokens these are; None: all, in their order
+    vocab_size: int = 0  #: how many there are besides, if it knows some alone
+
+    @property
+    def logits_BQV(self) -> Tensor:
+        """Logits of the whole vocabulary, made when they are read: unknown tokens have no chance.
+
+        >>> Output(torch.tensor([[[1.0, 2.0]]]), (), torch.tensor([0, 2]), 3).logits_BQV.tolist()
+        [[[1.0, -inf, 2.0]]]
+        """
+        if self.ids_K is None:
+            return self.known_BQK
+        wide = self.known_BQK.new_full((*self.known_BQK.shape[:-1], self.vocab_size), -torch.inf)
+        return wide.index_copy_(-1, self.ids_K, self.known_BQK)
 
 
 class Encoded(NamedTuple):
@@ -59,46 +73,20 @@ class Inputs(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "Inputs":
         """A copy of these rows, in this order."""
-        ids, features, mask, encoded, draft = self
-        return Inputs(
-            None if ids is None else picked(ids, rows),
-            None if features is None else picked(features, rows),
-            picked(mask, rows),
-            None if encoded is None else encoded.take(rows),
-            None if draft is None else draft.take(rows),
-        )
+        return Inputs(*(taken(part, rows) for part in self))
 
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
         """The rows of `other` in these seats: the shorter sources are padded and masked.
 
         What only one side has is in the result no more; both must be encoded, or neither.
         """
-        mine, theirs = self.encoded, other.encoded
-        assert (mine is None) == (theirs is None), "rows that are encoded beside rows that are not"
-
-        def merged(ours: Tensor | None, their: Tensor | None) -> Tensor | None:
-            return None if ours is None or their is None else placed(ours, seats, their)
-
-        return Inputs(
-            merged(self.ids_BS, other.ids_BS),
-            merged(self.features, other.features),
-            placed(self.mask_BS, seats, other.mask_BS),
-            None if mine is None or theirs is None else mine.put(seats, theirs),
-            None
-            if self.draft is None or other.draft is None
-            else self.draft.put(seats, other.draft),
-        )
+        both = (self.encoded is None) == (other.encoded is None)
+        assert both, "rows that are encoded beside rows that are not"
+        return Inputs(*(joined(m, seats, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Inputs":
         """The first rows."""
-        ids, features, mask, encoded, draft = self
-        return Inputs(
-            None if ids is None else ids[:rows],
-            None if features is None else features[:rows],
-            mask[:rows],
-            None if encoded is None else encoded.narrow(rows),
-            None if draft is None else draft.narrow(rows),
-        )
+        return Inputs(*(narrowed(part, rows) for part in self))
 
 
 #: What a model reads besides its text: nothing; inputs, by an encoder of its own; or the states
@@ -139,13 +127,10 @@ class Cache(RowStore, Protocol):
 class LanguageModel(Protocol):
     """One decoder driven over trees: target and draft model alike."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits it returns, cut to the tokenizer."""
-
-    @property
-    def context(self) -> int:
-        """Most positions it can address."""
+    vocab_size: int  #: width of the logits it returns, cut to the tokenizer
+    context: int  #: most positions it can address
+    taps: tuple[int, ...]  #: states of another model that it reads, as a head does; (): none
+    follows: bool  #: whether it keeps entries of the text: heads on states alone do not
 
     @property
     def device(self) -> torch.device:
@@ -169,14 +154,6 @@ class LanguageModel(Protocol):
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: calls of these widths round alike."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The states of another model that it reads, as a head does its target's; (): none."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether it keeps entries of the text that it reads: heads on states alone do not."""
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse inputs that the model cannot read: ConfigurationError."""

@@ -17,8 +17,9 @@ are, and one letter for all others, on which draws outside are tested one after 
 is left of p there (as `multi_round`). With fewer tokens than letters it is OTM; with more, OTM of
 the coarser problem, and exact in any case. Letters depend on laws alone, never on what was drawn.
 
-Draws are independent, each of its own law; a placed child is a draw that is sure. A baseline of the
-literature for studies of acceptance: a node takes milliseconds.
+Draws are independent, each of its own law; a placed child is a draw that is sure. Where all are,
+there is one tuple, and the best plan emits each of its tokens with its own p: `rejection`. A
+baseline of the literature for studies of acceptance: a node takes milliseconds.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
+from outrider.errors import ConfigurationError
 from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
 from outrider.verifiers import chain, topdown
 from outrider.verifiers.rejection import Rejection
@@ -52,7 +54,15 @@ class Letters(NamedTuple):
 
     @classmethod
     def of(cls, law_BnV: Tensor, level: Level, cells: int) -> "Letters":
-        """As many letters as leave no more than `cells` tuples."""
+        """As many letters as leave no more than `cells` tuples.
+
+        ConfigurationError where a token, all others and a draw that is not there are too many.
+        """
+        if 3**level.most > cells:
+            raise ConfigurationError(
+                f"otm enumerates tuples of draws; got {level.most} draws at a node, at least "
+                f"{3**level.most} tuples, and cells={cells}; draft fewer children, or raise cells"
+            )
         guess_BnKV = torch.stack([level.guess(k, law_BnV) for k in range(level.most)], 2)
         kept = min(law_BnV.shape[-1], max(int(cells ** (1 / level.most)) - 2, 1))
         token = guess_BnKV.sum(2).topk(kept, -1).indices
@@ -194,15 +204,21 @@ class Otm:
                 what = f"a whole number from {least} to 1048576"
                 arguments.refuse(option, what, value, "leave it out")
 
+    def _is_rejection(self, draft: Draft) -> bool:
+        """Whether there is one draw at a node, or one tuple: nothing to enumerate."""
+        return chain.is_plain(draft) or draft.kinds == {Kind.FIXED}
+
     def _rule(self) -> topdown.NodeRule:
         return partial(judge, iterations=self.iterations, cells=self.cells)
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
-        if chain.is_plain(draft):  # one draw at a node: the plan is rejection's
+        if self._is_rejection(draft):
             return Rejection()(draft, scores, draws)
         return topdown.walk(self._rule(), draft, scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
+        if self._is_rejection(draft):
+            return Rejection().outcome(draft, scores)
         return topdown.walked(self._rule(), draft, scores)

@@ -49,7 +49,7 @@ class TreeBuilder:
     @property
     def tokens_BM(self) -> Tensor:
         """The tokens of all nodes so far."""
-        return torch.cat(self._tokens, 1)
+        return self._tokens[0] if len(self._tokens) == 1 else torch.cat(self._tokens, 1)
 
     @property
     def alive_Bn(self) -> Tensor | None:
@@ -144,10 +144,11 @@ class TreeBuilder:
 
     def draft(self, drawn: tuple[Kind, ...]) -> Draft:
         """The whole tree. `drawn` are the kinds of a node's draws in sampled rows, by rank."""
-        laws = None
-        if any(kind is not Kind.FIXED for kind in drawn) and self._laws:
+        laws, sampling = None, self.context.sampling
+        told = sampling.greedy != "all" and any(kind is not Kind.FIXED for kind in drawn)
+        if told and self._laws:
             laws = self._laws[0] if len(self._laws) == 1 else ops.stack(self._laws)
-        sampling, rows = self.context.sampling, None
+        rows = None
         if self.layout.draws_1NK is None:
             draws, rows = _draws(self._links, self.layout.nodes, self.layout.most)
         else:

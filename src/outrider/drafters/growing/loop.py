@@ -15,13 +15,25 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.growing.builder import Children, TreeBuilder
 from outrider.drafters.growing.shapes import Layout, Level
+from outrider.laws.columns import among
 from outrider.laws.sampling import warp
 from outrider.laws.shaping import shape
 from outrider.models.nodes import causal
 from outrider.models.prefill import CHUNK, ingest, width
 from outrider.noise import Purpose
+from outrider.rows import SamplingRows
 from outrider.tree import numbers
-from outrider.types import Cache, Context, Draft, Inputs, Kind, LanguageModel, Laws, Verdict
+from outrider.types import (
+    Cache,
+    Context,
+    Draft,
+    Inputs,
+    Kind,
+    LanguageModel,
+    Laws,
+    Output,
+    Verdict,
+)
 
 
 class Keys:
@@ -67,8 +79,8 @@ class Policy(Protocol):
 class Source(Protocol):
     """What the laws come from: a model, or a table."""
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
-        """[B, n, V] after the nodes of the deepest level of a tree."""
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
+        """Logits [B, n, V] after the nodes of the deepest level of a tree."""
 
 
 class Model(NamedTuple):
@@ -81,7 +93,7 @@ class Model(NamedTuple):
     #: own may lack the leaf of a draft that was accepted whole, and what plain steps have emitted
     shared: bool = False
 
-    def logits(self, tree: TreeBuilder, level: Level) -> Tensor:
+    def output(self, tree: TreeBuilder, level: Level) -> Output:
         """One call. The first feeds the committed tail, which needs neither a branch nor a read.
 
         A head reads all that the last draft may have added anew: it knows more of it now.
@@ -89,7 +101,7 @@ class Model(NamedTuple):
         context = tree.context
         wide = width(self.model, context.bound, tree.layout.nodes, self.cache.capacity)
         if level.depth:
-            return self.model.forward(self.cache, tree.nodes(level, wide)).logits_BQV
+            return self.model.forward(self.cache, tree.nodes(level, wide))
         behind = self.deepest if self.model.taps else 1
         count = 1 if self.shared else 1 + behind + context.unread
         return read_on(self.model, self.cache, context, count, wide)
@@ -102,7 +114,7 @@ def read_on(
     count: int,
     wide: int,
     ahead_Bm: Tensor | None = None,
-) -> Tensor:
+) -> Output:
     """Logits [B, 1 + m, V] at each row's pending token and at m tokens that may follow it.
 
     The last `count` committed tokens are fed, `wide` slots of the cache are seen.
@@ -118,38 +130,81 @@ def read_on(
         some = slice(first, min(first + CHUNK, early))
         model.forward(cache, causal(tokens[:, some], at[:, some], wide), last=1)
     nodes = causal(tokens[:, early:], at[:, early:], wide)
-    return model.forward(cache, nodes, last=1 + more).logits_BQV[:, -1 - more :]
+    return model.forward(cache, nodes, last=1 + more)
 
 
-def grow(sources: Sequence[Source], context: Context, layout: Layout, policy: Policy) -> Draft:
-    """A tree below each row's pending token, one call of every source for each level."""
-    return expand(sources, context, layout, policy).draft(policy.drawn)
+def grow(
+    sources: Sequence[Source],
+    context: Context,
+    layout: Layout,
+    policy: Policy,
+    *,
+    trim: bool = False,
+) -> Draft:
+    """A tree below each row's pending token, one call of every source for each level.
+
+    `trim`: the policy takes tokens for numbers of a law and keeps none. Where every row is
+    greedy, nothing but the best tokens is asked for, and those of a trimmed output layer are found
+    among the tokens that it knows.
+    """
+    return expand(sources, context, layout, policy, trim=trim).draft(policy.drawn)
 
 
 def expand(
-    sources: Sequence[Source], context: Context, layout: Layout, policy: Policy
+    sources: Sequence[Source],
+    context: Context,
+    layout: Layout,
+    policy: Policy,
+    *,
+    trim: bool = False,
 ) -> TreeBuilder:
     """The same tree, not yet declared."""
     tree, keys = TreeBuilder(layout, context), Keys(context, layout.nodes)
+    few: SamplingRows | None = None
     for level in layout.levels:
-        laws = [law_at(source.logits(tree, level), tree, level) for source in sources]
-        law = laws[0] if len(laws) == 1 else ops.stack(laws)
-        tree.add(level, policy.children(law, level, keys))
+        outputs = [source.output(tree, level) for source in sources]
+        first = outputs[0]
+        if trim and not level.depth:
+            few = _among(context, first)
+        if few is not None and first.ids_K is not None:
+            law = law_at(first.known_BQK, tree, level, few)
+            found = policy.children(law, level, keys)
+            found = found._replace(tokens_Bm=first.ids_K[found.tokens_Bm], law=None)
+        else:
+            laws = [law_at(one.logits_BQV, tree, level, context.sampling) for one in outputs]
+            law = laws[0] if len(laws) == 1 else ops.stack(laws)
+            found = policy.children(law, level, keys)
+        tree.add(level, found)
     return tree
 
 
-def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level) -> Laws:
+def _among(context: Context, output: Output) -> SamplingRows | None:
+    """Sampling parameters over the tokens that an output is of; None: they must be over all."""
+    sampling = context.sampling
+    if output.ids_K is None or sampling.greedy != "all":
+        return None
+    if sampling.shaping is None:
+        return sampling
+    shaping = among(sampling.shaping, output.ids_K, context.least)
+    return None if shaping is None else sampling._replace(shaping=shaping)
+
+
+def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level, sampling: SamplingRows) -> Laws:
     """Laws [B, n, V] of a level's nodes under each row's sampling parameters.
 
     Its `logits_BRV` are the shaped logits, which greedy rows take their best tokens from.
     """
-    context = tree.context
-    shaping = context.sampling.shaping
-    if shaping is not None:
+    if sampling.shaping is not None:
         logits_BnV = shape(
-            logits_BnV, shaping, context, tree.tokens_BM, tree.tree, level.start, tree.alive_Bn
+            logits_BnV,
+            sampling.shaping,
+            tree.context,
+            tree.tokens_BM,
+            tree.tree,
+            level.start,
+            tree.alive_Bn,
         )
-    return warp(logits_BnV, context.sampling)
+    return warp(logits_BnV, sampling)
 
 
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:

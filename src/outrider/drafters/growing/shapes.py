@@ -131,6 +131,17 @@ def of_levels(width: int, depth: int) -> tuple[Shape, ...]:
     return tuple(Shape(d, 1 + width * d, d, is_chain=width == 1) for d in range(depth, 0, -1))
 
 
+class Chains:
+    """What a drafter of chains declares: one of each length up to `num_speculative_tokens`."""
+
+    num_speculative_tokens: int
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The longest first."""
+        return of_levels(1, self.num_speculative_tokens)
+
+
 def parents_for(
     name: str, counts: tuple[int, ...], parents: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -96,12 +96,18 @@ class Oracle:
         self.slots = 0  #: of a row, that were in use at once
         self._device = torch.device(model.device)
         self.cache: Cache = model.open(len(prompts), capacity, inputs)
-        self._read(prompts)
+        self._unread: Sequence[Sequence[int]] = prompts
 
     @inference
-    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """All of the prompts but their last tokens, which are the first texts to be scored."""
-        ingest(self.model, self.cache, self._tokens(prompts), max(map(len, prompts)) - 1)
+    def ready(self) -> None:
+        """Read all of the prompts but their last tokens, which are the first texts to be scored.
+
+        That is done when something is asked for, if not before: a draft may never be asked.
+        """
+        if self._unread:
+            tokens_BL = self._tokens(self._unread)
+            ingest(self.model, self.cache, tokens_BL, tokens_BL.shape[1] - 1)
+        self._unread = ()
 
     def _tokens(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, prompts))
@@ -110,6 +116,7 @@ class Oracle:
 
     def behind(self, places: Sequence[int | None]) -> Tensor:
         """The model's logits [B, V] behind one place of each prompt, before any text is scored."""
+        self.ready()
         prompts = [row.root.tokens() for row in self.rows]
         sizes = list(map(len, prompts))
         return behind(self.model, self.cache, self._tokens(prompts), sizes, places)
@@ -161,6 +168,7 @@ class Oracle:
         ]
         if not any(fresh):
             return
+        self.ready()
         nodes = self._nodes(fresh, max(NARROW, *map(len, fresh)))
         logits_BQV = self.model.forward(self.cache, nodes).logits_BQV
         for number, (row, texts) in enumerate(zip(self.rows, fresh, strict=True)):

@@ -28,6 +28,9 @@ class Proposer(Protocol):
     def depth(self) -> int:
         """How many tokens below a beam it goes at most."""
 
+    def ready(self) -> None:
+        """What has to be done once, before the first proposal."""
+
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """Texts to score ahead, parents first, by row; at most `depth` tokens below a beam."""
 
@@ -37,6 +40,9 @@ class Nothing:
     """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
 
     depth: int = 0
+
+    def ready(self) -> None:
+        """Nothing."""
 
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
         """Nothing."""
@@ -77,6 +83,9 @@ class Offered:
         self._copies = drafter if isinstance(drafter, ReferenceLookup) else None
         self._offers: dict[int, tuple[_Offer, dict[Prefix, int]]] = {}  #: by row: who is where
         self._greedy = lru_cache(partial(_greedy, device))
+
+    def ready(self) -> None:
+        """Nothing: every proposal opens the drafter anew."""
 
     @inference
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:
@@ -181,6 +190,10 @@ class Drafted:
             )
             for rule in rules
         ]
+
+    def ready(self) -> None:
+        """The draft model reads the prompts."""
+        self.oracle.ready()
 
     @inference
     def propose(self, states: Mapping[int, State], depth: int) -> dict[int, list[Prefix]]:

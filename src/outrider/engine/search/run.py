@@ -89,16 +89,24 @@ class Search:
     @inference
     def run(self) -> list[list[Hypothesis]]:
         """All rows' finished beams, the best first."""
-        waiting = self._advance()
+        waiting, ready, getting = self._advance(), False, 0.0
+        self.pace.begin(max(rule.limit - rule.prompt for rule in self.rules))
         while waiting:
-            depth, rows, steps = self.pace.depth(), len(waiting), self.counts.steps
+            rows, steps = len(waiting), self.counts.steps
+            # the first call scores the prompt alone: it tells nothing of others
+            depth = self.pace.depth(ready) if steps or not self.pace.adapts else self.pace.chosen
+            started = time.perf_counter()
+            if depth and not ready:
+                self.proposer.ready()
+                ready, getting = True, time.perf_counter() - started
             started = time.perf_counter()
             self._score(waiting, depth)
             waiting = self._advance()
-            if steps:  # the first call scores the prompt alone
+            if steps:
                 took = time.perf_counter() - started
                 answered = max((self.counts.steps - steps) // rows, 1)
-                self.pace.learn(depth, answered, took, rows * self._further)
+                self.pace.learn(depth, answered, took, rows * self._further, getting)
+                getting = 0.0
         self.counts.calls, self.counts.nodes = self.oracle.calls, self.oracle.nodes
         self.counts.slots = self.oracle.slots
         self.counts.close = [state.close for state in self.states]

@@ -20,6 +20,11 @@ class Page:
     pictures: list[Path]
 
     @property
+    def anchor(self) -> str:
+        """Its place on the report's page."""
+        return re.sub(r"\W+", "-", self.name)
+
+    @property
     def tables(self) -> dict[str, list[Row]]:
         """The tables that have rows."""
         found: dict[str, list[Row]] = self.document["tables"]

@@ -16,55 +16,23 @@ from outrider.lab.book.pages import Page
 SHOWN = 40  #: rows of a table; longer ones go on in their CSV file
 
 
-class Cell(NamedTuple):
-    """What stands in a table's cell, and whether it is a number."""
-
-    text: str
-    number: bool
-
-
-class Table(NamedTuple):
-    """A table as the page shows it."""
-
-    title: str
-    name: str
-    fields: list[str]
-    numeric: list[bool]
-    rows: list[list[Cell]]
-    more: int  #: rows that are left out
-    file: str  #: where all of them are
-    published: bool
-
-
-class Statement(NamedTuple):
-    """A sentence of the first page."""
-
-    verdict: str
-    text: str
-    anchor: str
-
-
 class Part(NamedTuple):
-    """A paper on the first page: its main result, what else is decided, a picture, its sections."""
+    """A paper on the first page: its main result, what else is decided, a picture, its pages."""
 
     name: str
-    lead: Statement | None
-    decided: list[Statement]
+    lead: Finding | None
+    decided: list[Finding]
     left_open: int
     picture: str
-    sections: list[tuple[str, str]]  #: anchor, name
+    pages: Sequence[Page]
 
 
 class Section(NamedTuple):
     """An experiment as the page shows it."""
 
-    anchor: str
-    name: str
-    about: str
+    page: Page
     facts: list[tuple[str, str]]
-    command: str
-    statements: list[Statement]
-    tables: list[Table]
+    findings: list[Finding]
     pictures: list[str]
 
 
@@ -82,11 +50,13 @@ def render(folder: Path) -> str:
     parts = [_part(*part) for part in first]
     told = [page for _, _, mine in first for page in mine]
     found = told + [page for page in found if page not in told]
-    said = _statements([one for _, mine, _ in first for one in mine])
+    said = [one for _, mine, _ in first for one in mine]
     text = (files("outrider") / "lab" / "book" / "report.html").read_text("utf-8")
-    template = jinja2.Environment(
+    environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(text)
+    )
+    environment.filters |= {"shown": shown, "short": short, "is_number": _number, "fields": _fields}
+    template = environment.from_string(text)
     kept = pages.record(folder)
     there = {page.name for page in found}
     machines = list({_line(page.document.get("machine", {})): None for page in found})
@@ -98,6 +68,7 @@ def render(folder: Path) -> str:
         parts=parts,
         said=Counter(one.verdict for one in said),
         missed=[one for one in said if one.verdict == "missed"],
+        most=SHOWN,
         sections=[_section(page, len(machines) > 1) for page in found],
         failed={n: r["said"] for n, r in kept.get("runs", {}).items() if r["code"]},
         absent={name: why for name, why in kept.get("absent", {}).items() if name not in there},
@@ -105,13 +76,12 @@ def render(folder: Path) -> str:
     )
 
 
-def _part(part: findings.Part, found: Sequence[Finding], shown: Sequence[Page]) -> Part:
-    drawn = next((page for page in shown if page.pictures), None)
+def _part(part: findings.Part, said: list[Finding], mine: Sequence[Page]) -> Part:
+    drawn = next((page for page in mine if page.pictures), None)
     picture = ""
     if drawn is not None:
         path = drawn.pictures[0]
-        picture = svg.inline(path.read_text("utf-8"), f"first-{_anchor(drawn)}-", path.stem)
-    said = _statements(found)
+        picture = svg.inline(path.read_text("utf-8"), f"first-{drawn.anchor}-", path.stem)
     others = said[1:]
     return Part(
         part.name,
@@ -119,62 +89,28 @@ def _part(part: findings.Part, found: Sequence[Finding], shown: Sequence[Page]) 
         [one for one in others if one.verdict != "open"],
         sum(one.verdict == "open" for one in others),
         picture,
-        [(_anchor(page), page.name) for page in shown],
+        mine,
     )
-
-
-def _statements(found: Sequence[Finding]) -> list[Statement]:
-    return [Statement(one.verdict, one.text, _anchor(one.page)) for one in found]
-
-
-def _anchor(page: Page) -> str:
-    return re.sub(r"\W+", "-", page.name)
 
 
 def _section(page: Page, machine: bool) -> Section:
     """`machine`: whether to say which one it was."""
     document = page.document
-    anchor = _anchor(page)
     facts = {"date": document.get("date", "")} | document["settings"]
     if machine:
         facts |= document.get("machine", {})
     pictures = [
-        svg.inline(path.read_text("utf-8"), f"{anchor}-{number}-", path.stem)
+        svg.inline(path.read_text("utf-8"), f"{page.anchor}-{number}-", path.stem)
         for number, path in enumerate(page.pictures)
     ]
-    return Section(
-        anchor,
-        page.name,
-        document.get("about", ""),
-        [(name, shown(value)) for name, value in facts.items() if shown(value)],
-        short(document.get("command", "")),
-        _statements(findings.findings(page)),
-        [_table(page, name, rows) for name, rows in page.tables.items()],
-        pictures,
-    )
+    told = [(name, shown(value)) for name, value in facts.items() if shown(value)]
+    return Section(page, told, findings.findings(page), pictures)
 
 
-def _table(page: Page, name: str, rows: list[Row]) -> Table:
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = [all(_number(row.get(key)) for row in rows) for key in fields]
-    experiment = page.document["experiment"]
-    return Table(
-        page.title(name),
-        name,
-        fields,
-        numeric,
-        [
-            [Cell(shown(row.get(key)), _number(row.get(key))) for key in fields]
-            for row in rows[:SHOWN]
-        ],
-        max(len(rows) - SHOWN, 0),
-        f"{page.name}/{experiment}-{name}.csv",
-        "published" in name,
-    )
-
-
-def _cell(value: object) -> Cell:
-    return Cell(shown(value), _number(value))
+def _fields(rows: list[Row]) -> dict[str, bool]:
+    """The columns of a table, and whether each of them holds numbers alone."""
+    fields = dict.fromkeys(key for row in rows for key in row)
+    return {key: all(_number(row.get(key)) for row in rows) for key in fields}
 
 
 def _number(value: object) -> bool:

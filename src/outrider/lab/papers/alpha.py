@@ -11,7 +11,7 @@ Encoder-decoders, the paper's own T5 models among them, write from sources; wher
 was meant (`reference`) texts are scored against it as well (BLEU, ROUGE).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +30,13 @@ from outrider.lab.papers import (
 from outrider.lab.papers.alpha_drafters import DRAFT, Copies
 from outrider.lab.papers.alpha_measure import LENIENCES, rule_at
 from outrider.lab.papers.alpha_tasks import Rows
+from outrider.lab.papers.record import Tables
+from outrider.lab.progress import Show
 from outrider.theory import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Progress = Callable[[str, int, int], None]
-Tables = dict[str, list[record.Row]]
 LEVELS = [f"l = {level:g}" for level in LENIENCES]
 
 
@@ -60,13 +60,11 @@ def run(
     pair: Speculator,
     prompts: Rows,
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
     pictures: bool = True,
 ) -> Tables:
     """All tables; `prompts` are rows that `alpha_tasks.tasks` can read."""
-    if pictures:
-        drawing.pyplot()
     settings = asdict(amount) | {"prompts": len(prompts), "of": record.of_prompts(prompts)}
     store = record.Store(out, "alpha", settings | record.of_pair(pair.notes))
     progress("counting n-grams, cutting models", 0, 5)

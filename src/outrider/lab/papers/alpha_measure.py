@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Container, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,11 +32,6 @@ LENIENCES = (1.0, 0.5, 0.3, 0.1)
 ROWS = 16  #: texts that are written side by side
 TEXTS = 32  #: that laws are recorded on, for two drafts at a node
 Tasks = Sequence[Request]
-
-
-def seeded(law: Sampling, seed: int) -> Sampling:
-    """The same law with a seed."""
-    return replace(law, seed=seed)
 
 
 class Tally:

@@ -32,7 +32,7 @@ def tables(
     new_tokens: int,
     seed: int,
     top_p: float = 1.0,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Every drafter's texts at T = 0 and T = 1; none if no row has a reference.
 
     quality        their scores
@@ -44,7 +44,7 @@ def tables(
     score.ready()
     meant = [rows[n]["reference"] for n in known]
     read = [tasks[n] for n in known]
-    found: dict[str, list[record.Row]] = {"quality": [], "quality-equal": []}
+    found: record.Tables = {"quality": [], "quality-equal": []}
     for t in (0.0, 1.0):
         rules = {name: _rule(source, t) for name, source in sources.items()}
         engines = {PLAIN: Engine(pair.engine.target, Root())} | {

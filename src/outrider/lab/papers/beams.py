@@ -2,11 +2,13 @@
 
 For each width w: how many target calls a step of the search takes, how many texts a call scores,
 and what a step costs, against the same search without anything scored ahead. The beams are compared
-text by text; the paper's own method approximates them, here they are the same.
+text by text; the paper's own method approximates them, here they are the same. What chooses how far
+ahead to score goes on with what it learned on the prompts before, as an engine's searches do.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +16,15 @@ from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.request import Limits, Request
 from outrider.engine.search.beams import Beams
 from outrider.engine.search.decode import Searched, search
-from outrider.engine.search.pace import Pace
+from outrider.engine.search.pace import Pace, Paces
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
+from outrider.lab.progress import Show
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import Drafter
 
-Progress = Callable[[str, int, int], None]
 WIDTHS = (1, 2, 5, 10)
 
 
@@ -65,12 +67,12 @@ def run(
     pair: Speculator,
     prompts: Sequence[dict[str, str]],
     out: Path,
-    progress: Progress,
+    progress: Show,
     *,
     new_tokens: int = 48,
     widths: Sequence[int] = WIDTHS,
     repeats: int = 1,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Every arm on every prompt, interleaved; tables by arm."""
     settings = {
         "new_tokens": new_tokens,
@@ -80,14 +82,17 @@ def run(
     store = record.Store(out, "beams", settings)
     every = {arm.key: arm for arm in arms(pair, widths)}
     ids = [encode(pair.tokenizer, prompt["prompt"].rstrip()) for prompt in prompts]
+    paces = Paces()
 
     def measured(arm: Arm, index: int) -> record.Row:
-        pace = Pace(arm.ahead, adapts=arm.adapts)
         request = Request(ids[index], Sampling(0), Limits(new_tokens, pair.eos_ids))
-        started = time.perf_counter()
-        found = _search(pair, arm, request, pace)
+        chosen = paces.lent(arm.ahead, arm.width, 1)
+        with chosen if arm.adapts else nullcontext(Pace(arm.ahead, adapts=False)) as pace:
+            started = time.perf_counter()
+            found = _search(pair, arm, request, pace)
+            seconds = time.perf_counter() - started
         return {
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "calls": found.counts.calls,
             "nodes": found.counts.nodes,
             "steps": found.counts.steps,

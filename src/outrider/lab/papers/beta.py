@@ -10,6 +10,7 @@ the rejection rule; with betas in their place it is what a recorded sequence of 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def recorded(
     for first in range(0, len(tasks), alpha_measure.ROWS):
         part = tasks[first : first + alpha_measure.ROWS]
         batch = [
-            asked(task, alpha_measure.seeded(law, seed + first + n), pair, new_tokens)
+            asked(task, replace(law, seed=seed + first + n), pair, new_tokens)
             for n, task in enumerate(part)
         ]
         texts = alpha_measure._written(pair, batch)

@@ -12,7 +12,7 @@ it continues held-out code, scored by its likeness to what stood there and by wh
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from outrider.lab import bandwidth, drawing, intervals, measure
 from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import published, record
 from outrider.lab.papers.score_code import parses, similarity
+from outrider.lab.progress import Show
 from outrider.lab.prompts import read_rows
 from outrider.lab.tasks import prompts as shipped_tasks
 from outrider.lab.tasks.scores import scores
@@ -30,7 +31,6 @@ from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.text.tokens import encode
 
-Progress = Callable[[str, int, int], None]
 K = 4
 PLAIN, FAST = "ArS", "SpS"  # the paper's names
 LAWS = ("greedy", "nucleus")
@@ -118,13 +118,11 @@ def run(
     pair: Speculator,
     tasks: Sequence[Task],
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
     pictures: bool = True,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Measure what is missing, write and return the tables."""
-    if pictures:
-        drawing.pyplot()
     arms = {PLAIN: pair.plain(), FAST: _speculative(pair)}
     asked = [record.of_prompts([one.ids for one in task.prompts]) for task in tasks]
     settings = {
@@ -141,9 +139,8 @@ def run(
         one = task.prompts[number]
         seed = amount.seed + 1000 * sample + number
         how = Sampling(0.0) if law == "greedy" else task.nucleus
-        (done,) = (
-            arms[arm].generate([one.ids], [_seeded(how, seed)], Stop(amount.new_tokens)).completions
-        )
+        drawn, stop = replace(how, seed=seed), Stop(amount.new_tokens)
+        (done,) = arms[arm].generate([one.ids], [drawn], stop).completions
         stats = done.stats
         return {
             "seconds": stats.seconds,
@@ -186,10 +183,6 @@ def run(
 def rule_of(arm: Speculator) -> str:
     """The name of the rule that judges its drafts, if one was asked for."""
     return "of its own" if arm.engine.rule is None else arm.engine.rule.name
-
-
-def _seeded(how: Sampling, seed: int) -> Sampling:
-    return Sampling(how.temperature, top_p=how.top_p, seed=seed)
 
 
 def _speculative(pair: Speculator) -> Speculator:
@@ -270,9 +263,7 @@ class _Runs:
         }
 
 
-def draw(
-    tables: dict[str, list[record.Row]], amount: Amount, limit: bandwidth.Ceiling, out: Path
-) -> None:
+def draw(tables: record.Tables, amount: Amount, limit: bandwidth.Ceiling, out: Path) -> None:
     """Milliseconds per token beside the ceiling, and the differences of scores in their margin."""
     plt = drawing.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")

@@ -19,19 +19,13 @@ TITLES = {
 }
 
 
+@options.with_asked(without=("prompts",))
 def chen(
-    out: options.Out = options.RESULTS,
-    quick: options.Quick = False,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
+    asked: options.Asked,
     drafter: Annotated[
         str | None,
         typer.Option(help="With --target alone: a drafter that needs no model, e.g. suffix."),
     ] = None,
-    seed: options.Seed = 0,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="Prompts of each task; default: 20, quick 4.")
     ] = None,
@@ -47,37 +41,34 @@ def chen(
 ) -> None:
     """Chen et al. 2023, table 1: time and score, greedy and nucleus, of two tasks."""
     from outrider.lab.papers import chen as experiment
-    from outrider.lab.papers.commands import show
+    from outrider.lab.papers.record import show
     from outrider.lab.progress import bar
     from outrider.lab.tasks.scores import needed
 
     if not 0 < margin < 1:
         raise ConfigurationError(f"--margin must be between 0 and 1; got {margin:g}; leave it out")
-    if drafter is not None and (target is None or draft is not None):
+    if drafter is not None and (asked.target is None or asked.draft is not None):
         raise ConfigurationError(
             f"--drafter goes with --target, without --draft; got {drafter!r}; give a target alone"
         )
-    if target is not None:
+    if asked.target is not None:
         needed(run_code)
     usual = experiment.Amount()
     amount = experiment.Amount(
-        count or (4 if quick else usual.prompts),
-        samples or (1 if quick else usual.samples),
-        48 if quick else usual.new_tokens,
+        count or (4 if asked.quick else usual.prompts),
+        samples or (1 if asked.quick else usual.samples),
+        48 if asked.quick else usual.new_tokens,
         margin,
-        seed,
+        asked.seed,
     )
-    if drafter is None:
-        pair = options.loaded(target, draft, out, pictures, dtype, threads)
-    else:
-        pair = options.loaded_with(drafter, target, out, pictures, dtype, threads)
+    pair = asked.pair() if drafter is None else asked.load(drafter)
     tasks = (
         experiment.code_tasks(pair, amount.prompts)
-        if target is None
+        if asked.target is None
         else experiment.chat_tasks(pair, amount.prompts, run_code)
     )
     with bar("chen") as progress:
-        tables = experiment.run(pair, tasks, out, progress, amount, pictures)
+        tables = experiment.run(pair, tasks, asked.out, progress, amount, asked.pictures)
     rule = "rejection" if drafter is None else experiment.rule_of(pair)
     told = {
         "tokens": amount.new_tokens,
@@ -85,4 +76,5 @@ def chen(
         "rule": rule,
         "margin": margin,
     }
-    show("chen", tables, {name: title.format(**told) for name, title in TITLES.items()}, out)
+    titles = {name: title.format(**told) for name, title in TITLES.items()}
+    show(chen, tables, titles, asked.out)

@@ -1,38 +1,22 @@
 """The experiments of the papers as commands: thin, like all commands."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from outrider.certify.report import Row
 from outrider.lab.papers import options
 from outrider.lab.papers.chen_command import chen
 from outrider.lab.papers.options import RESULTS
+from outrider.lab.papers.record import console, folder, show
 from outrider.lab.papers.wagner_command import wagner
 from outrider.lab.progress import bar
-from outrider.lab.prompts import read_rows
+from outrider.lab.prompts import read_prompts, read_rows
 from outrider.lab.tasks.command import tasks
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", min=0, help="0 is greedy.")]
-
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal:
-    console.width = 260  # files and pipes: no wrapped columns
-
-
-def show(name: str, tables: dict[str, list[Row]], names: dict[str, str], out: Path) -> None:
-    """Print tables under their titles, which the experiment's document keeps, too."""
-    from outrider.lab.papers.record import entitle, table
-
-    about = (COMMANDS[name].__doc__ or "").strip().splitlines()[0]
-    entitle(out, name, about, names)
-    for key, title in names.items():
-        if tables.get(key):
-            console.print(table(title, tables[key]))
-    console.print(f"written to {out}", markup=False)
 
 
 def _law(temperature: float, top_p: float) -> str:
@@ -46,46 +30,32 @@ def toy(
 ) -> None:
     """Jeon et al. 2024 (RSD), figure 1: two drafts of a coin, acceptance by bias, all rules."""
     from outrider.lab.papers import toy as experiment
-    from outrider.lab.papers.record import folder
 
     folder(out)
     rows = experiment.run(out, 41 if quick else 101, pictures)
-    show("toy", {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
+    show(toy, {"means": rows}, {"means": "acceptance of two drafts of a coin"}, out)
 
 
-def tree(
-    out: options.Out = RESULTS,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    seed: options.Seed = 0,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-    temperature: Temperature = 1.0,
-) -> None:
+@options.with_asked(without=("quick",))
+def tree(asked: options.Asked, temperature: Temperature = 1.0) -> None:
     """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
     from outrider.lab.papers import one_step as experiment
     from outrider.laws.sampling import Sampling
 
-    tables = experiment.run(
-        options.loaded(target, draft, out, pictures, dtype, threads),
-        read_rows(prompts),
-        out,
-        Sampling(temperature, seed=seed),
-        pictures,
-    )
+    how = Sampling(temperature, seed=asked.seed)
+    pair, rows = asked.pair(), read_rows(asked.prompts)
+    tables = experiment.run(pair, rows, asked.out, how, asked.pictures)
     titles = {
         "nodes": "one step behind the first prompt: every drafted token",
         "steps": "what the step emitted",
     }
-    show("tree", tables, titles, out)
+    show(tree, tables, titles, asked.out)
 
 
 def _trees(name: str, about: str) -> Callable[..., None]:
     """The command of an experiment on trees: `name` is draft-length or budget."""
 
-    @options.with_asked
+    @options.with_asked()
     def command(
         asked: options.Asked,
         temperature: Temperature = 0.3,
@@ -141,7 +111,7 @@ def _trees(name: str, about: str) -> Callable[..., None]:
             "published": "Jeon et al. 2024: Llama 2-7B, 115 M draft, XSum, T = 0.3; all rows of "
             "its 27 tables are in published-all",
         }
-        show(name, tables, titles, asked.out)
+        show(command, tables, titles, asked.out)
 
     command.__doc__, command.__name__ = about, name.replace("-", "_")
     return command
@@ -157,7 +127,7 @@ budget = _trees(
 )
 
 
-@options.with_asked
+@options.with_asked()
 def k_sweep(
     asked: options.Asked,
     temperature: Temperature = 1.0,
@@ -187,10 +157,10 @@ def k_sweep(
         "k": f"draft length K, batch 1, rule {rule}, {_law(temperature, top_p)}",
         "published": f"Chen et al. 2023, table 1: Chinchilla 70B, K = 4; {CHEN_FIGURE}",
     }
-    show("k-sweep", tables, titles, asked.out)
+    show(k_sweep, tables, titles, asked.out)
 
 
-@options.with_asked
+@options.with_asked()
 def alpha(
     asked: options.Asked,
     top_p: options.TopP = 1.0,
@@ -232,10 +202,10 @@ def alpha(
         "quality-equal": "ROUGE-L (of 1) less plain decoding's: two one-sided tests at 5 %; power "
         "is the chance to show equality if there is no difference",
     }
-    show("alpha", tables, titles, asked.out)
+    show(alpha, tables, titles, asked.out)
 
 
-@options.with_asked
+@options.with_asked()
 def theory(
     asked: options.Asked,
     top_p: options.TopP = 1.0,
@@ -257,47 +227,35 @@ def theory(
         "lags": "autocorrelation of beta about each text's mean, and that of independent betas",
         "calls": "tokens per call; operations and memory reads of plain decoding are 1",
     }
-    show("theory", tables, titles, asked.out)
+    show(theory, tables, titles, asked.out)
 
 
-def beams(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-) -> None:
+@options.with_asked(without=("pictures", "seed"))
+def beams(asked: options.Asked) -> None:
     """Leviathan et al. 2023, A.4: beam search, calls and time by w, u and gamma.
 
     With --target alone: the tree and copies, without a draft model's beams.
     """
     from outrider.lab.papers import beams as experiment
 
-    asked = options.Asked(
-        out=out, pictures=False, target=target, draft=draft, dtype=dtype, threads=threads
-    )
+    asked = replace(asked, pictures=False)
     with bar("beams") as progress:
         tables = experiment.run(
             asked.pair_or_alone(),
-            read_rows(prompts)[: 3 if quick else 24],
-            out,
+            read_rows(asked.prompts)[: 3 if asked.quick else 24],
+            asked.out,
             progress,
-            new_tokens=32 if quick else 48,
-            widths=(2, 5) if quick else experiment.WIDTHS,
+            new_tokens=32 if asked.quick else 48,
+            widths=(2, 5) if asked.quick else experiment.WIDTHS,
         )
     titles = {"beams": "beam search: w beams, u of the draft model's, gamma steps scored ahead"}
-    show("beams", tables, titles, out)
+    show(beams, tables, titles, asked.out)
 
 
+@options.with_asked(without=("pictures", "seed", "draft", "dtype"))
 def layers(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    target: options.Target = None,
-    prompts: options.Prompts = None,
+    asked: options.Asked,
     dtype: options.Dtype = "float32",
-    threads: options.Threads = None,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", min=0.01, help="Beside 0.")
     ] = 0.7,
@@ -306,28 +264,23 @@ def layers(
     from outrider.lab.papers import layers as experiment
 
     amount = experiment.Amount(temperature=temperature)
-    if quick:
+    if asked.quick:
         amount = experiment.Amount(2, 32, temperature)
-    alone = options.loaded_alone(target, out, False, dtype, threads)
-    rows = read_rows(prompts)[: amount.prompts]
+    alone = replace(asked, pictures=False, dtype=dtype).load("root")
+    rows = read_rows(asked.prompts)[: amount.prompts]
     with bar("layers") as progress:
-        tables = experiment.run(alone, rows, out, progress, amount)
+        tables = experiment.run(alone, rows, asked.out, progress, amount)
     titles = {
         "each": "each layer: how little it changes its input, and a draft without it",
         "layers": "drafts by some of the layers on the target's cache; speed-ups are upper bounds",
     }
-    show("layers", tables, titles, out)
+    show(layers, tables, titles, asked.out)
     console.print(experiment.verdict(tables["layers"], len(rows)), markup=False)
 
 
+@options.with_asked(without=("pictures", "seed"))
 def speed(
-    out: options.Out = RESULTS,
-    quick: options.Quick = False,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    prompts: options.Prompts = None,
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
+    asked: options.Asked,
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", min=1, help="Length of the chain.")
     ] = 4,
@@ -337,26 +290,26 @@ def speed(
     A chain of --draft, or prompt lookup where there is a --target and no --draft.
     """
     from outrider.lab.papers import speed as experiment
-    from outrider.lab.papers.record import folder
     from outrider.load import load
 
-    folder(out)
-    texts = [row["prompt"].rstrip() for row in read_rows(prompts)[: 20 if quick else 30]]
+    folder(asked.out)
+    texts = read_prompts(asked.prompts, 20 if asked.quick else 30)
+    alone = asked.target is not None and asked.draft is None
     pair = load(
-        target,
-        draft,
-        drafter="prompt_lookup" if target is not None and draft is None else None,
+        asked.target,
+        asked.draft,
+        drafter="prompt_lookup" if alone else None,
         num_speculative_tokens=num_speculative_tokens,
-        dtype=dtype,
-        threads="auto" if threads is None else threads,
+        dtype=asked.dtype,
+        threads="auto" if asked.threads is None else asked.threads,
     )
-    tokens = 32 if quick else 64
+    tokens, repeats = (32, 1) if asked.quick else (64, 2)
     with bar("speed") as progress:
         tables = experiment.run(
-            pair, texts, out, progress, new_tokens=tokens, repeats=1 if quick else 2
+            pair, texts, asked.out, progress, new_tokens=tokens, repeats=repeats
         )
     title = f"{len(texts)} prompts, {tokens} tokens, {pair.engine.drafter.name}, decoding alone"
-    show("speed", tables, {"speed": f"times faster than plain decoding: {title}"}, out)
+    show(speed, tables, {"speed": f"times faster than plain decoding: {title}"}, asked.out)
 
 
 #: Every experiment by its name, which is its command's and its document's.

@@ -1,18 +1,18 @@
 """Chen et al. 2023, figure 1: what the draft length K does to time, its spread and acceptance."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from outrider import verifiers
 from outrider.drafters import DraftModel
 from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import published, record
+from outrider.lab.progress import Show
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
-Progress = Callable[[str, int, int], None]
 #: Chen's middle panel: accepted tokens and the one more, of the most that a call can give. At K = 0
 #: it is 1. Blocks count in full, those that the budget cuts as well.
 PANEL = "tokens per call / (K + 1)"
@@ -22,7 +22,7 @@ def run(
     pair: Speculator,
     prompts: Sequence[dict[str, str]],
     out: Path,
-    progress: Progress,
+    progress: Show,
     *,
     new_tokens: int = 128,
     temperature: float = 1.0,
@@ -32,14 +32,12 @@ def run(
     rule: str = "rejection",
     seed: int = 0,
     pictures: bool = True,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """Time for `new_tokens` tokens at K = 0..most, the values of K interleaved per prompt.
 
     Every repeat of a prompt has a seed of its own: another sample, as in the paper. All values of K
     have the same seeds.
     """
-    if pictures:
-        drawing.pyplot()
     settings = {
         "rule": rule,
         "new_tokens": new_tokens,

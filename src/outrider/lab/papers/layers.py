@@ -21,15 +21,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import Sampling, Speculator, Stop
-from outrider.certify.judge import Progress
 from outrider.lab import intervals
 from outrider.lab.papers import record
+from outrider.lab.progress import Show
 from outrider.models import shallow
 from outrider.models.nodes import causal
 from outrider.models.part import part
+from outrider.models.sizes import empty
+from outrider.models.sources import Source
 from outrider.text.tokens import encode
 from outrider.theory import length
 from outrider.types import LanguageModel, Nodes
@@ -76,7 +77,8 @@ def written(
     capacity = target.width(size + many + _SPARE)
     cache, at = target.open(1, capacity), torch.arange(size, device=target.device)[None]
     nodes = causal(text[:, :-1], at, capacity)
-    logits, states = target.forward(cache, nodes, last=many, taps=tuple(range(layers)))
+    output = target.forward(cache, nodes, last=many, taps=tuple(range(layers)))
+    logits, states = output.logits_BQV, output.hidden
     pairs = pairwise(states)
     cosines = [torch.cosine_similarity(a.float(), b.float(), -1).mean() for a, b in pairs]
     return Written(
@@ -128,9 +130,7 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, source: str) -> "Weights":
         """Counted in an empty model of that configuration."""
-        config = AutoConfig.from_pretrained(source)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = empty(Source(source, "target"))
         stack = shallow.layers_of(model)
         each = (sum(weight.numel() for weight in layer.parameters()) for layer in stack)
         head = model.get_output_embeddings()
@@ -149,7 +149,7 @@ class _Trial:
         target: Speculator,
         prompts: Sequence[record.Row],
         out: Path,
-        progress: Progress,
+        progress: Show,
         amount: Amount,
     ) -> None:
         self.model, self.amount, self.progress = target.engine.target, amount, progress
@@ -209,9 +209,9 @@ def run(
     target: Speculator,
     prompts: Sequence[record.Row],
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """The table of candidates, and of each layer alone.
 
     Raises UnsupportedModel for targets whose layers do not run on their cache.

@@ -107,10 +107,8 @@ def _visible(text: str) -> str:
 
 def run(
     pair: Speculator, prompts: Sequence[record.Row], out: Path, how: Sampling, pictures: bool
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """The nodes of every tree as a table, and the picture."""
-    if pictures:
-        drawing.pyplot()
     draft_model = record.draft_of(pair)
     prompt = prompts[0]["prompt"].rstrip()
     found = {f"{arm.method} {arm.tree}": taken(pair, draft_model, arm, prompt, how) for arm in ARMS}

@@ -1,7 +1,7 @@
 """Options that the experiments share, written once."""
 
-import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +10,12 @@ import typer
 from outrider.certify.report import Row
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
-from outrider.lab.gathered import gathered
+from outrider.lab.gathered import Target, Threads, gathered
 from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
 from outrider.load import CORRECTOR, load, shipped
 from outrider.text.speculator import Speculator
 
-Target = Annotated[
-    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
-]
 Draft = Annotated[str | None, typer.Option(help="Draft model; goes with --target.")]
 Prompts = Annotated[
     Path | None,
@@ -52,53 +49,7 @@ TopP = Annotated[
     float, typer.Option(help="Nucleus: only the likeliest tokens up to this mass; 1 is off.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")
-]
 RESULTS = Path("bench-results")
-
-
-def loaded(
-    target: str | None,
-    draft: str | None,
-    out: Path,
-    pictures: bool,
-    dtype: str,
-    threads: int | None,
-) -> Speculator:
-    """The pair; what is missing for the results is said before anything is loaded or measured."""
-    both(target, draft)
-    return _loaded(target, draft, None, out, pictures, dtype, threads)
-
-
-def loaded_with(
-    drafter: str, target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
-) -> Speculator:
-    """A target with a drafter that needs no draft model, by its name."""
-    return _loaded(target, None, drafter, out, pictures, dtype, threads)
-
-
-def loaded_alone(
-    target: str | None, out: Path, pictures: bool, dtype: str, threads: int | None
-) -> Speculator:
-    """A target without a draft model."""
-    return _loaded(target, None, "root", out, pictures, dtype, threads)
-
-
-def _loaded(
-    target: str | None,
-    draft: str | None,
-    drafter: str | None,
-    out: Path,
-    pictures: bool,
-    dtype: str,
-    threads: int | None,
-) -> Speculator:
-    folder(out)
-    if pictures:
-        pyplot()
-    count = "auto" if threads is None else threads
-    return load(target, draft, drafter=drafter, dtype=dtype, threads=count, planner="fixed")
 
 
 @dataclass(frozen=True)
@@ -115,18 +66,40 @@ class Asked:
     dtype: Dtype = "auto"
     threads: Threads = None
 
+    def load(self, drafter: str | None = None) -> Speculator:
+        """The models; with `drafter` the one of that name, which needs no draft model.
+
+        What is missing for the results is said before anything is loaded or measured.
+        """
+        folder(self.out)
+        if self.pictures:
+            pyplot()
+        count = "auto" if self.threads is None else self.threads
+        models = self.target, self.draft
+        return load(*models, drafter=drafter, dtype=self.dtype, threads=count, planner="fixed")
+
     def pair(self) -> Speculator:
         """The pair."""
-        return loaded(self.target, self.draft, self.out, self.pictures, self.dtype, self.threads)
+        both(self.target, self.draft)
+        return self.load()
 
     def pair_or_alone(self) -> Speculator:
         """The pair, or a target without a draft."""
-        if self.target is None or self.draft is not None:
-            return self.pair()
-        return loaded_alone(self.target, self.out, self.pictures, self.dtype, self.threads)
+        return self.pair() if self.target is None or self.draft is not None else self.load("root")
 
 
-with_asked = gathered("asked", Asked)
+#: A command whose parameter `asked` is typed as one option for each field of `Asked`.
+with_asked = partial(gathered, "asked", Asked)
+
+
+def layers_of(given: str) -> tuple[int, ...]:
+    """Numbers of layers to be left out, as `--skip` has them."""
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--skip takes numbers of layers with commas between; got {given!r}; write 3,4,5"
+        ) from error
 
 
 def reads_sources(target: str | None) -> bool:

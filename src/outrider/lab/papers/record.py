@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,7 @@ from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
 
 P = ParamSpec("P")
+Tables = dict[str, list[Row]]  #: of an experiment, by their names
 
 
 class Store:
@@ -45,7 +47,7 @@ class Store:
             self.rows[key] = row
         return self.rows[key]
 
-    def write(self, tables: dict[str, list[Row]]) -> None:
+    def write(self, tables: Tables) -> None:
         """All tables as one JSON document and one CSV file each.
 
         The document says besides how it came about: `command`, `date`, and `machine` with versions.
@@ -69,6 +71,21 @@ class Store:
                 writer = csv.DictWriter(out, fields)
                 writer.writeheader()
                 writer.writerows(rows)
+
+
+console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:
+    console.width = 260  # files and pipes: no wrapped columns
+
+
+def show(command: Callable[..., None], tables: Tables, titles: dict[str, str], out: Path) -> None:
+    """Print a command's tables under their titles, which the experiment's document keeps, too."""
+    name = command.__name__.replace("_", "-")
+    entitle(out, name, (command.__doc__ or "").strip().splitlines()[0], titles)
+    for key, title in titles.items():
+        if tables.get(key):
+            console.print(table(title, tables[key]))
+    console.print(f"written to {out}", markup=False)
 
 
 def entitle(where: Path, name: str, about: str, titles: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ def run(
     *,
     new_tokens: int = 64,
     repeats: int = 2,
-) -> dict[str, list[record.Row]]:
+) -> record.Tables:
     """A row for each temperature; one that has been measured is not measured again."""
     settings = {
         "drafter": pair.engine.drafter.name,

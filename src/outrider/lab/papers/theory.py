@@ -6,8 +6,8 @@ together, tokens per call as predicted (independent betas; recorded ones) and as
 operations and memory reads as theorem 3.11 and section 3.4 count them and as models were called.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,13 @@ from outrider import DraftModel, Engine, Sampling, Speculator, verifiers
 from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import alpha_measure, alpha_tasks, beta, published, record, tree_tables
 from outrider.lab.papers.alpha_tasks import asked
+from outrider.lab.papers.record import Tables
+from outrider.lab.progress import Show
 from outrider.theory import length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Progress = Callable[[str, int, int], None]
-Tables = dict[str, list[record.Row]]
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  #: c of figure 3
 LENGTHS = (1, 3, 5, 7, 10)  #: gamma of figures 2 and 4
 
@@ -78,13 +78,11 @@ def run(
     pair: Speculator,
     prompts: alpha_tasks.Rows,
     out: Path,
-    progress: Progress,
+    progress: Show,
     amount: Amount,
     pictures: bool = True,
 ) -> Tables:
     """All tables; texts are at T = 0 and T = 1."""
-    if pictures:
-        drawing.pyplot()
     rows = prompts[: amount.prompts]
     settings = asdict(amount) | {"of": record.of_prompts(rows)} | record.of_pair(pair.notes)
     store = record.Store(out, "theory", settings)
@@ -137,7 +135,7 @@ def counted(
     engine = Engine(target, DraftModel(draft, (1,) * gamma), rule)
     found: record.Row = {name: [] for name in ("tokens", "calls", "read", "drafts", "draft read")}
     for number, task in enumerate(tasks):
-        request = asked(task, alpha_measure.seeded(law, seed + number), pair, new_tokens)
+        request = asked(task, replace(law, seed=seed + number), pair, new_tokens)
         target.spans.clear()
         draft.spans.clear()
         stats = alpha_measure.decoded(engine, [request])[1].stats

@@ -16,12 +16,12 @@ from outrider.errors import ConfigurationError
 from outrider.lab.papers import record
 from outrider.lab.papers.score_code import parses, similarity
 from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.lab.progress import Show
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
 Prompts = Sequence[dict[str, str]]
-Progress = Callable[[str, int, int], None]
 Groups = dict[int, list[Arm]]
 
 
@@ -57,7 +57,7 @@ def measure(
     prompts: Prompts,
     plan: Plan,
     out: Path,
-    progress: Progress,
+    progress: Show,
 ) -> tuple[record.Store, Measured]:
     """Choose, judge, time. What a folder already holds is not measured again."""
     if len(prompts) < 2 or min(plan.prompts, plan.choosing) < 1:
@@ -149,7 +149,7 @@ def _judged(
     decoded: Callable[[Arm, Prompts, int], record.Row],
     prompts: Prompts,
     plan: Plan,
-    progress: Progress,
+    progress: Show,
 ) -> dict[tuple[int, str, str], record.Row]:
     """Counts per prompt, summed over its samples. One batch of prompts for all methods in turn."""
     names = ("steps", "accepted", "parsed", "alike")
@@ -185,7 +185,7 @@ def _times(
     using: Callable[[Arm], Speculator],
     prompts: Prompts,
     plan: Plan,
-    progress: Progress,
+    progress: Show,
 ) -> dict[tuple[int, str], list[record.Row]]:
     """Milliseconds of each part per step, prompts outside and methods inside."""
     times: dict[tuple[int, str], list[record.Row]] = {key: [] for key in arms}

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from outrider.lab import drawing, intervals
 from outrider.lab.papers import record, tree_published, tree_runs
-from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Progress, Prompts, efficiency
+from outrider.lab.papers.record import Tables
+from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
+from outrider.lab.progress import Show
+from outrider.models.sizes import empty
+from outrider.models.sources import Source
 from outrider.text.speculator import Speculator
 from outrider.theory.length import memory_bound_speedup
-
-Tables = dict[str, list[record.Row]]
 
 #: whose block efficiency is compared: the first is said to be the better
 PAIRS = (
@@ -36,12 +36,10 @@ def run(
     prompts: Prompts,
     plan: Plan,
     out: Path,
-    progress: Progress,
+    progress: Show,
     pictures: bool = True,
 ) -> Tables:
     """Measure what is missing, write and return the tables."""
-    if pictures:
-        drawing.pyplot()
     store, found = tree_runs.measure(name, groups, pair, prompts, plan, out, progress)
     ratio = size_ratio(pair)
     asked = list(groups)
@@ -62,18 +60,13 @@ def run(
     return tables
 
 
-def parameters(source: str) -> int:
-    """Parameters of a checkpoint, from its configuration."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-    return sum(p.numel() for p in model.parameters())
-
-
 def size_ratio(pair: Speculator) -> float:
     """Size of the draft over size of the target, both read once a call."""
-    return parameters(pair.notes.draft) / parameters(pair.notes.target)
+    draft, target = (
+        sum(weight.numel() for weight in empty(Source(source, "draft")).parameters())
+        for source in (pair.notes.draft, pair.notes.target)
+    )
+    return float(draft / target)
 
 
 def _total(times: Sequence[record.Row], name: str) -> float:

@@ -36,14 +36,12 @@ READING = (
 )
 
 
+@options.with_asked(without=("quick", "prompts", "dtype", "threads"))
 def wagner(
-    out: options.Out = options.RESULTS,
+    asked: options.Asked,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer prompts and tokens: ten minutes on two cores.")
     ] = False,
-    pictures: options.Pictures = True,
-    target: options.Target = None,
-    draft: options.Draft = None,
     skip: Annotated[
         str | None,
         typer.Option(help="Without --draft: the target without these layers, e.g. 3,4,5."),
@@ -70,28 +68,27 @@ def wagner(
     count: Annotated[
         int | None, typer.Option(min=1, help="Prompts, if not 48, or 8 with --quick.")
     ] = None,
-    seed: options.Seed = 0,
 ) -> None:
     """Wagner et al. 2024, tables 1-8: verification time in transformers' assisted generation."""
     from outrider.lab.drawing import pyplot
     from outrider.lab.papers import wagner_pictures, wagner_tables
-    from outrider.lab.papers.commands import console, show
-    from outrider.lab.papers.record import Store, folder
+    from outrider.lab.papers.record import Store, console, folder, show
     from outrider.lab.papers.score import ready
 
+    target, draft = asked.target, asked.draft
     if bound is not None and not 0 < bound < float("inf"):
         raise ConfigurationError(f"--bound must be positive; got {bound:g}; leave it out")
     if skip is not None and (draft is not None or target is None or recordings is not None):
         raise ConfigurationError(
             f"--skip goes with --target, without --draft and --recordings; got {skip!r}"
         )
-    layers = _layers(skip)
+    layers = set() if skip is None else set(options.layers_of(skip))
     if not layers:
         options.both(target, draft)
     if recordings is None:
         ready()
-    folder(out)
-    if pictures:
+    folder(asked.out)
+    if asked.pictures:
         pyplot()
     pair = _pair(target, draft, layers, prompts, recordings, language, device, dtype, quick)
 
@@ -99,7 +96,7 @@ def wagner(
         typer.echo(text, err=True)
 
     settings, tables = wagner_tables.run(
-        pair, quick=quick, prompts=count, bound=bound, seed=seed, progress=progress
+        pair, quick=quick, prompts=count, bound=bound, seed=asked.seed, progress=progress
     )
     if recordings is not None and target is not None and draft is not None:
         from outrider.lab.papers import wagner_engine
@@ -107,22 +104,13 @@ def wagner(
         progress("outrider's own transcription")
         rows = wagner_engine.run(pair, target, draft, language, dtype, settings["prompts"])
         tables["engine"] = [{k: v for k, v in row.items() if k != "texts"} for row in rows]
-    Store(out, "wagner", settings).write(tables)
-    if pictures:
-        wagner_pictures.draw(settings, tables, out)
+    Store(asked.out, "wagner", settings).write(tables)
+    if asked.pictures:
+        wagner_pictures.draw(settings, tables, asked.out)
     console.print(settings["pair"], markup=False)
     titles = {name: title.format(**settings) for name, title in TITLES.items() if name in tables}
-    show("wagner", tables, titles, out)
+    show(wagner, tables, titles, asked.out)
     console.print(READING, markup=False)
-
-
-def _layers(skip: str | None) -> set[int]:
-    try:
-        return set() if skip is None else {int(layer) for layer in skip.split(",")}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--skip needs numbers of layers with commas between; got {skip!r}; write 3,4,5"
-        ) from error
 
 
 def _pair(

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.lab import drawing
-from outrider.lab.papers.record import Row
-from outrider.lab.papers.wagner_tables import Tables
+from outrider.lab.papers.record import Row, Tables
 
 
 def draw(settings: Row, tables: Tables, out: Path) -> None:

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from outrider.lab.papers import published
-from outrider.lab.papers.record import Row
+from outrider.lab.papers.record import Row, Tables
 from outrider.lab.papers.wagner import START, Arm, Verify, allocated, compare, methods, percent
 from outrider.lab.papers.wagner_pairs import Pair, shipped_pair, tiny_pair
 from outrider.ops.baselines import Paper
 
-Tables = dict[str, list[Row]]
 GAMMAS = tuple(range(1, 21))
 QUICK_GAMMAS = (1, 3, 5, 10, 15, 20)
 LARGE = 151_936  #: tokens of Qwen's vocabulary

@@ -59,7 +59,7 @@ def tasks(
     ] = 1,
 ) -> None:
     """Real tasks: six kinds of prompts, speed over plain decoding and scores, every drafter."""
-    from outrider.lab.papers.commands import show
+    from outrider.lab.papers.record import show
     from outrider.lab.tasks import experiment
 
     asked = experiment.Asked(target, draft, drafters, table, skip, dtype, threads)
@@ -67,4 +67,4 @@ def tasks(
     count = each or (4 if quick else None)
     with bar("tasks") as progress:
         tables, titles = experiment.run(asked, count, amount, out, progress, pictures)
-    show("tasks", tables, titles, out)
+    show(tasks, tables, titles, out)

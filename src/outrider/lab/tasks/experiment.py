@@ -9,6 +9,7 @@ from outrider.engine.planner import Fixed
 from outrider.errors import ConfigurationError
 from outrider.lab import drawing
 from outrider.lab.papers import record
+from outrider.lab.papers.options import layers_of
 from outrider.lab.progress import Show
 from outrider.lab.tasks import picture, prompts, scores, spec_bench, tables
 from outrider.lab.tasks.arms import DEFAULT, arms, counts, documentation, usual_skip
@@ -69,7 +70,7 @@ def run(
             f"tasks are asked of a model that goes on from text; got {asked.target!r}; give a chat "
             "model with its tokenizer"
         )
-    skip = usual_skip(target) if asked.skip is None else _layers(asked.skip)
+    skip = usual_skip(target) if asked.skip is None else layers_of(asked.skip)
     table = None
     if counts(chosen):
         table = opened(asked.table) or documentation(base.tokenizer, target.vocab_size)
@@ -93,15 +94,6 @@ def run(
         ratios = tables.ratios(answers, clock(base))
         picture.draw(out, {key: tables.by_kind(answers, one) for key, one in ratios.items()})
     return found, _titles(len(tasks), amount, clock(base))
-
-
-def _layers(given: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in given.split(","))
-    except ValueError:
-        raise ConfigurationError(
-            f"--skip takes numbers of layers separated by commas; got {given!r}; try 3,4,5"
-        ) from None
 
 
 def _default(base: Speculator) -> str:

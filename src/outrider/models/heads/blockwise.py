@@ -15,7 +15,6 @@ The output layer is the target's. One call drafts nothing but the products of th
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from outrider.models.heads.formats import said
 from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
 from outrider.models.sources import DTYPES, Source
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 from outrider.types import Nodes
 
 _FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
@@ -84,9 +83,9 @@ class Blockwise(nn.Module):
         return F.linear(made, self._read)
 
 
-@dataclass
-class BlockCache:
-    """The target's states of the tokens below `known_B`. A `RowStore`."""
+@dataclass(frozen=True)
+class BlockCache(Columns):
+    """The target's states of the tokens below `known_B`."""
 
     told: SlotCache
     known_B: Tensor
@@ -96,19 +95,6 @@ class BlockCache:
         """Slots of a row."""
         return self.told.capacity
 
-    def take(self, rows: Sequence[int]) -> "BlockCache":
-        """A copy of these rows, in this order."""
-        return BlockCache(self.told.take(rows), picked(self.known_B, rows))
-
-    def put(self, seats: Sequence[int], other: "BlockCache") -> "BlockCache":
-        """The rows of `other` in these seats."""
-        known_B = placed(self.known_B, seats, other.known_B)
-        return BlockCache(self.told.put(seats, other.told), known_B)
-
-    def narrow(self, rows: int) -> "BlockCache":
-        """The first rows."""
-        return BlockCache(self.told.narrow(rows), self.known_B[:rows])
-
 
 class AtOnce:
     """A `HeadRunner` over blockwise heads: a node's law follows from its depth alone.
@@ -116,25 +102,13 @@ class AtOnce:
     Deeper than there are heads no token is possible, so no draft goes there.
     """
 
-    follows, taps = False, (-1,)
+    follows = False
+    taps: tuple[int, ...] = (-1,)
 
     def __init__(self, heads: Blockwise) -> None:
-        self.heads = heads
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that they can propose; None: all."""
-        return self.heads.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where their weights lie."""
-        return next(self.heads.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of their weights."""
-        return next(self.heads.parameters()).dtype
+        self.heads, self.ids_K = heads, heads.ids_K
+        weight = next(heads.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
 
     def open(self, rows: int, capacity: int) -> BlockCache:
         """An empty cache."""

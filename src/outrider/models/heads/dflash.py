@@ -28,6 +28,7 @@ from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import KINDS
 from outrider.models.heads.following import HeadCache
+from outrider.models.heads.head import Head
 from outrider.models.rounding import Rounding
 from outrider.tree import numbers
 from outrider.types import Nodes
@@ -51,14 +52,12 @@ class DFlashConfig:
     draft_vocab_size: int
 
 
-class DFlash(nn.Module):
+class DFlash(Head):
     """A DFlash head; `embedding_VE` and `output_KE` are lent where it has none of its own.
 
     >>> head.remember(head.fuse(hidden), positions, cache)              # doctest: +SKIP
     >>> head.logits(head(blocks, positions, mask, cache))               # doctest: +SKIP
     """
-
-    d2t: Tensor
 
     def __init__(
         self,
@@ -68,37 +67,21 @@ class DFlash(nn.Module):
         output_KE: Tensor | None = None,
         ids_K: Tensor | None = None,
     ) -> None:
-        super().__init__()
         inner, kind = copy.deepcopy(config.layer), KINDS[config.layer.model_type]
         inner._attn_implementation = "sdpa"
-        wide, eps = inner.hidden_size, inner.rms_norm_eps
-        self.config, self.width = config, int(wide)
-        self._lent = None if embedding_VE is None else embedding_VE.detach()
-        self._read = None if output_KE is None else output_KE.detach()
-        if self._lent is None:
-            self.embed_tokens = nn.Embedding(inner.vocab_size, wide)
+        wide, eps = int(inner.hidden_size), inner.rms_norm_eps
+        super().__init__(inner.vocab_size, wide, embedding_VE, output_KE)
+        self.config = config
         self.fc = nn.Linear(len(config.taps) * wide, wide, bias=False)
         self.hidden_norm = kind.norm(wide, eps=eps)
         self.layers = nn.ModuleList(
             kind.layer(inner, number) for number in range(inner.num_hidden_layers)
         )
         self.norm = kind.norm(wide, eps=eps)
-        if self._read is None:
-            self.lm_head = nn.Linear(wide, config.draft_vocab_size, bias=False)
-        if ids_K is not None:
-            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
-            known = torch.zeros(inner.vocab_size, dtype=torch.bool)
-            self.register_buffer("t2d", known.index_fill(0, ids_K, True))
+        self.speak(config.draft_vocab_size, ids_K)
         # not a part: what moves parts to half precision would round its frequencies
         self._rotary = (kind.rotary(inner),)
         self._size = int(inner.head_dim or wide // inner.num_attention_heads)
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens of the target's vocabulary that it can propose; None: all."""
-        if "d2t" not in self._buffers:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """The context [B, Q, E] of the target's states [B, Q, E] at the taps."""
@@ -123,8 +106,7 @@ class DFlash(nn.Module):
         self, tokens_BQ: Tensor, positions_BQ: Tensor, mask_B1QW: Tensor | None, cache: Cache
     ) -> Tensor:
         """What the output layer reads of a block behind the context, [B, Q, E]."""
-        weight = self.embed_tokens.weight if self._lent is None else self._lent
-        x = F.embedding(tokens_BQ, weight)
+        x = self.embedded(tokens_BQ)
         turned = self._rotary[0](x, positions_BQ)
         for layer in self.layers:
             x = layer(
@@ -135,7 +117,7 @@ class DFlash(nn.Module):
 
     def logits(self, read_BQE: Tensor) -> Tensor:
         """[B, Q, K]: over the tokens that it can propose."""
-        return F.linear(read_BQE, self.lm_head.weight if self._read is None else self._read)
+        return F.linear(read_BQE, self.output)
 
 
 class Masked:
@@ -147,22 +129,8 @@ class Masked:
     follows = False
 
     def __init__(self, head: DFlash) -> None:
-        self.head, self.taps = head, head.config.taps
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-        return self.head.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights lie."""
-        return self.head.fc.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.head.fc.weight.dtype
+        self.head, self.taps, self.ids_K = head, head.config.taps, head.ids_K
+        self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache, with room for a block behind the last token."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import formats
@@ -84,11 +83,7 @@ class DFlashSource(Lent):
         if layer.hidden_size != wide:
             given_width = f"width {layer.hidden_size}, for a target of width {wide}"
             raise formats.unfit(self.given, given_width, "use it with the target of that width")
-        if layer.vocab_size != known:
-            raise VocabularyMismatch(
-                f"the head {self} was made for a vocabulary of {layer.vocab_size} tokens; got "
-                f"{target} with {known}; use it with the target that it was made for"
-            )
+        formats.same_vocabulary(str(self), layer.vocab_size, target, known)
         block, size = fields.get("block_size"), fields.get("draft_vocab_size") or known
         if not isinstance(block, int) or block < 2 or not isinstance(mask, int):
             do = "give a whole checkpoint"
@@ -121,9 +116,7 @@ class DFlashSource(Lent):
     ) -> HeadModel:
         """The head as a draft model. Raises ConfigurationError for weights that do not fit."""
         model = self.target.model(setting.dtype, device)
-        named = formats.weights_of(self.given).items()
-        weights = {formats.renamed(name): weight for name, weight in named}
-        weights = {name: weight for name, weight in weights.items() if not formats.dropped(name)}
+        weights = formats.weights_of(self.given)
         ids = formats.known_ids(
             self.given, weights, self._asked.draft_vocab_size, int(self.config.vocab_size)
         )
@@ -136,16 +129,7 @@ class DFlashSource(Lent):
         if "lm_head.weight" in weights:
             output = None
         head = DFlash(self._asked, embedding_VE=embedding, output_KE=output, ids_K=ids)
-        if ids is not None:
-            weights |= {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
-        try:
-            head.load_state_dict(weights)
-        except RuntimeError as error:
-            said = " ".join(line.strip() for line in str(error).splitlines()[1:])[:300]
-            raise ConfigurationError(
-                f"the weights of the head {self} are not those that its config.json asks for; got "
-                f"{said}; give a whole checkpoint of one layout"
-            ) from error
+        formats.fill(head, weights, str(self))
         head.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
         return HeadModel(Masked(head), vocab)
 

@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
+from outrider.models.heads.head import Head
 from outrider.models.linear import Product, product
 
 
@@ -85,19 +86,15 @@ class HeadStates(NamedTuple):
     read_BQE: Tensor  #: what the output layer reads
 
 
-class Eagle3(nn.Module):
-    """An EAGLE-3 head.
-
-    `embedding_VE` and `output_KE` are lent by the target where a head has none of its own; they are
-    neither parameters of it nor in its state dict. `ids_K` are the tokens that it can propose.
+class Eagle3(Head):
+    """An EAGLE-3 head; `ids_K` are the tokens that it can propose.
 
     >>> head = Eagle3(config, embedding_VE=target.get_input_embeddings().weight)  # doctest: +SKIP
     >>> states = head(tokens[:, 1:], head.fuse(hidden)[:, :-1])                   # doctest: +SKIP
     >>> head.logits(states)                               # [B, T - 1, K]         # doctest: +SKIP
     """
 
-    d2t: Tensor
-    window = None  #: its attention reaches back to the beginning
+    window: int | None = None  #: its attention reaches back to the beginning
 
     def __init__(
         self,
@@ -107,19 +104,14 @@ class Eagle3(nn.Module):
         output_KE: Tensor | None = None,
         ids_K: Tensor | None = None,
     ) -> None:
-        super().__init__()
-        kind = KINDS[config.layer.model_type]
+        inner, kind = copy.deepcopy(config.layer), KINDS[config.layer.model_type]
         # sdpa is causal where no mask is given; a configuration made by hand names nothing
-        inner = copy.deepcopy(config.layer)
         inner._attn_implementation = "sdpa"
+        wide, eps = int(inner.hidden_size), inner.rms_norm_eps
+        super().__init__(inner.vocab_size, wide, embedding_VE, output_KE)
         self.config = dataclasses.replace(config, layer=inner)
-        wide, eps = inner.hidden_size, inner.rms_norm_eps
         each = config.target_width or wide
         count = len(config.taps)
-        self._lent = None if embedding_VE is None else embedding_VE.detach()
-        self._read = None if output_KE is None else output_KE.detach()
-        if self._lent is None:
-            self.embed_tokens = nn.Embedding(inner.vocab_size, wide)
         if config.norm_before_fc:
             self.input_norm = kind.norm(count * each, eps=eps)
         if config.fc_norm:
@@ -127,45 +119,14 @@ class Eagle3(nn.Module):
         self.fc = nn.Linear(count * each, wide, bias=False)
         rest = (kind.layer(inner, number) for number in range(1, inner.num_hidden_layers))
         self.layers = nn.ModuleList([_First(self.config), *rest])
+        self.taps, self.depth, self.target_width = config.taps, len(self.layers), each
         self.norm = kind.norm(wide, eps=eps)
-        if self._read is None:
-            self.lm_head = nn.Linear(wide, config.draft_vocab_size, bias=False)
         if ids_K is None and config.draft_vocab_size < inner.vocab_size:
             ids_K = torch.arange(config.draft_vocab_size)
-        if ids_K is not None:
-            self.register_buffer("d2t", ids_K - torch.arange(len(ids_K)))
-            known = torch.zeros(inner.vocab_size, dtype=torch.bool)
-            self.register_buffer("t2d", known.index_fill(0, ids_K, True))
+        self.speak(config.draft_vocab_size, ids_K)
         self._packed: Product | None = None
         # not a part: what moves parts to half precision would round its frequencies
         self._rotary = (kind.rotary(inner),)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.config.taps
-
-    @property
-    def depth(self) -> int:
-        """How many of its layers write cache entries."""
-        return len(self.layers)
-
-    @property
-    def width(self) -> int:
-        """Width of its own states."""
-        return int(self.config.layer.hidden_size)
-
-    @property
-    def target_width(self) -> int:
-        """Width of the target's states."""
-        return self.config.target_width or self.width
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens of the target's vocabulary that it can propose; None: all."""
-        if "d2t" not in self._buffers:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
     def device(self) -> torch.device:
@@ -201,8 +162,7 @@ class Eagle3(nn.Module):
         """
         if positions_BQ is None:
             positions_BQ = torch.arange(1, 1 + tokens_BQ.shape[1], device=tokens_BQ.device)[None]
-        weight = self.embed_tokens.weight if self._lent is None else self._lent
-        embedded = F.embedding(tokens_BQ, weight)
+        embedded = self.embedded(tokens_BQ)
         turned = self._rotary[0](embedded, positions_BQ)
         first, *rest = self.layers
         x = first(embedded, states_BQE, mask_B1QW, turned, cache)
@@ -217,18 +177,14 @@ class Eagle3(nn.Module):
         """[B, Q, K]: over the tokens that it can propose."""
         if self._packed is not None:
             return self._packed(states.read_BQE)
-        return F.linear(states.read_BQE, self._output)
+        return F.linear(states.read_BQE, self.output)
 
     def pack(self) -> None:
         """Lay its weights out for this processor; they must not change any more."""
         for part in self.modules():
             if type(part) is nn.Linear:
                 vars(part)["forward"] = product(part.weight, part.bias, packed=True)
-        self._packed = product(self._output, None, packed=True)
-
-    @property
-    def _output(self) -> Tensor:
-        return self.lm_head.weight if self._read is None else self._read
+        self._packed = product(self.output, None, packed=True)
 
 
 class _First(nn.Module):

@@ -17,7 +17,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.rows import picked, placed
+from outrider.rows import Columns
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -25,25 +25,11 @@ from outrider.types import Nodes
 class StateHead(Protocol):
     """A module that makes a token's entry from the token and the state before it."""
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-
-    @property
-    def depth(self) -> int:
-        """How many layers write cache entries."""
-
-    @property
-    def width(self) -> int:
-        """Width of its own states."""
-
-    @property
-    def target_width(self) -> int:
-        """Width of the target's states."""
-
-    @property
-    def window(self) -> int | None:
-        """How many positions back its attention reaches; None: all."""
+    taps: tuple[int, ...]  #: the target's states that it reads
+    depth: int  #: how many layers write cache entries
+    width: int  #: of its own states
+    target_width: int  #: of the target's states
+    window: int | None  #: how many positions back its attention reaches; None: all
 
     @property
     def ids_K(self) -> Tensor | None:
@@ -74,9 +60,9 @@ class StateHead(Protocol):
         """[B, Q, K]: over the tokens that it can propose."""
 
 
-@dataclass
-class HeadCache:
-    """What a head keeps of its rows. A `RowStore`."""
+@dataclass(frozen=True)
+class HeadCache(Columns):
+    """What a head keeps of its rows."""
 
     entries: SlotCache
     told: SlotCache  #: the target's states of the tokens below `known_B`
@@ -98,25 +84,6 @@ class HeadCache:
         """Slots of a row."""
         return self.entries.capacity
 
-    def take(self, rows: Sequence[int]) -> "HeadCache":
-        """A copy of these rows, in this order."""
-        stores = (self.entries.take(rows), self.told.take(rows), self.own.take(rows))
-        return HeadCache(*stores, picked(self.known_B, rows))
-
-    def put(self, seats: Sequence[int], other: "HeadCache") -> "HeadCache":
-        """The rows of `other` in these seats."""
-        return HeadCache(
-            self.entries.put(seats, other.entries),
-            self.told.put(seats, other.told),
-            self.own.put(seats, other.own),
-            placed(self.known_B, seats, other.known_B),
-        )
-
-    def narrow(self, rows: int) -> "HeadCache":
-        """The first rows."""
-        stores = (self.entries.narrow(rows), self.told.narrow(rows), self.own.narrow(rows))
-        return HeadCache(*stores, self.known_B[:rows])
-
 
 class Following:
     """A `HeadRunner` over a head whose state flows along the tree."""
@@ -124,27 +91,8 @@ class Following:
     follows = True
 
     def __init__(self, head: StateHead) -> None:
-        self.head = head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.head.taps
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-        return self.head.ids_K
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights lie."""
-        return self.head.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.head.dtype
+        self.head, self.taps, self.ids_K = head, head.taps, head.ids_K
+        self.device, self.dtype = head.device, head.dtype
 
     def open(self, rows: int, capacity: int) -> HeadCache:
         """An empty cache."""

@@ -22,6 +22,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
+from outrider.models.heads.head import Head
+from outrider.models.sources import Source
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -93,8 +95,7 @@ def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
     fit the target.
     """
     fields = said(folder)
-    weights = {renamed(name): tensor for name, tensor in weights_of(folder).items()}
-    weights = {name: tensor for name, tensor in weights.items() if not dropped(name)}
+    weights = weights_of(folder)
     asked = _speculators if layout(fields) == SPECULATORS else _original
     config, sure = asked(folder, fields, int(target.num_hidden_layers))
     if "fc.weight" not in weights:
@@ -232,6 +233,7 @@ def refuse(folder: Path, fields: Mapping[str, Any], known: frozenset[str] | set[
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
+    """The weights in a folder by the names of the speculators layout."""
     files = sorted(folder.glob("*.safetensors"))
     try:
         found: dict[str, Tensor] = {}
@@ -245,17 +247,43 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
             f"cannot read the head's weights; got {str(folder)!r} ({type(error).__name__}: "
             f"{error}); it needs *.safetensors or pytorch_model.bin"
         ) from error
-    return found
+    named = {_renamed(name): tensor for name, tensor in found.items()}
+    return {name: tensor for name, tensor in named.items() if not _dropped(name)}
 
 
-def renamed(name: str) -> str:
+def _renamed(name: str) -> str:
     name = name.removeprefix("model.")
     return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
 
 
-def dropped(name: str) -> bool:
+def _dropped(name: str) -> bool:
     """What is computed anew, or belongs to the target."""
     return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
+
+
+def fill(head: Head, weights: Mapping[str, Tensor], name: str) -> None:
+    """Give a head its weights, or raise ConfigurationError: they are not those of its config.json.
+
+    Which tokens it knows is said already: some checkpoints have no t2d.
+    """
+    told = {} if head.ids_K is None else {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
+    try:
+        head.load_state_dict({**weights, **told})
+    except RuntimeError as error:
+        said = " ".join(line.strip() for line in str(error).splitlines()[1:])[:300]
+        raise ConfigurationError(
+            f"the weights of the head {name} are not those that its config.json asks for; got "
+            f"{said}; give a whole checkpoint of one layout"
+        ) from error
+
+
+def same_vocabulary(name: str, own: int, target: Source, known: int) -> None:
+    """Refuse a head that was made for another vocabulary."""
+    if own != known:
+        raise VocabularyMismatch(
+            f"the head {name} was made for a vocabulary of {own} tokens; got {target} with "
+            f"{known}; use it with the target that it was made for"
+        )
 
 
 def unfit(folder: Path, given: str, do: str) -> ConfigurationError:

@@ -14,25 +14,11 @@ from outrider.types import Inputs, Nodes, Output, Reads
 class HeadRunner(Protocol):
     """Keeps what a head is told, and makes laws of it."""
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether it keeps entries of the text, too."""
-
-    @property
-    def ids_K(self) -> Tensor | None:
-        """The tokens that it can propose; None: all."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights lie."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
+    taps: tuple[int, ...]  #: the target's states that it reads
+    follows: bool  #: whether it keeps entries of the text, too
+    ids_K: Tensor | None  #: the tokens that it can propose; None: all
+    device: torch.device  #: where its weights lie
+    dtype: torch.dtype
 
     def open(self, rows: int, capacity: int) -> Any:
         """An empty cache."""
@@ -68,26 +54,8 @@ class HeadModel:
 
     def __init__(self, runner: HeadRunner, vocab_size: int, context: int = 1 << 30) -> None:
         self.runner, self.vocab_size, self.context = runner, vocab_size, context
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.runner.taps
-
-    @property
-    def follows(self) -> bool:
-        """Whether it keeps entries of the text, too."""
-        return self.runner.follows
-
-    @property
-    def device(self) -> torch.device:
-        """Where its inputs must lie."""
-        return self.runner.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of its weights."""
-        return self.runner.dtype
+        self.taps, self.follows = runner.taps, runner.follows
+        self.device, self.dtype = runner.device, runner.dtype
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: what a draft is rounded to is of no account."""
@@ -137,4 +105,4 @@ class HeadModel:
                 f"a head has no layers to read states of; got taps={taps}; read the target's"
             )
         logits = self.runner.logits(cache, nodes, last)
-        return Output(fitted(logits, self.runner.ids_K, self.vocab_size))
+        return fitted(logits, (), self.runner.ids_K, self.vocab_size)

@@ -34,7 +34,7 @@ class Mtp:
     (-1,)
     """
 
-    taps = (-1,)
+    taps: tuple[int, ...] = (-1,)
     depth = 1
     ids_K: Tensor | None = None
 

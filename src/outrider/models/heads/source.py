@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.errors import ConfigurationError, VocabularyMismatch
+from outrider.errors import ConfigurationError
 from outrider.models.calibrate import Setting
 from outrider.models.check import ordinary
 from outrider.models.config import decoder_of, vocabulary_of
@@ -41,12 +41,7 @@ class HeadSource(Lent):
         self.config: PretrainedConfig = self._read.config.layer
         size, vocab = self._read.config.draft_vocab_size, int(self.config.vocab_size)
         self.ids_K = formats.known_ids(self.given, self._read.weights, size, vocab)
-        known, own = vocabulary_of(target.config), int(self.config.vocab_size)
-        if own != known:
-            raise VocabularyMismatch(
-                f"the head {self} was made for a vocabulary of {own} tokens; got {target} with "
-                f"{known}; use it with the target that it was made for"
-            )
+        formats.same_vocabulary(str(self), vocab, target, vocabulary_of(target.config))
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
@@ -63,7 +58,7 @@ class HeadSource(Lent):
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
         """The module with its weights, reading these states of its target."""
         config = dataclasses.replace(self._read.config, taps=taps)
-        weights = dict(self._read.weights)
+        weights = self._read.weights
         embedding, output = model.get_input_embeddings().weight, None
         if "embed_tokens.weight" in weights:
             embedding = None
@@ -75,15 +70,7 @@ class HeadSource(Lent):
         if "lm_head.weight" not in weights:
             output = self._lent_output(model, config)
         head = Eagle3(config, embedding_VE=embedding, output_KE=output, ids_K=self.ids_K)
-        if self.ids_K is not None:  # as they are: some checkpoints have no t2d
-            weights |= {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
-        try:
-            head.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"the weights of the head {self} are not those that its config.json asks for; got "
-                f"{_said(error)}; give a whole checkpoint of one layout"
-            ) from error
+        formats.fill(head, weights, str(self))
         return head.to(model.device, DTYPES[dtype]).eval().requires_grad_(False)
 
     def _lent_output(self, model: PreTrainedModel, config: Eagle3Config) -> Tensor:
@@ -134,8 +121,3 @@ def overlap(head: Eagle3, model: PreTrainedModel, tokens_1T: Tensor) -> float:
     if head.ids_K is not None:
         theirs = theirs[..., head.ids_K]
     return float(torch.minimum(mine, theirs).sum(-1).mean())
-
-
-def _said(error: RuntimeError) -> str:
-    lines = [line.strip() for line in str(error).splitlines()[1:]]
-    return " ".join(lines)[:300]

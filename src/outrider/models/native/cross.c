@@ -1,4 +1,4 @@
-/* Attention over all keys and values of a window, in bfloat16 on a CPU.
+/* Attention over all keys and values of a window, in bfloat16 or float32 on a CPU.
  *
  * What is read lies in the order in which it is read and is widened on the way; sums are float32. A
  * query is computed in one order whatever stands beside it: blocks of queries share what they read.
@@ -7,27 +7,41 @@
  */
 #include "lanes.h"
 
-#define BLOCK 4 /* queries that share what is read */
+#define BLOCK 6 /* queries that share what is read: as many as leave their sums in registers */
 #define PARTS 4 /* sums of a score: one after the other they would wait for each other */
+
+/* Number `at` of a table and the fifteen behind it. */
+static inline __attribute__((always_inline)) lanes there(
+    const void *table, int64_t at, const int is_half) {
+    return is_half ? load((const half *)table + at) : *(const floats *)((const float *)table + at);
+}
+
+/* Fetch the `part`-th lanes of what will be read from `at` on: a line holds one of float32, two of
+ * half precision. */
+static inline __attribute__((always_inline)) void soon(
+    const void *table, int64_t at, const int part, const int is_half) {
+    if (part % 2 == 0 || !is_half)
+        __builtin_prefetch((const char *)table + (at + part * LANES) * (is_half ? 2 : 4) + FAR);
+}
 
 /* Scores of sixteen slots, out [few, row]; `keys` [E, 16]. */
 static inline __attribute__((always_inline)) void scored(
-    float *out, int64_t row, const float *query, const half *keys, int64_t size, const int few) {
+    float *out, int64_t row, const float *query, const void *keys, int64_t at, int64_t size,
+    const int few, const int is_half) {
     lanes sum[BLOCK * PARTS];
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int i = 0; i < few * PARTS; i++) sum[i] = (lanes){0};
     for (int64_t e = 0; e < size; e += PARTS) {
-        __builtin_prefetch(keys + e * LANES + FAR / 2);
-        __builtin_prefetch(keys + (e + 2) * LANES + FAR / 2);
 #pragma GCC unroll 4
         for (int p = 0; p < PARTS; p++) {
-            lanes key = load(keys + (e + p) * LANES);
-#pragma GCC unroll 4
+            soon(keys, at + e * LANES, p, is_half);
+            lanes key = there(keys, at + (e + p) * LANES, is_half);
+#pragma GCC unroll 6
             for (int q = 0; q < few; q++)
                 sum[q * PARTS + p] = fma_(all(query[q * size + e + p]), key, sum[q * PARTS + p]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < few; q++) {
         const lanes *s = sum + q * PARTS;
         *(lanes *)(out + q * row) = (s[0] + s[1]) + (s[2] + s[3]);
@@ -36,18 +50,17 @@ static inline __attribute__((always_inline)) void scored(
 
 /* Sums of weighted values, out [few, E], 16 `many` numbers of them; `values` [T, E]. */
 static inline __attribute__((always_inline)) void weighed(
-    float *out, const float *weights, int64_t row, const half *values, int64_t size, int64_t slots,
-    const int few, const int many) {
+    float *out, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
+    int64_t slots, const int few, const int many, const int is_half) {
     lanes sum[BLOCK * 4];
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int i = 0; i < few * many; i++) sum[i] = (lanes){0};
     for (int64_t s = 0; s < slots; s++) {
-        __builtin_prefetch(values + s * size + FAR / 2);
-        if (many > 2) __builtin_prefetch(values + s * size + 2 * LANES + FAR / 2);
 #pragma GCC unroll 4
         for (int e = 0; e < many; e++) {
-            lanes value = load(values + s * size + e * LANES);
-#pragma GCC unroll 4
+            soon(values, at + s * size, e, is_half);
+            lanes value = there(values, at + s * size + e * LANES, is_half);
+#pragma GCC unroll 6
             for (int q = 0; q < few; q++)
                 sum[q * many + e] = fma_(all(weights[q * row + s]), value, sum[q * many + e]);
         }
@@ -71,30 +84,51 @@ static float softened(float *scores, int64_t slots, int64_t row) {
     return 1 / total(sum);
 }
 
-/* Attention of `few` queries [few, E] over one head; `room` [few, T] floats. */
+/* Attention of `few` queries [few, E] over the head from number `at` on; `room` [few, T] floats. */
 static inline __attribute__((always_inline)) void answered(
-    float *out, const float *query, const half *keys, const half *values, int64_t slots,
-    int64_t size, float *room, const int few) {
+    float *out, const float *query, const void *keys, const void *values, int64_t at, int64_t slots,
+    int64_t size, float *room, const int few, const int is_half) {
     const int64_t row = (slots + LANES - 1) / LANES * LANES;
     float rest[BLOCK];
     for (int64_t s = 0; s < row; s += LANES)
-        scored(room + s, row, query, keys + s * size, size, few);
+        scored(room + s, row, query, keys, at + s * size, size, few, is_half);
     for (int q = 0; q < few; q++) rest[q] = softened(room + q * row, slots, row);
     int64_t e = 0;
     for (; e + 4 * LANES <= size; e += 4 * LANES)
-        weighed(out + e, room, row, values + e, size, slots, few, 4);
-    for (; e < size; e += LANES) weighed(out + e, room, row, values + e, size, slots, few, 1);
+        weighed(out + e, room, row, values, at + e, size, slots, few, 4, is_half);
+    for (; e < size; e += LANES)
+        weighed(out + e, room, row, values, at + e, size, slots, few, 1, is_half);
     for (int q = 0; q < few; q++)
         for (int64_t i = 0; i < size; i += LANES) *(lanes *)(out + q * size + i) *= rest[q];
+}
+
+/* The same for any few, of either kind: each its own code. */
+static void answer(
+    float *out, const float *query, const void *keys, const void *values, int64_t at, int64_t slots,
+    int64_t size, float *room, int few, int is_half) {
+#define FEW(count)                                                                   \
+    if (is_half) answered(out, query, keys, values, at, slots, size, room, count, 1); \
+    else answered(out, query, keys, values, at, slots, size, room, count, 0);         \
+    break
+    switch (few) {
+    case 1: FEW(1);
+    case 2: FEW(2);
+    case 3: FEW(3);
+    case 4: FEW(4);
+    case 5: FEW(5);
+    default: FEW(6);
+    }
+#undef FEW
 }
 
 /* softmax(q k') v over all T slots of each row: out and q [B, Q, H, E'].
  *
  * Keys of a head are [T / 16, E, 16], values [T, E]; `seat` and `head` are numbers from one row, one
- * head to the next. Returns 1 without memory. */
+ * head to the next. All are bfloat16 or, without `is_half`, float32. Returns 1 without memory. */
 int outrider_cross(
     int64_t batch, int64_t queries, int64_t heads, int64_t size, int64_t slots, int64_t seat,
-    int64_t head, int64_t threads, const half *q, const half *keys, const half *values, half *out) {
+    int64_t head, int64_t threads, int64_t is_half, const void *q, const void *keys,
+    const void *values, void *out) {
     const int64_t wide = (size + LANES - 1) / LANES * LANES;
     const int64_t row = (slots + LANES - 1) / LANES * LANES;
     int failed = 0;
@@ -104,25 +138,20 @@ int outrider_cross(
         if (!room) failed = 1;
 #pragma omp for
         for (int64_t task = 0; task < batch * heads; task++) {
-            const int64_t b = task / heads, h = task % heads;
-            const half *k = keys + b * seat + h * head, *v = values + b * seat + h * head;
-            for (int64_t first = 0; room && first < queries; first += BLOCK) {
-                int64_t few = queries - first < BLOCK ? queries - first : BLOCK;
+            const int64_t b = task / heads, h = task % heads, at = b * seat + h * head;
+            int64_t blocks = (queries + BLOCK - 1) / BLOCK, few = 0; /* as even as can be */
+            for (int64_t first = 0; room && first < queries; first += few, blocks--) {
+                few = (queries - first + blocks - 1) / blocks;
                 float *query = room + BLOCK * row, *sums = query + BLOCK * wide;
                 for (int64_t i = 0; i < few; i++)
                     widen(query + i * wide, q, ((b * queries + first + i) * heads + h) * size, size,
-                          wide, 1);
-                switch (few) {
-                case 1: answered(sums, query, k, v, slots, wide, room, 1); break;
-                case 2: answered(sums, query, k, v, slots, wide, room, 2); break;
-                case 3: answered(sums, query, k, v, slots, wide, room, 3); break;
-                default: answered(sums, query, k, v, slots, wide, room, 4);
-                }
+                          wide, is_half);
+                answer(sums, query, keys, values, at, slots, wide, room, few, is_half);
                 for (int64_t i = 0; i < few; i++)
                     for (int64_t e = 0; e < size; e += LANES) {
-                        int64_t there = size - e < LANES ? size - e : LANES;
+                        int64_t left = size - e < LANES ? size - e : LANES;
                         narrow(out, ((b * queries + first + i) * heads + h) * size + e,
-                               sums + i * wide + e, there, 1);
+                               sums + i * wide + e, left, is_half);
                     }
             }
         }

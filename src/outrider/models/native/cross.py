@@ -1,7 +1,8 @@
-"""Attention over all keys and values of a window, compiled for bfloat16.
+"""Attention over all keys and values of a window, compiled for bfloat16 and float32.
 
 Sums are float32, in one order whatever stands beside a query (`cross.c`). torch's products over the
-1,500 states of a window take four times as long, and round several queries otherwise than one.
+1,500 states of a window round several queries otherwise than one, and take longer: four times in
+bfloat16, and for several queries of float32 twice as long as for one.
 """
 
 import ctypes
@@ -14,13 +15,14 @@ from outrider.models.native import build
 from outrider.models.native.int8 import LANES, whole_lanes
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_CROSS = (_WHOLE,) * 8 + (_POINTER,) * 4
+_CROSS = (_WHOLE,) * 9 + (_POINTER,) * 4
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def unfit(like: Tensor) -> str | None:
     """Why states as `like` are read by torch's operators; None: they need not be."""
-    if like.device.type != "cpu" or like.dtype != torch.bfloat16:
-        return "compiled for bfloat16 on a CPU alone"
+    if like.device.type != "cpu" or like.dtype not in _DTYPES:
+        return "compiled for bfloat16 and float32 on a CPU alone"
     return build.unbuilt()
 
 
@@ -45,9 +47,11 @@ def attend(q_BQHE: Tensor, keys_BHX: Tensor, values_BHX: Tensor, slots: int) -> 
     laid = batch, heads, whole_lanes(slots) * whole_lanes(size)
     if not keys_BHX.shape == values_BHX.shape == laid:
         raise IndexError(f"{slots} slots of {list(q.shape)} queries in {list(keys_BHX.shape)}")
+    if not keys_BHX.dtype == values_BHX.dtype == q.dtype:
+        raise TypeError(f"queries of {q.dtype} over keys of {keys_BHX.dtype}")
     seat, head, _ = keys_BHX.stride()
     failed = run(
-        *q.shape, slots, seat, head, torch.get_num_threads(),
+        *q.shape, slots, seat, head, torch.get_num_threads(), q.dtype == torch.bfloat16,
         q.data_ptr(), keys_BHX.data_ptr(), values_BHX.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     if failed:

@@ -17,6 +17,7 @@
 
 typedef uint16_t half;
 typedef LIKE(float) lanes;
+typedef float floats __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef LIKE(int32_t) marks;
 typedef LIKE(uint32_t) bits;
 typedef half halves __attribute__((vector_size(LANES * 2), aligned(2)));

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from outrider.ops.cpu.rows import Rows, excess, pick
-from outrider.ops.reference import EMPTY
+from outrider.ops.reference.laws import EMPTY
 
 
 def assisted(
     ids_n: Tensor, drafted_1nV: Tensor, target_1mV: Tensor, uniforms: Tensor, weight: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`outrider.ops.reference.assisted`, row by row."""
+    """`outrider.ops.reference.walking.assisted`, row by row."""
     count, uniform = drafted_1nV.shape[1], uniforms.tolist()
     last = uniform[count] + uniform[count + 1] * 2.0**-24
     target = Rows.plain(target_1mV, 0)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops import reference
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import Rows, Urn
-from outrider.ops.reference import Survivors
+from outrider.ops.reference import beam as reference
+from outrider.ops.reference.beam import Survivors
 from outrider.types import Laws
 
 

@@ -9,7 +9,7 @@ from outrider.types import Laws
 
 
 def likely(laws: Laws, count: int, gap: float) -> Tensor:
-    """As `outrider.ops.reference.likely`; of equals the first."""
+    """As `outrider.ops.reference.draws.likely`; of equals the first."""
     logits = laws.logits_BRV.detach()
     native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     floors = None if laws.floor_BR is None else laws.floor_BR.tolist()

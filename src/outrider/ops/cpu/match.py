@@ -23,8 +23,7 @@ def judge(draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     laws = scores.laws
     batch = laws.logits_BRV.shape[0]
     depth = draft.tree.max_depth
-    tables = lists.of_draft(draft)
-    tokens, kids = tables.tokens, tables.draws
+    tokens, kids = draft.tokens_BN.tolist(), lists.shared(draft.draws_BNK, batch)
     inverse = laws.inverse_temperature_B.tolist()
     seeds, starts = draws.seed_B.tolist(), draws.start_B.tolist()
     injected = None if draws.target_race_BDV is None else draws.target_race_BDV.numpy()

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from outrider.noise import Purpose
-from outrider.ops import reference
 from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import LEAST, MOST, Array, Rows, Weights, edges, find, running
 from outrider.ops.cpu.urns import Urns
+from outrider.ops.reference import draws as reference
+from outrider.ops.reference.laws import hot as hot_rows
 from outrider.types import Laws
 
 _FEW_ROWS = 16  #: up to this many rows integers of Python are faster than tensors
@@ -41,9 +42,13 @@ def several(
     laws: Laws, keys_BR: Tensor, count: int, placed: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor | None, Laws]:
     """`count` tokens of each law without replacement, then the `placed` ones; which there are."""
-    if laws.greedy == "all":
-        return reference.several(laws, keys_BR, count, placed)
     most = max(placed, default=0)
+    if laws.greedy == "all":
+        return (
+            _best(laws)
+            if count == 1 and not most
+            else reference.several(laws, keys_BR, count, placed)
+        )
     if keys_BR.numel() == count == 1 and not most and laws.greedy == "none":
         return _one(laws, keys.fine_uniform(int(keys_BR), 0))
     names, urns = keys_BR.flatten().tolist(), Urns(laws)
@@ -64,6 +69,18 @@ def several(
     if laws.greedy == "none":
         return tokens_BRK, there_BRK, kept
     return *reference.greedily(laws, tokens_BRK, there_BRK), kept
+
+
+def _best(laws: Laws) -> tuple[Tensor, Tensor | None, Laws]:
+    """`several` for one token of greedy laws: NumPy finds it in a tenth of torch's time."""
+    logits = laws.logits_BRV.detach()
+    native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    z = native.reshape(-1, logits.shape[-1]).numpy()
+    best = z.argmax(-1)
+    there = z[np.arange(len(z)), best] > -math.inf
+    shape = (*logits.shape[:-1], 1)
+    missing = None if there.all() else torch.from_numpy(there).view(shape)
+    return torch.from_numpy(best).view(shape), missing, laws
 
 
 def _one(laws: Laws, uniform: float) -> tuple[Tensor, Tensor | None, Laws]:
@@ -112,7 +129,7 @@ def independent(laws: Laws, rows_Bc: Tensor, keys_Bc: Tensor) -> tuple[Tensor, T
     tokens = torch.tensor([token for token, _ in found]).view(keys_Bc.shape)
     there = torch.tensor([mass > 0 for _, mass in found]).view(keys_Bc.shape)
     if laws.greedy == "some":
-        hot = reference.hot(laws)[..., 0]
+        hot = hot_rows(laws)[..., 0]
         tokens, there = torch.where(hot, best_Bc, tokens), torch.where(hot, some_Bc, there)
     return tokens, there, laws._replace(lse_BR=None, host=_weights(laws, urns))
 

@@ -1,6 +1,6 @@
 """What a step emits, for a few rows on a CPU: Python's integers instead of tensors of one element.
 
-Equal to `outrider.ops.reference.settle`.
+Equal to `outrider.ops.reference.settling`.
 """
 
 import math
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.ops import reference
 from outrider.ops.cpu import lists
 from outrider.ops.cpu.rows import weights_of
+from outrider.ops.reference import settling as reference
 from outrider.types import FAULT, RUNNING, STOP, Block, BlockLists, Draft, Ends, Scores, Verdict
 
 _FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors

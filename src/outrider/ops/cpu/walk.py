@@ -12,7 +12,7 @@ import numpy as np
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
-from outrider.ops.reference import EMPTY
+from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
 _MOST = 3e38  #: largest factor of a row that float32 holds

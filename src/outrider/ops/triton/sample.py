@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.ops import reference
+from outrider.ops.reference import draws as reference
 from outrider.ops.triton import noise
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size
 from outrider.ops.triton.side import row_done, scaled, side_of, slices_of

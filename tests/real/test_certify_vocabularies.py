@@ -1,0 +1,70 @@
+"""Two real tokenizers, certified: SmolLM2 and the shipped draft for Python code, in float32.
+
+Ours is exact; transformers' sampling over the same two is flagged. The folder `smollm2` of
+OUTRIDER_MODELS; two minutes on one core.
+"""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import outrider
+from outrider import Sampling
+from outrider.certify import Power, certify, foreign
+from outrider.lab.prompts import read_prompts
+from outrider.load import shipped
+
+pytestmark = pytest.mark.real
+
+NEW = 16
+
+
+@pytest.fixture(scope="module")
+def pair(smollm2):
+    how = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 3}
+    return outrider.load(smollm2, shipped("draft"), **how)
+
+
+@pytest.fixture(scope="module")
+def prompts(pair):
+    texts = read_prompts(shipped("heldout_prompts.jsonl"))[:16]
+    return [pair.tokenizer.encode(text)[-24:] for text in texts]
+
+
+def test_draws_over_common_tokens_are_exact(pair, prompts):
+    assert pair.engine.drafter.name == "translated"
+    power = Power(tokens=768, samples=32, equality=32, new_tokens=NEW, rows=16, effect=0.1)
+    report = certify(pair.engine, prompts, Sampling(1.0), power)
+    assert not report.failed, report.as_dict()
+    assert report.verdict == "exact", report.as_dict()
+    assert report.setup["alpha"] > 0.05
+
+
+def test_transformers_sampling_is_flagged(smollm2, pair, prompts):
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        for where in (smollm2, shipped("draft"))
+    )
+    ours, theirs = (AutoTokenizer.from_pretrained(where) for where in (smollm2, shipped("draft")))
+    draft.generation_config.num_assistant_tokens = 3
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    target.generation_config.eos_token_id = None
+
+    def generator(prompts):
+        found = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            out = target.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
+                assistant_model=draft, tokenizer=ours, assistant_tokenizer=theirs,
+                max_new_tokens=NEW, pad_token_id=0,
+            )  # fmt: skip
+            found.append(out[0, len(prompt) :].tolist())
+        return found
+
+    torch.manual_seed(0)
+    power = Power(tokens=512, samples=16, new_tokens=NEW, rows=16)
+    report = foreign(generator, pair.engine.target, prompts, Sampling(1.0), power)
+    print([(test.name, test.statistic, test.p_value) for test in report.tests])
+    assert report.verdict == "not exact", report.as_dict()
