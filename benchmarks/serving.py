@@ -67,10 +67,15 @@ class Server:
         return self.client.completions.create(prompt=prompt, **options)
 
     def worked(self):
-        """Seconds that its processor has worked."""
-        with open(f"/proc/{self.process.pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Seconds that processors have worked for it: its engine is in a process of its own."""
+        mine, seconds = self.process.pid, 0.0
+        with open(f"/proc/{mine}/task/{mine}/children") as file:
+            every = [mine, *map(int, file.read().split())]
+        for process in every:
+            with open(f"/proc/{process}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return seconds
 
     def stop(self, how=signal.SIGINT):
         """End it; SIGKILL leaves it no time for anything."""

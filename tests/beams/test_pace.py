@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.engine.search.pace import SHARE, Pace, Paces
+from outrider.engine.search.pace import KEPT, SHARE, Pace, Paces
 
 
 def run(pace, answered, cost, calls=200):
@@ -65,6 +65,15 @@ def test_a_middle_depth():
     """Two steps ahead are always right, the third never."""
     depths = run(Pace(4), lambda depth: min(depth, 2) + 1, lambda depth: 1 + 0.2 * depth)
     assert depths.count(2) > 150
+
+
+def test_it_stops_soon_where_it_no_longer_pays():
+    pace = Pace(4)
+    run(pace, lambda depth: depth + 1, lambda depth: 1 + 0.6 * depth)
+    assert pace.chosen == 4
+    depths = run(pace, lambda depth: 1, lambda depth: 1 + 0.6 * depth, 32)
+    assert not any(depths[20:24])
+    assert len(pace.answered) == KEPT
 
 
 def test_it_comes_back_when_it_pays_again():

@@ -34,7 +34,7 @@ from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import step
 from outrider.ops.reference.beam import truncated
 from outrider.theory.length import tokens_of_tree
-from outrider.types import Kind
+from outrider.types import Kind, Output
 from tiny import begun, pair
 
 PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000
@@ -169,10 +169,10 @@ def test_tokens_outside_the_filters_never_enter_a_tree(make):
 class Silent:
     """A source that has no token to say after the first row's text."""
 
-    def logits(self, tree, level):
+    def output(self, tree, level):
         logits_BnV = torch.zeros(2, level.stop - level.start, 8)
         logits_BnV[0] = -torch.inf if level.depth == 0 else 0.0
-        return logits_BnV
+        return Output(logits_BnV)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -194,8 +194,8 @@ def test_an_only_child_is_absent_with_its_own_parent():
     layout = growing.shapes.fixed((-1, 0, 0, 2), torch.device("cpu"))
 
     class Sure:
-        def logits(self, tree, level):
-            return torch.arange(8.0).expand(1, level.stop - level.start, 8)
+        def output(self, tree, level):
+            return Output(torch.arange(8.0).expand(1, level.stop - level.start, 8))
 
     draft = growing.grow([Sure()], context, layout, Drawn())
     assert draft.draws_BNK.tolist() == [[[1, -1], [-1, -1], [-1, -1], [-1, -1]]]

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTra
 import outrider
 from outrider import Engine, Limits, Root, Sampling, Stop
 from outrider.load import load, shipped
+from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
@@ -220,7 +221,7 @@ class Broken:
         self.left -= 1
         output = self.model.forward(*args, **kwargs)
         broken = torch.full_like(output.logits_BQV, self.value)
-        return output if self.left > 0 else output._replace(logits_BQV=broken)
+        return output if self.left > 0 else Output(broken, output.hidden)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=1)], ids=["greedy", "drawn"])

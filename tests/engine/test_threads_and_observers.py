@@ -10,6 +10,7 @@ from outrider import DraftModel, Engine, Limits, NumericalError, Sampling, ops, 
 from outrider.drafters import Paths
 from outrider.engine import step
 from outrider.tree import branching
+from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, begun, pair
 
 
@@ -68,7 +69,7 @@ def test_the_faulty_step_is_observed():
             self.left -= 1
             output = target.forward(*args, **kwargs)
             broken = torch.full_like(output.logits_BQV, torch.nan)
-            return output if self.left > 0 else output._replace(logits_BQV=broken)
+            return output if self.left > 0 else Output(broken, output.hidden)
 
     wild = []
     engine = Engine(Broken(), DraftModel(small, (1, 1)))

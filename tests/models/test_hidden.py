@@ -21,7 +21,7 @@ SEVERAL = {"Gemma 3n"}
 def scored(model, *, last=None, taps=(-1,), tokens=TOKENS):
     at = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
     nodes = causal(tokens, at, 128)
-    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)[:2]
+    return model.forward(model.open(tokens.shape[0], 128), nodes, last=last, taps=taps)
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["trees", "chains"])
@@ -36,13 +36,13 @@ def test_hidden_states_of_every_family(name, fallback):
         with pytest.raises(UnsupportedModel, match=r"one state per token after layers \(1,\)"):
             scored(driven, taps=(1,))
     taps = (-1,) if name in SEVERAL else (-1, 1, 0)
-    logits, (states, *below) = scored(driven, taps=taps)
+    logits, (states, *below) = scored(driven, taps=taps)[:2]
     assert torch.allclose(states, own.last_hidden_state, atol=1e-4)
     for tap, got in zip(taps[1:], below, strict=True):
         assert torch.allclose(got, own.hidden_states[tap], atol=1e-4)
     head = model.get_output_embeddings()
     assert torch.equal(head(states), logits) == (name not in SHAPED)
-    few, ends = scored(driven, last=2, taps=taps)
+    few, ends = scored(driven, last=2, taps=taps)[:2]
     for end, whole in zip(ends, (states, *below), strict=True):
         assert torch.allclose(end, whole[:, -2:], atol=1e-5)
     assert few.shape[1] == 2
@@ -79,7 +79,7 @@ def test_dummy_nodes_have_none(runner, last):
     model = llama().bfloat16()
     driven = CausalModel(runner(model))
     driven.rounding = Rounding(Rows((4, 8), 4))
-    logits, (states, low) = scored(driven, last=last, taps=(-1, 1), tokens=TOKENS[:, :2])
+    logits, (states, low) = scored(driven, last=last, taps=(-1, 1), tokens=TOKENS[:, :2])[:2]
     assert states.shape == low.shape == (2, last or 2, 32)
     assert torch.allclose(model.lm_head(states).float(), logits, atol=0.05)
 

@@ -1,16 +1,21 @@
 """A real server in a thread of the test's process, and a real client."""
 
 import json
+import multiprocessing
+import os
 import socket
 import threading
 import time
 import urllib.request
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import openai
 import uvicorn
 
-from outrider.server.app import Service, make
+from outrider.server.apart import Apart, decode
+from outrider.server.app import Service, around, make
+from outrider.server.decoding import Room
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
@@ -19,10 +24,8 @@ PROMPT = "def fibonacci(n):\n"
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, speculator, http="auto", **settings):
-        settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
-        service = Service(**settings)
-        self.app, self.loop = make(speculator, service)
+    def __init__(self, site, http="auto"):
+        self.app, self.loop = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
@@ -52,9 +55,40 @@ class Server:
 
 
 @contextmanager
-def serving(speculator, **settings):
+def serving(speculator, http="auto", **settings):
     """A server for the length of a block."""
-    server = Server(speculator, **settings).start()
+    settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
+    server = Server(make(speculator, Service(**settings)), http).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def linked(load, room):
+    """What decodes behind a pipe, in a thread in place of a process."""
+    here, there = multiprocessing.Pipe()
+
+    def run():
+        try:
+            decode(there, load, room)
+        finally:  # as a process that ends closes it, whoever still reads
+            with socket.socket(fileno=os.dup(there.fileno())) as both:
+                both.shutdown(socket.SHUT_RDWR)
+            there.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return Apart(here, SimpleNamespace(join=thread.join, exitcode=0), room.rows)
+
+
+@contextmanager
+def far(speculator, **room):
+    """A server whose loop is behind a pipe."""
+    room = Room(**({"rows": 4, "capacity": 512} | room))
+    engine = linked(lambda: speculator, room)
+    service = Service((NAME,), *room, public=True)
+    server = Server(around(engine.known, engine, service)).start()
     try:
         yield server
     finally:

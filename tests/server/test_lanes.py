@@ -33,12 +33,15 @@ def test_seeded_requests_are_drafted_by_chains_in_half_precision():
 def test_methods_are_lanes_over_one_target():
     target, small = pair()
     lanes = Lanes(Engine(target, DraftModel(small, (1, 1))))
-    assert lanes.named("draft_model") == lanes.named("default")
-    assert lanes.named("ngram") == "prompt_lookup"
+    methods = lanes.methods
+    assert methods.named("draft_model") == methods.named("default")
+    assert methods.named("ngram") == "prompt_lookup"
+    assert methods.nodes["default"] == 3
+    assert methods.nodes["layer_skip"] == 0, "it says what it lacks when it is asked for"
     assert {COUPLED, NONE, PREDICTION, "recall", "suffix"} <= set(lanes)
     made = {name: lanes[name] for name in (COUPLED, NONE, PREDICTION, "recall", "prompt_lookup")}
     assert all(engine.target is target for engine in made.values())
     assert isinstance(made[NONE].drafter, Root)
     assert lanes[COUPLED] is made[COUPLED]
     with pytest.raises(UnknownName, match="'magic'"):
-        lanes.named("magic")
+        methods.named("magic")

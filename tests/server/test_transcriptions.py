@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 import whispers
-from served import NAME, idle, serving
+from served import NAME, far, idle, serving
 from test_audio import written as wav
 from test_refusals import asked
 
@@ -65,6 +65,15 @@ def test_every_format_has_the_libraries_transcript(listening, talk, expected):
     said = [(word.word, word.start) for word in words.words]
     told = [word for segment in expected.segments for word in segment.words]
     assert said == [(word.word.strip(), word.start) for word in told]
+
+
+def test_a_recording_goes_through_a_pipe_to_another_process(tiny, talk, expected):
+    with far(tiny) as server:
+        verbose = heard(server, talk, response_format="verbose_json")
+        assert verbose.text == expected.text
+        assert [one.start for one in verbose.segments] == [one.start for one in expected.segments]
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+        assert 'outrider:audio_seconds_total{model_name="pair"} 3.0' in page
 
 
 def test_settings_reach_the_model(listening, tiny, talk):

@@ -1,6 +1,7 @@
 """`outrider serve`: OpenAI's API over a live batch of one model."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,15 +67,14 @@ def serve(
     try:
         import uvicorn
 
-        from outrider.server.app import Service, make
+        from outrider.server.apart import started
+        from outrider.server.app import Service, around
+        from outrider.server.known import Hears
     except ImportError as error:
         raise BackendUnavailable(
             f"serving needs the extra 'server' ({error.name} is missing); "
             "pip install 'outrider[server]'"
         ) from error
-    speculator = setup.load(dtype)
-    if speculator.tokenizer is None:
-        raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     name = served_model_name or named(setup.target)
     service = Service(
         (name,),
@@ -89,12 +89,21 @@ def serve(
         metrics_prefix,
         kept_prompts << 20,
     )
-    app, _ = make(speculator, service)
-    address = f"http://{host}:{port}"
-    err.print(f"serving {name} at {address} ({rows} rows of {capacity} tokens)")
-    page = "" if speculator.hearing else f"; a browser finds a page to try it at {address}/"
-    err.print(f"OpenAI's clients take base_url={address}/v1{page}")
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+    engine = started(partial(setup.load, dtype), service.room)
+    try:
+        app, _ = around(engine.known, engine, service)
+        address = f"http://{host}:{port}"
+        err.print(f"serving {name} at {address} ({rows} rows of {capacity} tokens)")
+        hears = isinstance(engine.known, Hears)
+        page = "" if hears else f"; a browser finds a page to try it at {address}/"
+        err.print(f"OpenAI's clients take base_url={address}/v1{page}")
+        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+    finally:
+        engine.close()
+        engine.join(10)
+    if engine.fault is not None:
+        fail(str(engine.fault))
+        raise typer.Exit(EXIT_ERROR)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -10,16 +10,12 @@ the target's own, keyed by absolute position, and the children are the top token
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from outrider import ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
 from outrider.drafters.memory import OneModel
 from outrider.errors import ConfigurationError
 from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Shape
-
-_NOBODY = torch.empty(0, dtype=torch.int64)  #: names of noise where nothing is drawn
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Drawn:
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """Draws in order."""
-        names = _NOBODY if law.greedy == "all" else keys.own(level.start, level.stop)
+        names = keys.own(level.start, level.stop)
         tokens, there, law = ops.several(law, names, level.most)
         return Children(level.spread(tokens), level.spread_if(there), law)
 

@@ -15,7 +15,7 @@ class Over(Generic[M]):
     >>> class Doubled(Over[LanguageModel]):
     ...     def forward(self, cache, nodes, *, last=None, taps=()):
     ...         output = super().forward(cache, nodes, last=last, taps=taps)
-    ...         return output._replace(logits_BQV=2 * output.logits_BQV)
+    ...         return Output(2 * output.logits_BQV, output.hidden)
     """
 
     def __init__(self, model: M) -> None:

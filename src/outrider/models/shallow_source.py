@@ -2,8 +2,8 @@
 
 A draft folder holds what a training has made of some decoder layers:
 
-    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began as;
-                        "draft_dtype": "int8" if it is best kept so
+    draft.json          {"of": "openai/whisper-base", "layers": [0, 5], ...}: the layers it began
+                        as; "draft_dtype": "int8" if it is best kept so
     draft.safetensors   layers.0.*, layers.1.*: their weights by transformers' names, counted in the
                         draft; others by their names in the decoder (`layer_norm.weight`); `ids`
                         [K]: the tokens that it proposes, if not all

@@ -19,15 +19,16 @@ import outrider
 from outrider.server import faults
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
-from outrider.server.desk import KEPT_BYTES, Desk, running
+from outrider.server.decoding import KEPT_BYTES, Room, opened
+from outrider.server.desk import Desk, running
 from outrider.server.guard import OPEN, App, Guard
 from outrider.server.guard import Limits as Sizes
-from outrider.server.loop import Loop
+from outrider.server.known import Hears, Known, Writes
+from outrider.server.loop import Decoder
+from outrider.server.orders import Orders
 from outrider.server.serving import Serving
-from outrider.server.spoken import Recordings, Spoken
 from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
-from outrider.text.speech.transcriber import Transcription, transcription
 
 EVENTS = "text/event-stream"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -68,17 +69,26 @@ class Service:
     prefix: str = "outrider:"
     kept_bytes: int = KEPT_BYTES
 
+    @property
+    def room(self) -> Room:
+        """What it needs of a loop."""
+        return Room(self.rows, self.capacity, self.most_waiting, self.kept_bytes)
+
 
 class Site(NamedTuple):
-    """What is served: the ASGI application, and the thread that decodes while it runs."""
+    """What is served: the ASGI application, and what decodes while it runs."""
 
     app: App
-    loop: Loop
+    loop: Decoder
 
 
 def make(speculator: Speculator, service: Service) -> Site:
-    """The application; its loop runs while it does. A Whisper transcribes, others write text."""
-    loop: Loop
+    """The application, with a loop in this process that runs while it does."""
+    return around(*opened(speculator, service.room), service)
+
+
+def around(known: Known, loop: Decoder, service: Service) -> Site:
+    """The application of a model that is decoded by `loop`, here or in another process."""
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
@@ -94,26 +104,20 @@ def make(speculator: Speculator, service: Service) -> Site:
             allow_headers=["authorization", "content-type"],
         )
     counts = Counts(service.prefix, service.names[0])
-    serves = _texts if speculator.hearing is None else _speech
-    loop = serves(app, speculator, service, counts)
+    if isinstance(known, Hears):
+        _speech(app, known, loop, service, counts)
+    else:
+        _texts(app, known, loop, service, counts)
     counts.watch(loop)
     _about(app, service, loop, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
     return Site(Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING}), loop)
 
 
-def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts: Counts) -> None:
     """Completions and chats, and the page on which they can be watched."""
-    desk = Desk.open(
-        speculator,
-        service.names,
-        service.rows,
-        service.capacity,
-        service.most_waiting,
-        service.kept_bytes,
-        service.metrics,
-    )
-    serving = Serving(desk.loop, counts, service.timeout)
+    orders = Orders(known, service.names, service.rows, service.capacity)
+    desk, serving = Desk(loop, orders, service.metrics), Serving(loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
@@ -138,20 +142,11 @@ def _texts(app: FastAPI, speculator: Speculator, service: Service, counts: Count
 
     what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
-    return desk.loop
 
 
-def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Counts) -> Loop:
+def _speech(app: FastAPI, known: Hears, loop: Decoder, service: Service, counts: Counts) -> None:
     """Transcriptions."""
-    hearing, engine = speculator.hearing, speculator.engine
-    assert hearing is not None
-
-    def begin(spoken: Spoken) -> Transcription:
-        given = {"array": spoken.samples, "sampling_rate": hearing.rate}
-        return transcription(engine, hearing, given, spoken.settings)
-
-    loop = Loop(lambda lane: Recordings(begin), service.rows, service.most_waiting)
-    ear = Ear(hearing, service.names, loop, counts, service.timeout)
+    ear = Ear(known, service.names, loop, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
     async def transcriptions(
@@ -162,7 +157,6 @@ def _speech(app: FastAPI, speculator: Speculator, service: Service, counts: Coun
 
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
     _unserved(app, service, what, COMPLETIONS, CHATS)
-    return loop
 
 
 def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:
@@ -181,7 +175,7 @@ def _unserved(app: FastAPI, service: Service, what: str, *paths: str) -> None:
         app.post(path, include_in_schema=False)(refuse)
 
 
-def _about(app: FastAPI, service: Service, loop: Loop, counts: Counts) -> None:
+def _about(app: FastAPI, service: Service, loop: Decoder, counts: Counts) -> None:
     """What is served, and how it is."""
     started = int(time.time())
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 
 from outrider.server.answers import prompts
-from outrider.server.loop import Loop, Ticket
+from outrider.server.loop import Decoder, Ticket
 from outrider.server.orders import Choice
 from outrider.stats import RequestStats
 from outrider.text.speech.result import Transcript
@@ -58,7 +58,7 @@ class Counts:
             registry=self.registry,
         ).labels(model)
 
-    def watch(self, loop: Loop) -> None:
+    def watch(self, loop: Decoder) -> None:
         """Gauges of the loop's load, read when somebody asks."""
         for name, text, read in (
             ("num_requests_running", "Rows under way", lambda: loop.load.running),

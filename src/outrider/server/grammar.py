@@ -61,9 +61,14 @@ class Grammar:
         error = self._matcher.get_error()
         if error:
             raise Refusal(f"the schema or grammar does not compile: {error}", "response_format")
+        self._given = words, text, prompt
         self._prompt, self._read = prompt, list[int]()
         self._mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)
         self._bits = torch.arange(32, dtype=torch.int32)
+
+    def __reduce__(self) -> tuple[type["Grammar"], tuple[LLTokenizer, str, int]]:
+        """A matcher that has read nothing, where it is unpickled."""
+        return Grammar, self._given
 
     def __call__(self, texts_NL: Tensor, scores_NV: Tensor) -> Tensor:
         """The scores with -inf for what may not follow each text."""

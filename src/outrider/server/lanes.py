@@ -9,7 +9,8 @@ and any drafter of the registry that needs no parts, by its name
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from outrider.drafters import (
     DRAFTERS,
@@ -22,7 +23,7 @@ from outrider.drafters import (
     make,
 )
 from outrider.engine.engine import Engine
-from outrider.errors import UnknownName
+from outrider.errors import OutriderError, UnknownName
 from outrider.types import Drafter
 
 DEFAULT, COUPLED, PREDICTION, NONE = "default", "coupled", "prediction", "none"
@@ -32,26 +33,44 @@ ALIASES = {"ngram": "prompt_lookup", "draft_model": DEFAULT}
 PREDICTED = 16
 
 
-class Lanes(Mapping[str, Engine]):
-    """The engines of a server by the method that a request names; made when they are asked for.
+@dataclass(frozen=True)
+class Methods:
+    """What requests may name: lanes with the nodes of their largest drafts.
 
-    Raises UnknownName for a method that is none.
+    `drafter` is the server's own. One that cannot be made here has no nodes, and says so when it is
+    asked for.
     """
+
+    drafter: str
+    nodes: Mapping[str, int]
+
+    def named(self, method: str) -> str:
+        """The lane of a method, under whatever name it is known. Raises UnknownName."""
+        name = ALIASES.get(method, method)
+        if name == self.drafter:
+            return DEFAULT
+        if name not in self.nodes:
+            raise UnknownName("method", method, tuple(self.nodes))
+        return name
+
+
+class Lanes(Mapping[str, Engine]):
+    """The engines of a server by lane; made when they are asked for."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._made = {DEFAULT: engine}
         free = [name for name, recipe in DRAFTERS.items() if set(recipe.needs) <= {"target"}]
-        self.methods = (DEFAULT, COUPLED, PREDICTION, NONE, *(n for n in free if n != Root.name))
+        self._names = (DEFAULT, COUPLED, PREDICTION, NONE, *(n for n in free if n != Root.name))
 
-    def named(self, method: str) -> str:
-        """The lane of a method, under whatever name it is known."""
-        name = ALIASES.get(method, method)
-        if name == self._engine.drafter.name:
-            return DEFAULT
-        if name not in self.methods:
-            raise UnknownName("method", method, self.methods)
-        return name
+    @property
+    def methods(self) -> Methods:
+        """What requests may name."""
+        nodes = dict.fromkeys(self, 0)
+        for lane in self:
+            with suppress(OutriderError):
+                nodes[lane] = self[lane].drafter.shapes[0].max_nodes
+        return Methods(self._engine.drafter.name, nodes)
 
     def __getitem__(self, lane: str) -> Engine:
         if lane not in self._made:
@@ -59,10 +78,10 @@ class Lanes(Mapping[str, Engine]):
         return self._made[lane]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.methods)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.methods)
+        return len(self._names)
 
     def _new(self, lane: str) -> Engine:
         own = self._engine
@@ -73,9 +92,7 @@ class Lanes(Mapping[str, Engine]):
             return Engine(own.target, ReferenceLookup(PREDICTED), "match")
         if lane == NONE:
             return Engine(own.target, Root(), "match")
-        return Engine(
-            own.target, make(self.named(lane), Parts(target=own.target)), "match", costs=own.costs
-        )
+        return Engine(own.target, make(lane, Parts(target=own.target)), "match", costs=own.costs)
 
 
 def coupled(drafter: Drafter) -> Drafter:

@@ -4,6 +4,7 @@ A turn: orders (new requests, cancellations) are taken; who has waited longest i
 with work makes one step; what was emitted is delivered. Nobody else touches the engine.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -48,6 +49,7 @@ class Ticket:
     number: int | None = None  #: in its lane's run
     cached: int = 0  #: tokens of its prompt that were copied from another one
     over: bool = False
+    key: int = field(default_factory=itertools.count().__next__)  #: names it in its process
 
 
 class Load(NamedTuple):
@@ -86,6 +88,44 @@ class Running(Protocol):
 
 
 Delivery = Callable[[list[tuple[Ticket, Event]]], None]
+
+
+class Decoder(Protocol):
+    """What decodes for those who have tickets: a `Loop` of this process, or one in another.
+
+    deliver  hands events to their tickets' sinks; set before it is started
+    fault    what has ended it, if anything has
+    """
+
+    deliver: Delivery
+    fault: BaseException | None
+
+    @property
+    def rows(self) -> int:
+        """Requests decoded side by side."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it decodes."""
+
+    @property
+    def load(self) -> Load:
+        """Rows under way, requests in the queue, rows in all."""
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Queue requests, all or none. Raises Full or Stopped, or the tickets' events tell it."""
+
+    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+        """Nobody waits for it any more."""
+
+    def start(self) -> None:
+        """Begin to decode."""
+
+    def close(self) -> None:
+        """Take no more, end what runs, and stop."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has stopped."""
 
 
 class Loop(threading.Thread):

@@ -11,8 +11,11 @@ from pydantic import ValidationError
 from outrider.errors import OutriderError
 from outrider.server.batch_file import URLS, Row, Wanted
 from outrider.server.bodies import ChatBody, CompletionBody
-from outrider.server.desk import KEPT_BYTES, Desk, running
+from outrider.server.decoding import Room, opened
+from outrider.server.desk import Desk, running
 from outrider.server.faults import Refusal, rejected, told
+from outrider.server.known import Writes
+from outrider.server.orders import Orders
 from outrider.server.serving import Going
 from outrider.text.speculator import Speculator
 
@@ -34,7 +37,9 @@ def answers(
     Raises what has stopped the engine. Whatever is wrong with a request is told in its row.
     """
     most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
-    every = _running(Desk.open(speculator, (name,), rows, capacity, most, KEPT_BYTES), wanted)
+    known, loop = opened(speculator, Room(rows, capacity, most))
+    assert isinstance(known, Writes)
+    every = _running(Desk(loop, Orders(known, (name,), rows, capacity)), wanted)
 
     async def following() -> Row | None:
         return await anext(every, None)

@@ -16,10 +16,10 @@ from outrider.server import lanes as lane
 from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent, plain
 from outrider.server.faults import Refusal, unknown_model
 from outrider.server.grammar import Grammar, grammar_of, vocabulary
+from outrider.server.known import Writes
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
-from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
+from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
 _MOST_STOPS = 4
@@ -51,10 +51,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Orders:
-    """Reads bodies for one speculator. Raises Refusal, and the engine's own errors."""
+    """Reads bodies for one model. Raises Refusal, and the engine's own errors."""
 
-    speculator: Speculator
-    lanes: lane.Lanes
+    known: Writes
     names: tuple[str, ...]
     rows: int
     capacity: int
@@ -65,7 +64,7 @@ class Orders:
         one = isinstance(asked, str) or isinstance(asked[0], int)
         prompts = [asked] if one else asked
         logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
-        tokenizer = self.speculator.tokenizer
+        tokenizer = self.known.tokenizer
         ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
         return self._choices(body, ids, logs, body.max_tokens or _COMPLETION)
 
@@ -77,7 +76,7 @@ class Orders:
             turn = {"role": role, "content": plain(message.content)}
             turns.append(turn if message.name is None else turn | {"name": message.name})
         logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
-        ids = encode(self.speculator.tokenizer, turns)
+        ids = encode(self.known.tokenizer, turns)
         budget = body.max_tokens or body.max_completion_tokens
         return self._choices(body, [ids], logs, budget)
 
@@ -90,6 +89,7 @@ class Orders:
             what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
             raise Refusal(f"{what}; ask for fewer", "n")
         stop = self._stop(body)
+        ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
         method, depth = self._method(body)
         predicted = None
         if body.prediction is not None:
@@ -107,14 +107,14 @@ class Orders:
                 request = Request(
                     [*ids, *had],
                     self._sampling(body, copy, ids, grammar),
-                    Limits(max(left, 1), self.speculator.stop_ids(stop)),
+                    Limits(max(left, 1), ends),
                     reference=predicted or (),
                     logprobs=logs,
                     trace=body.stream_options is not None and body.stream_options.include_trace,
                     num_speculative_tokens=depth,
                     written=len(had),
                 )
-                answer = Answer(self.speculator.tokenizer, stop, ids, request.limits.stop_ids)
+                answer = Answer(self.known.tokenizer, stop, ids, ends)
                 tells = body.return_token_ids
                 choice = Choice(index, source, method, request, answer, tells, predicted)
                 choice.stats.prompt_tokens = len(ids)
@@ -127,7 +127,7 @@ class Orders:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if len(strings) > _MOST_STOPS:
             raise Refusal(f"at most {_MOST_STOPS} stop strings; got {len(strings)}", "stop")
-        own = () if body.ignore_eos else self.speculator.eos_ids
+        own = () if body.ignore_eos else self.known.eos_ids
         ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
         return Stop(None, tuple(strings), ids)
 
@@ -136,7 +136,7 @@ class Orders:
         config = body.speculative_config
         depth = None if config is None else config.num_speculative_tokens
         if config is not None and config.method is not None:
-            return self.lanes.named(config.method), depth
+            return self.known.methods.named(config.method), depth
         if depth == 0:
             return lane.NONE, None
         if body.prediction is not None:
@@ -147,8 +147,8 @@ class Orders:
         """Tokens that are asked for; or all that a row has room for."""
         if asked is not None:
             return asked
-        nodes = self.lanes[method].drafter.shapes[0].max_nodes
-        room = min(self.speculator.engine.target.context, self.capacity - nodes) - len(ids)
+        nodes = self.known.methods.nodes[method]
+        room = min(self.known.context, self.capacity - nodes) - len(ids)
         if room < 1:
             raise Refusal(f"the prompt's {len(ids)} tokens leave no room for an answer", "messages")
         return room
@@ -160,10 +160,9 @@ class Orders:
         seed = secrets.randbits(63) if body.seed is None else (body.seed + copy) % 2**64
         processors: tuple[Grammar, ...] = ()
         if grammar is not None:
-            vocab = self.speculator.engine.target.vocab_size
-            if not isinstance(self.speculator.tokenizer, PreTrainedTokenizerBase):
+            if not isinstance(self.known.tokenizer, PreTrainedTokenizerBase):
                 raise Refusal("grammars need a tokenizer of transformers", "response_format")
-            words = vocabulary(self.speculator.tokenizer, vocab)
+            words = vocabulary(self.known.tokenizer, self.known.vocab_size)
             processors = (Grammar(words, grammar, len(ids)),)
         given = {
             "temperature": body.temperature,
@@ -184,7 +183,7 @@ class Orders:
 
     def _ids(self, text: str) -> list[int]:
         """Tokens of a text without special ones."""
-        tokenizer = self.speculator.tokenizer
+        tokenizer = self.known.tokenizer
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

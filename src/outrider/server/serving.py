@@ -17,7 +17,7 @@ from outrider.server.answers import Writer, absorb, padding, usage
 from outrider.server.bodies import Common, StreamOptions
 from outrider.server.counts import Counts
 from outrider.server.faults import response, told
-from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
+from outrider.server.loop import Decoder, Event, Full, Stopped, Ticket
 from outrider.server.orders import Choice
 from outrider.text.results import TextBlock
 
@@ -30,7 +30,7 @@ Inbox = asyncio.Queue[tuple[int, Event]]
 class Going:
     """The choices of one request under way."""
 
-    def __init__(self, loop: Loop, choices: Sequence[Choice], deadline: float | None) -> None:
+    def __init__(self, loop: Decoder, choices: Sequence[Choice], deadline: float | None) -> None:
         self.choices, self._loop = choices, loop
         self._inbox: Inbox = asyncio.Queue()
         self.tickets = {
@@ -77,7 +77,7 @@ class Going:
 class Serving:
     """Answers requests by one loop."""
 
-    loop: Loop
+    loop: Decoder
     counts: Counts
     timeout: float
 
@@ -89,15 +89,12 @@ class Serving:
         try:
             going = Going(self.loop, choices, time.monotonic() + wait)
         except (Full, Stopped) as error:
-            if isinstance(error, Full):
-                self.counts.refused.inc()
-            return response(self.loop.fault or error)
+            return self._unseated(choices, error)
         blocks = going.blocks()
         try:
             first = await unless_gone(http, _opening(blocks))
         except Exception as error:
-            self.counts.over(choices)
-            return response(error)
+            return self._unseated(choices, error)
         if first is None:
             await blocks.aclose()
             self.counts.over(choices)
@@ -107,6 +104,14 @@ class Serving:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(http, blocks, choices, writer, echo)
+
+    def _unseated(self, choices: Sequence[Choice], error: Exception) -> Response:
+        """The answer to a request that came to no text."""
+        if isinstance(error, Full):
+            self.counts.refused.inc()
+        elif not isinstance(error, Stopped):
+            self.counts.over(choices)
+        return response(self.loop.fault or error)
 
     async def _whole(
         self,

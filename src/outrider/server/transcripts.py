@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outrider.errors import AudioError, OutriderError
 from outrider.server.counts import Counts
 from outrider.server.faults import Refusal, response, told, unknown_model
-from outrider.server.loop import Event, Full, Loop, Stopped, Ticket
+from outrider.server.known import Hears
+from outrider.server.loop import Decoder, Event, Full, Stopped, Ticket
 from outrider.server.serving import unless_gone
 from outrider.server.spoken import LANE, Heard, Spoken
 from outrider.text.speech import audio
 from outrider.text.speech.audio import Samples
 from outrider.text.speech.formats import written
-from outrider.text.speech.hearing import Hearing
 from outrider.text.speech.result import Segment, Transcript
 from outrider.text.speech.settings import TEMPERATURES, Settings
 from outrider.text.speech.vocabulary import language_name
@@ -65,9 +65,9 @@ class TranscriptionForm(BaseModel):
 class Ear:
     """Transcribes what clients send, by one loop."""
 
-    hearing: Hearing
+    known: Hears
     names: tuple[str, ...]
-    loop: Loop
+    loop: Decoder
     counts: Counts
     timeout: float
 
@@ -113,7 +113,7 @@ class Ear:
         if form.model not in self.names:
             raise unknown_model(form.model, self.names)
         try:
-            self.hearing.vocabulary.language(form.language, self.hearing.name)
+            self.known.vocabulary.language(form.language, self.known.name)
         except OutriderError as error:
             raise Refusal(str(error), "language") from error
         return Settings(
@@ -130,10 +130,10 @@ class Ear:
             path = Path(folder) / f"recording{Path(name).suffix[:8]}"
             path.write_bytes(raw)
             try:
-                recording = audio.look(path, 0, None, self.hearing.rate)
+                recording = audio.look(path, 0, None, self.known.rate)
                 if recording.seconds > MOST_SECONDS:
                     raise Refusal(f"the recording has more than {MOST_SECONDS:g} seconds", "file")
-                return recording.read(self.hearing.rate)
+                return recording.read(self.known.rate)
             except AudioError as error:
                 said = str(error).replace(str(path), "the recording")
                 raise Refusal(said, "file") from error

@@ -26,9 +26,8 @@ from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Options as SpeechOptions
 from outrider.text.speech.settings import Settings
 from outrider.text.speech.transcriber import Transcription, transcription
-from outrider.text.stop import Stop
+from outrider.text.stop import Stop, stop_ids
 from outrider.text.stream import Stream
-from outrider.text.tokens import special_stops
 from outrider.types import Drafter, Inputs, Verifier
 
 #: Text, token ids or a conversation; an encoder may also read an array of features, or `Inputs`.
@@ -265,20 +264,7 @@ class Speculator:
 
     def stop_ids(self, stop: Stop) -> tuple[int, ...]:
         """Tokens that end a row: those asked for, or the model's own; and special stop strings."""
-        ids, vocab = self.eos_ids, self.engine.target.vocab_size
-        if stop.token_ids is not None:
-            ids = stop.token_ids
-            wrong = [i for i in ids if i >= vocab and i not in self.eos_ids]
-            if wrong:
-                raise ConfigurationError(
-                    f"token_ids of a Stop names token {wrong[0]}, outside the vocabulary of "
-                    f"{vocab}; use the target's token ids"
-                )
-        if not stop.strings:
-            return ids
-        if self.tokenizer is None:
-            raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
-        return ids + special_stops(self.tokenizer, stop.strings)
+        return stop_ids(stop, self.tokenizer, self.eos_ids, self.engine.target.vocab_size)
 
 
 def _reseeded(sampling: Sampling, copy: int) -> Sampling:

@@ -6,6 +6,8 @@ from typing import Any
 from outrider import arguments
 from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError
+from outrider.text.tokens import special_stops
+from outrider.types import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,26 @@ class Stop:
             what, do = "a tuple of token ids", "write token_ids=(2,), or () for no stop token"
             ids = arguments.several("token_ids", self.token_ids, what, do, _is_token, ordered=False)
             object.__setattr__(self, "token_ids", ids)
+
+
+def stop_ids(
+    stop: Stop, tokenizer: Tokenizer | None, eos_ids: tuple[int, ...], vocab: int
+) -> tuple[int, ...]:
+    """Tokens that end a row: those asked for, or the model's own; and special stop strings."""
+    ids = eos_ids
+    if stop.token_ids is not None:
+        ids = stop.token_ids
+        wrong = [i for i in ids if i >= vocab and i not in eos_ids]
+        if wrong:
+            raise ConfigurationError(
+                f"token_ids of a Stop names token {wrong[0]}, outside the vocabulary of "
+                f"{vocab}; use the target's token ids"
+            )
+    if not stop.strings:
+        return ids
+    if tokenizer is None:
+        raise ConfigurationError("stop strings need a tokenizer; pass tokenizer=... to load")
+    return ids + special_stops(tokenizer, stop.strings)
 
 
 def _is_text(value: Any) -> bool:

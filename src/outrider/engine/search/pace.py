@@ -16,8 +16,8 @@ from statistics import median
 FIRST = 1  #: steps ahead in a trial: what is beyond is taken to be as likely
 AGAIN = 8  #: calls between two trials
 LATEST = 256  #: the most calls between two of nothing ahead: each that changes nothing doubles them
-SHARE = 0.02  #: of all time, that may be lost before something ahead is tried again, and one call's
-KEPT = 64  #: calls that are remembered
+SHARE = 0.01  #: of all time, that may be lost before something ahead is tried again, and one call's
+KEPT = 16  #: calls ahead that a choice rests on: texts differ, and so do parts of one
 TIMED = 9  #: calls of each depth whose times are
 GAIN = 0.97  #: scoring ahead has to take less than this share of a step's time without it
 DRIFT = 1.02  #: the least time of a further step counts for so much more with every later one
@@ -107,7 +107,8 @@ class Pace:
         self.steps += steps
         self.spent += seconds + ready
         if depth:
-            self.answered = [*self.answered[1 - KEPT :], (depth, steps)]
+            kept = self.answered[1 - KEPT :] if self.adapts else self.answered
+            self.answered = [*kept, (depth, steps)]
         if further:
             self.further = min(DRIFT * (self.further or further), further)
         if ready:
@@ -129,9 +130,12 @@ class Pace:
         self.due = self.pause if tried or self.chosen != before else self.due - 1
 
     def _choice(self) -> int:
-        """The depth whose steps take the least time, if ahead is worth more than a doubt."""
-        prices = [self.price(depth) for depth in range(self.most + 1)]
-        best = min(range(self.most + 1), key=prices.__getitem__)
+        """The depth whose steps take the least time, if ahead is worth more than a doubt.
+
+        No more than one step beyond the deepest that was tried: its cost is a guess.
+        """
+        prices = [self.price(depth) for depth in range(min(self.most, max(self.cost) + 1) + 1)]
+        best = min(range(len(prices)), key=prices.__getitem__)
         return best if prices[best] < GAIN * prices[0] else 0
 
     def price(self, depth: int) -> float:

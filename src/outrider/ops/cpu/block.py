@@ -4,18 +4,38 @@
     S_i = sum (r_i p_{i+1} - q_{i+1})+,  h_i = S_i / (S_i + 1 - r_i),  h_gamma = r_gamma
     tau = the largest i with u_i < h_i;  y ~ norm((r_tau p_{tau+1} - q_{tau+1})+), or p after gamma
 
-One pass over both rows of every position until r reaches 0; the row at tau is read again.
+One pass over both rows of every position until r reaches 0; the row at tau is read again. Rows that
+the compiled kernel takes are judged by it, in the same bits.
 """
 
+from collections.abc import Sequence
+
+from outrider.ops.cpu import compiled
 from outrider.ops.cpu.walk import Walk
 from outrider.types import Draft, Draws, Scores, Verdict
 
 
 def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -> Verdict:
     """Path, count and next token. u_i is the uniform of the draw that proposed x_i."""
+    found = compiled.block(draft, scores, draws, overlap)
+    if found is None:
+        return walked(draft, scores, draws, overlap, range(scores.laws.logits_BRV.shape[0]))
+    verdict = Verdict(*found[:4])
+    if found.left:
+        rest = walked(draft, scores, draws, overlap, found.left)
+        for whole, part in zip(verdict, rest, strict=True):
+            if whole is not None and part is not None:
+                whole[found.left] = part
+    return verdict
+
+
+def walked(
+    draft: Draft, scores: Scores, draws: Draws, overlap: bool, rows: Sequence[int]
+) -> Verdict:
+    """The verdicts of some rows, one law after another."""
     walk = Walk(draft, scores, draws)
     results = []
-    for b in range(walk.batch):
+    for b in rows:
         chain: list[int] = []
         shared: list[float] = []
         node, reach = 0, 1.0

@@ -16,6 +16,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+_FEW = 4  #: rows up to which integers of Python are faster than NumPy's
 _BELOW_ONE = np.float32(1.0 - 2.0**-24)
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,6 +26,16 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * _MIX1) & _WORD
     word = ((word ^ (word >> 27)) * _MIX2) & _WORD
     return word ^ (word >> 31)
+
+
+def _mixed(words: Array) -> Array:
+    """`_mix` of every word, in place."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_MIX1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_MIX2)
+    words ^= words >> np.uint64(31)
+    return words
 
 
 def stream(seed: int, position: int, purpose: Purpose) -> int:
@@ -50,12 +61,7 @@ def _steps(vocab: int) -> Array:
 def log_race(key: int, vocab: int, index: Array | None = None) -> Array:
     """Log of the Exp(1) race of a stream, float32, for all tokens or those at `index`."""
     steps = _steps(vocab)
-    word = (steps if index is None else steps[index]) + np.uint64(key)
-    word ^= word >> np.uint64(30)
-    word *= np.uint64(_MIX1)
-    word ^= word >> np.uint64(27)
-    word *= np.uint64(_MIX2)
-    word ^= word >> np.uint64(31)
+    word = _mixed((steps if index is None else steps[index]) + np.uint64(key))
     word >>= np.uint64(24)
     v = word.view(np.int64).astype(np.float32)
     v += np.float32(0.5)
@@ -67,20 +73,14 @@ def log_race(key: int, vocab: int, index: Array | None = None) -> Array:
     return np.log(v, out=v)
 
 
-def table(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> list[list[int]]:
-    """`noise.split` of `noise.stream`: `count` unsigned keys of each row."""
-    pairs = zip(seed_B.tolist(), position_B.tolist(), strict=True)
-    return [split_words(seed, position, purpose, count) for seed, position in pairs]
-
-
-def split_words(seed: int, position: int, purpose: Purpose, count: int) -> list[int]:
-    """One row of `table`."""
-    key = stream(seed, position, purpose)
-    return [_mix((key + index * _GOLDEN) & _WORD) for index in range(1, count + 1)]
-
-
 def split(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
-    """The keys of `table` as a tensor [B, count] of signed words."""
-    words = table(seed_B, position_B, purpose, count)
+    """`noise.split` of `noise.stream`: `count` keys of each row, [B, count]."""
+    if seed_B.shape[0] > _FEW:
+        seeds, positions = (each.numpy().view(np.uint64) for each in (seed_B, position_B))
+        keys = _mixed(seeds + np.uint64(purpose * _GOLDEN & _WORD)) ^ positions * np.uint64(_MIX1)
+        return torch.from_numpy(_mixed(_mixed(keys)[:, None] + _steps(count)).view(np.int64))
+    pairs = zip(seed_B.tolist(), position_B.tolist(), strict=True)
+    names = (stream(seed, position, purpose) for seed, position in pairs)
+    words = [[_mix((key + k * _GOLDEN) & _WORD) for k in range(1, count + 1)] for key in names]
     signed = [[word - ((word >> 63) << 64) for word in row] for row in words]
     return torch.from_numpy(np.array(signed, dtype=np.int64)).view(len(words), count)

@@ -21,6 +21,7 @@ from outrider.types import Host, Laws
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[Array, Tensor]  #: one piece of memory, as both libraries see it
 
+LONG = 8192  #: tokens from which PyTorch's passes are faster than NumPy's
 LEAST, MOST = 1e-10, 1e16  #: sums outside are computed again with the maximum taken off
 _AT_ONCE = 1 << 17
 _FEW = 256  #: blocks
@@ -58,7 +59,7 @@ def scratch(vocab: int, dtype: str, which: int) -> Row:
 
 def total(row: Array, tensor: Tensor) -> float:
     """Sum of a scratch row: pairwise in NumPy when short, PyTorch's faster cascade when long."""
-    return float(row.sum() if row.size < 8192 else tensor.sum())
+    return float(row.sum() if row.size < LONG else tensor.sum())
 
 
 def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
@@ -66,7 +67,7 @@ def excess(left: Row, drawn: Row, factor: float, spare: Row, out: Row) -> None:
 
     `out` may be any of the rows.
     """
-    if left[0].size < 8192:
+    if left[0].size < LONG:
         np.multiply(drawn[0], factor, out=spare[0])
         np.subtract(left[0], spare[0], out=out[0])
         np.maximum(out[0], 0, out=out[0])

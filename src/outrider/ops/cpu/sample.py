@@ -22,13 +22,9 @@ from outrider.ops.reference import draws as reference
 from outrider.ops.reference.laws import hot as hot_rows
 from outrider.types import Laws
 
-_FEW_ROWS = 16  #: up to this many rows integers of Python are faster than tensors
-
 
 def streams(seed_B: Tensor, position_B: Tensor, purpose: Purpose, count: int) -> Tensor:
     """`count` keys of each row, [B, count]."""
-    if seed_B.shape[0] > _FEW_ROWS:
-        return reference.streams(seed_B, position_B, purpose, count)
     return keys.split(seed_B, position_B, purpose, count)
 
 

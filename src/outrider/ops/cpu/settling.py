@@ -1,4 +1,4 @@
-"""What a step emits, for a few rows on a CPU: Python's integers instead of tensors of one element.
+"""What a step emits, for a few rows on a CPU: Python's integers instead of small tensors.
 
 Equal to `outrider.ops.reference.settling`.
 """
@@ -14,7 +14,7 @@ from outrider.ops.cpu.rows import weights_of
 from outrider.ops.reference import settling as reference
 from outrider.types import FAULT, RUNNING, STOP, Block, BlockLists, Draft, Ends, Scores, Verdict
 
-_FEW_ROWS = 4  #: up to this many rows integers of Python are faster than tensors
+_FEW_ROWS = 32  #: up to this many rows integers of Python are faster than tensors
 
 
 class _Row(NamedTuple):

@@ -35,7 +35,9 @@ class Urns:
         if laws.floor_BR is not None:
             z = z.masked_fill(z < laws.floor_BR[..., None], -torch.inf)
         batch, count, vocab = z.shape
-        inverse = [1.0 if math.isinf(x) else x for x in laws.inverse_temperature_B.tolist()]
+        inverse = laws.inverse_temperature_B.tolist()
+        if laws.greedy != "none":
+            inverse = [1.0 if math.isinf(x) else x for x in inverse]
         if batch == 1:  # one operation instead of four, each as dear as the softmax after a model
             z = z if inverse[0] == 1 else z * inverse[0]
         elif any(value != 1 for value in inverse):

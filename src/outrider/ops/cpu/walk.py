@@ -15,8 +15,8 @@ from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, Draws, Kind, Scores, Verdict
 
-_MOST = 3e38  #: largest factor of a row that float32 holds
-_NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could tell
+LARGEST = 3e38  #: largest factor of a row that float32 holds
+NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could tell
 LITTLE = 1e-3  #: a law with less left is made again from its logits
 
 
@@ -120,7 +120,7 @@ class Walk:
             if self.shared and scale == 1.0:  # spare holds min(left, drawn)
                 np.subtract(left, self.spare, out=left)
             else:
-                factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), _MOST)
+                factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), LARGEST)
                 excess(
                     self.target.both, self.drafted.both, factor, self.spare_both, self.target.both
                 )
@@ -135,11 +135,11 @@ class Walk:
 
     def exceeds(self, scale: float) -> float:
         """Sum of (scale owed - drawn)+, leaving both rows as they are."""
-        if scale < _NOTHING:  # the sum is below the scale
+        if scale < NOTHING:  # the sum is below the scale
             return 0.0
         if self.kind == Kind.FIXED or self.drafted is None:
             return scale * (1 - float(self.target.row[self.token]) / self.mass)
-        factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), _MOST)
+        factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), LARGEST)
         excess(self.target.both, self.drafted.both, factor, self.spare_both, self.spare_both)
         return total(self.spare, self.spare_tensor) * scale / self.mass
 

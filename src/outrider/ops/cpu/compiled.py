@@ -1,0 +1,125 @@
+"""Block verification of all rows of a batch in one compiled call (`models/native/block.c`).
+
+It takes rows of up to some thousand tokens whose draft carries the weights that it was drawn from,
+with the noise of their seeds; what it does not take is walked in NumPy, bit for bit the same.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.native import build
+from outrider.ops.cpu.rows import LEAST, LONG, MOST, Array, weights_of
+from outrider.ops.cpu.scratch import per_thread
+from outrider.ops.cpu.walk import LARGEST, NOTHING
+from outrider.ops.reference.laws import EMPTY
+from outrider.types import Draft, Draws, Laws, Scores
+
+_AT_ONCE = 1 << 19  #: weights
+_POINTER = ctypes.c_void_p
+_LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of block.c."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("first", "stop", "batch", "nodes", "vocab", "draws", "laws", "depth", "shared")
+    ]
+
+
+class Judged(NamedTuple):
+    """A verdict's tables, and which rows of them are not written."""
+
+    path_BD: Tensor
+    count_B: Tensor
+    next_B: Tensor
+    overlap_BD: Tensor | None
+    left: list[int]
+
+
+def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> Judged | None:
+    """The verdicts of `outrider.ops.cpu.block`; None where every row is left to it."""
+    laws = scores.laws
+    batch, nodes, vocab = laws.logits_BRV.shape
+    if vocab >= LONG or laws.logits_BRV.dtype is torch.float64 or build.unbuilt() is not None:
+        return None
+    if draws.uniform_BNK is not None or draws.race_BV is not None:
+        return None
+    guesses = _Guesses.of(draft.laws, batch, vocab)
+    if guesses is None:
+        return None
+    depth = draft.tree.max_depth
+    tables = [draft.draws_BNK, draft.kind_BNK, draft.row_BNK]
+    shared = all(table.shape[0] == 1 for table in tables)
+    if not shared:
+        tables = [table.expand(batch, -1, -1) for table in tables]
+    tokens_BN = draft.tokens_BN.expand(batch, -1)
+    read = [t.contiguous() for t in (tokens_BN, *tables, draws.seed_B, draws.start_B)]
+    given = (_POINTER * 9)(*(table.data_ptr() for table in read), *guesses.at)
+    path_BD = torch.empty(batch, depth, dtype=torch.int64)
+    count_B, next_B = torch.empty(2, batch, dtype=torch.int64)
+    told = overlap and draft.laws is not None and depth > 0
+    overlap_BD = torch.empty(batch, depth) if told else None
+    done = np.zeros(batch, dtype=np.uint8)
+    out = [None if t is None else t.data_ptr() for t in (path_BD, count_B, next_B, overlap_BD)]
+    run = build.function("outrider_block", (_POINTER,) * 9)
+    group = max(_AT_ONCE // (nodes * vocab), 1)
+    room = _room(min(group, batch), nodes, vocab)
+    most = draft.draws_BNK.shape[2]
+    sizes = _Sizes(0, 0, batch, nodes, vocab, most, guesses.laws, depth, shared)
+    for first in range(0, batch, group):
+        sizes.first, sizes.stop = first, min(first + group, batch)
+        _weigh(laws, first, sizes.stop, room)
+        run(_LIMITS, ctypes.addressof(sizes), given, room.ctypes.data, *out, done.ctypes.data)
+    return Judged(path_BD, count_B, next_B, overlap_BD, np.flatnonzero(done == 0).tolist())
+
+
+class _Guesses(NamedTuple):
+    """Where the draft's weights are."""
+
+    laws: int
+    at: tuple[int | None, int | None, int | None]
+    kept: tuple[object, ...]  #: what must live as long
+
+    @classmethod
+    def of(cls, laws: Laws | None, batch: int, vocab: int) -> "_Guesses | None":
+        """None: they are not as the kernel reads them."""
+        if laws is None:
+            return cls(0, (None, None, None), ())
+        weights = weights_of(laws)
+        if weights is None:
+            return None
+        for row in weights.values:
+            fits = row.shape == (batch, vocab) and row.dtype == np.float32
+            if not fits or row.strides[1] != row.itemsize:
+                return None
+        rows = (_POINTER * len(weights.values))(*(row.ctypes.data for row in weights.values))
+        apart = np.array([row.strides[0] // row.itemsize for row in weights.values])
+        sums = np.array(weights.sums, dtype=np.float64)
+        at = ctypes.addressof(rows), apart.ctypes.data, sums.ctypes.data
+        return cls(len(rows), at, (rows, apart, sums))
+
+
+@per_thread
+def _room(count: int, nodes: int, vocab: int) -> Array:
+    return np.empty((count, nodes, vocab), dtype=np.float32)
+
+
+def _weigh(laws: Laws, first: int, stop: int, room: Array) -> None:
+    """exp(z / T) of rows first..stop, 0 below the floor."""
+    z = laws.logits_BRV.detach()[first:stop].float().numpy()
+    out, inverse = room[: stop - first], laws.inverse_temperature_B[first:stop].tolist()
+    with np.errstate(over="ignore", invalid="ignore"):  # rows where it matters are left
+        if any(value != 1.0 for value in inverse):
+            scaled = np.multiply(z, np.array(inverse, dtype=np.float32)[:, None, None], out=out)
+            np.exp(scaled, out=out)
+        else:
+            np.exp(z, out=out)
+        if laws.floor_BR is not None:
+            floor = laws.floor_BR.detach()[first:stop, :, None].numpy()
+            np.multiply(out, z >= floor, out=out)

@@ -1,0 +1,294 @@
+"""The loop in a process of its own: orders go there, events come back once a turn.
+
+HTTP, JSON and words need the interpreter's lock that the thread which decodes needs, too; in two
+processes neither waits for the other. What crosses is pickled: lists of requests one way, blocks of
+tokens the other way. Texts, schemas and clients stay on this side, the model and the loop on that
+one.
+"""
+
+import io
+import multiprocessing
+import pickle
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from llguidance import LLTokenizer
+
+from outrider.engine.request import Request
+from outrider.errors import OutriderError
+from outrider.server.decoding import Room, opened
+from outrider.server.grammar import vocabulary
+from outrider.server.known import Known, Writes
+from outrider.server.loop import Delivery, Event, Full, Load, Loop, Stopped, Ticket, spread
+from outrider.server.spoken import Spoken
+from outrider.text.speculator import Speculator
+
+_PATIENCE = 5.0  #: seconds in which the other process ends once nobody wants it
+
+
+class Asked(NamedTuple):
+    """A ticket on its way."""
+
+    key: int
+    lane: str
+    request: Request | Spoken
+    deadline: float | None
+    arrived: float
+
+
+class Dropped(NamedTuple):
+    """Nobody waits for a ticket any more."""
+
+    key: int
+    reason: str
+
+
+class Said(NamedTuple):
+    """An event on its way, with what the loop has noted on its ticket."""
+
+    key: int
+    event: Event
+    seated: float | None
+    cached: int
+
+
+class EngineLost(RuntimeError):
+    """The other process has ended by itself."""
+
+
+def started(load: Callable[[], Speculator], room: Room) -> "Apart":
+    """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
+
+    Raises what `load` raises, and EngineLost if the process ends before it is ready. To be called
+    in the main thread.
+    """
+    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+    here, there = context.Pipe()
+    process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
+    # Ctrl-C goes to both processes; this one answers who waits, and then ends the other
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    there.close()
+    return Apart(here, process, room.rows)
+
+
+class Apart:
+    """A `Decoder` whose loop is at the other end of a pipe, in a process that ends with this one.
+
+    known  what that process says of its model
+    """
+
+    def __init__(self, pipe: Connection, process: BaseProcess, rows: int) -> None:
+        self._pipe, self._process, self.rows = pipe, process, rows
+        self.deliver: Delivery = spread
+        self.fault: BaseException | None = None
+        self._lock = threading.Lock()
+        self._open: dict[int, Ticket] = {}
+        self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._closing = False
+        self.known = self._introduction()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def _introduction(self) -> Known:
+        """What the other process says first."""
+        try:
+            said: Known | Exception = self._pipe.recv()
+        except EOFError:
+            raise self._loss() from None
+        except BaseException:  # Ctrl-C while the model is loaded
+            self._process.terminate()
+            raise
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    # ------------------------------------------------------------------ a Decoder's
+
+    @property
+    def alive(self) -> bool:
+        """Whether it decodes."""
+        return self.fault is None and not self._closing
+
+    @property
+    def load(self) -> Load:
+        """As of what is known here: who came first sits, as many as there are rows."""
+        count = len(self._open)
+        return Load(min(count, self.rows), max(count - self.rows, 0), self.rows)
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Send requests, all or none. Raises Stopped; events of the tickets say if it is Full."""
+        asked = [Asked(t.key, t.lane, t.request, t.deadline, t.arrived) for t in tickets]
+        with self._lock:
+            if self.fault is not None or self._closing:
+                raise Stopped
+            self._open |= {ticket.key: ticket for ticket in tickets}
+            self._orders.put(_pickled(asked))
+
+    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+        """Nobody waits for it any more; its row is free at the next turn."""
+        with self._lock:
+            if self._open.pop(ticket.key, None) is not None:
+                ticket.over = True
+                self._orders.put(_pickled(Dropped(ticket.key, reason)))
+
+    def start(self) -> None:
+        """It decodes from the beginning."""
+
+    def close(self) -> None:
+        """Take no more, end what runs, and stop."""
+        with self._lock:
+            self._closing = True
+            self._orders.put(_pickled(None))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has stopped; after that time it is stopped."""
+        self._listener.join(timeout)
+        if self._listener.is_alive():
+            self._process.kill()
+            self._listener.join()
+
+    # ------------------------------------------------------------------ threads of its own
+
+    def _write(self) -> None:
+        """Orders, so that a long recording holds nobody up who gives another."""
+        with suppress(OSError):
+            while True:
+                self._pipe.send_bytes(self._orders.get())
+
+    def _listen(self) -> None:
+        """Events, as long as there are any; then the tickets that are open have an error."""
+        with suppress(EOFError, OSError):
+            while True:
+                self._hear(self._pipe.recv())
+        error = self._loss()
+        with self._lock:
+            if not self._closing:
+                self.fault = error
+            left, self._open = list(self._open.values()), {}
+        why = self.fault or Stopped("the server is closing")
+        self._give([(ticket, Event(error=why, over=True)) for ticket in left])
+
+    def _hear(self, said: Sequence[Said]) -> None:
+        events = []
+        for key, event, seated, cached in said:
+            ticket = self._open.get(key)
+            if ticket is not None:
+                ticket.seated, ticket.cached = seated, cached
+                events.append((ticket, event))
+        self._give(events)
+
+    def _give(self, events: list[tuple[Ticket, Event]]) -> None:
+        for ticket, event in events:
+            ticket.over = event.over
+            if event.over:
+                self._open.pop(ticket.key, None)
+        self.deliver(events)
+
+    def _loss(self) -> EngineLost:
+        self._process.join(_PATIENCE)
+        return EngineLost(f"the engine's process has ended; got exit code {self._process.exitcode}")
+
+
+# ---------------------------------------------------------------------- in the other process
+
+
+def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None:
+    """Take orders from a pipe and tell events there, until nobody is at its other end."""
+    try:
+        known, loop = opened(load(), room)
+    except Exception as error:
+        pipe.send(_portable(error))
+        return
+    tickets: dict[int, Ticket] = {}
+    telling = threading.Lock()  # the loop's thread and the one that takes orders
+
+    def deliver(events: list[tuple[Ticket, Event]]) -> None:
+        said = []
+        for ticket, event in events:
+            if event.error is not None:
+                event = event._replace(error=_portable(event.error))
+            if event.over:
+                tickets.pop(ticket.key, None)
+            said.append(Said(ticket.key, event, ticket.seated, ticket.cached))
+        with telling, suppress(OSError):
+            pipe.send_bytes(pickle.dumps(said, pickle.HIGHEST_PROTOCOL))
+
+    loop.deliver = deliver
+    with suppress(OSError):
+        pipe.send(known)
+    obey = threading.Thread(target=_obey, args=(pipe, known, loop, tickets), daemon=True)
+    obey.start()
+    loop.run()  # a fault of it is this process's
+
+
+def _obey(pipe: Connection, known: Known, loop: Loop, tickets: dict[int, Ticket]) -> None:
+    """Orders, one after the other. Whatever ends them ends the loop."""
+    try:
+        while (order := _Unpickler(pipe.recv_bytes(), known).load()) is not None:
+            if isinstance(order, Dropped):
+                if (dropped := tickets.pop(order.key, None)) is not None:
+                    loop.cancel(dropped, order.reason)
+                continue
+            fresh = [
+                Ticket(lane, request, _nothing, deadline, arrived, key=key)
+                for key, lane, request, deadline, arrived in order
+            ]
+            tickets |= {ticket.key: ticket for ticket in fresh}
+            try:
+                loop.submit(fresh)
+            except (Full, Stopped) as error:
+                loop.deliver([(ticket, Event(error=error, over=True)) for ticket in fresh])
+    except (EOFError, OSError):
+        pass  # nobody is there any more
+    finally:
+        loop.close()
+
+
+def _nothing(event: Event) -> None:
+    """Events are told to the other process."""
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error if it can be pickled, or one that says the same."""
+    with suppress(Exception):
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    if isinstance(error, OutriderError):
+        return OutriderError(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class _Pickler(pickle.Pickler):
+    """A grammar's words are those of the tokenizer, which both sides have."""
+
+    def persistent_id(self, value: Any) -> str | None:
+        """Names them."""
+        return "words" if isinstance(value, LLTokenizer) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, known: Known) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = known
+
+    def persistent_load(self, name: Any) -> LLTokenizer:
+        """The words of this side."""
+        assert isinstance(self._known, Writes)
+        return vocabulary(self._known.tokenizer, self._known.vocab_size)
+
+
+def _pickled(order: Sequence[Asked] | Dropped | None) -> bytes:
+    data = io.BytesIO()
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(order)
+    return data.getvalue()

@@ -1,0 +1,86 @@
+"""What decodes for a server: a loop over a model, and what others must know of that model."""
+
+import hashlib
+from typing import NamedTuple
+
+import outrider
+from outrider.engine.logprobs import Logprobs
+from outrider.engine.request import Limits, Request
+from outrider.engine.run import Run
+from outrider.errors import ConfigurationError
+from outrider.laws.sampling import Sampling
+from outrider.models.prefixes import Prefixes
+from outrider.server.known import Hears, Known, Writes
+from outrider.server.lanes import Lanes
+from outrider.server.loop import Loop
+from outrider.server.spoken import Recordings, Spoken
+from outrider.text.speculator import Speculator
+from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.transcriber import Transcription, transcription
+
+KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin alike
+
+
+class Room(NamedTuple):
+    """How much of a loop there is.
+
+    rows          requests decoded side by side
+    capacity      slots of a row: prompt, answer and draft
+    most_waiting  requests that may wait; more are refused
+    kept_bytes    of prompts that were read, for requests that begin alike; 0: none
+    """
+
+    rows: int = 16
+    capacity: int = 2048
+    most_waiting: int = 64
+    kept_bytes: int = KEPT_BYTES
+
+
+def fingerprint(speculator: Speculator) -> str:
+    """Names what a seeded text depends on: weights, dtype, processor, libraries, version.
+
+    A hash of what the model says of a few tokens, to the last bit.
+    """
+    engine, said = speculator.engine, []
+    vocab = engine.target.vocab_size
+    prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
+    run = Run(engine, 1, 256)
+    run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
+    run.close()
+    for block in run:
+        said.append((block.token_ids, block.logprobs, block.likeliest))
+    identity = repr((said, vocab, outrider.__version__)).encode()
+    return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
+
+
+def opened(speculator: Speculator, room: Room) -> tuple[Known, Loop]:
+    """A loop that is not yet started. A Whisper transcribes, others write text."""
+    if speculator.hearing is not None:
+        return _hears(speculator, speculator.hearing, room)
+    if speculator.tokenizer is None:
+        raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
+    engine = speculator.engine
+    engine.priced(room.rows)  # measured now, not while the first client waits
+    lanes, prefixes = Lanes(engine), Prefixes(room.kept_bytes)
+
+    def run(lane: str) -> Run:
+        return Run(lanes[lane], room.rows, room.capacity, prefixes=prefixes)
+
+    known = Writes(
+        speculator.tokenizer,
+        speculator.eos_ids,
+        engine.target.context,
+        engine.target.vocab_size,
+        lanes.methods,
+        fingerprint(speculator),
+    )
+    return known, Loop(run, room.rows, room.most_waiting)
+
+
+def _hears(speculator: Speculator, hearing: Hearing, room: Room) -> tuple[Known, Loop]:
+    def begin(spoken: Spoken) -> Transcription:
+        given = {"array": spoken.samples, "sampling_rate": hearing.rate}
+        return transcription(speculator.engine, hearing, given, spoken.settings)
+
+    known = Hears(hearing.name, hearing.vocabulary, hearing.rate)
+    return known, Loop(lambda lane: Recordings(begin), room.rows, room.most_waiting)

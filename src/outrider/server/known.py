@@ -1,0 +1,38 @@
+"""What is known of a served model where its requests are read and its answers are written.
+
+It holds no weights, so that it can go to another process: `outrider.server.apart`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.lanes import Methods
+from outrider.text.speech.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Writes:
+    """A model that goes on from text.
+
+    context, vocab_size  tokens that it can read, and how many there are
+    fingerprint          names what a seeded text depends on: `outrider.server.decoding.fingerprint`
+    """
+
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    context: int
+    vocab_size: int
+    methods: Methods
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Hears:
+    """A model that turns speech into text; `rate` is its samples per second."""
+
+    name: str
+    vocabulary: Vocabulary
+    rate: int
+
+
+Known = Writes | Hears

@@ -1,0 +1,199 @@
+"""The loop at the other end of a pipe: the same texts, and an end for everybody if it breaks."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import openai
+import pytest
+from served import NAME, PROMPT, events, far, idle, linked, streamed, write
+from test_refusals import asked
+
+from outrider import ConfigurationError, Limits, Request, Sampling
+from outrider.server.decoding import Room
+from outrider.server.lanes import Lanes
+from outrider.server.loop import Stopped, Ticket
+
+BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+def test_what_is_asked_across_a_pipe_is_answered_as_here(server, shipped):
+    every = [
+        {"seed": 5},
+        {"seed": 5, "logprobs": 3, "n": 2},
+        {"seed": 6, "extra_body": {"guided_regex": "[a-z]{4} = [0-9]{3}"}},
+        {"seed": 7, "stop": ["\n"], "logit_bias": {"11": 2.0}},
+        {"seed": 8, "extra_body": {"prediction": {"type": "content", "content": PROMPT}}},
+    ]
+    with far(shipped) as other:
+        for options in every:
+            mine = write(other.client(), **options)
+            theirs = write(server.client(), **options)
+            assert mine.choices == theirs.choices
+            assert mine.system_fingerprint == theirs.system_fingerprint
+            assert mine.model_extra["metrics"]["queue_time_ms"] >= 0
+        assert streamed(other.client(), seed=5)[0] == write(server.client(), seed=5).choices[0].text
+        with pytest.raises(openai.BadRequestError, match="layers to leave out"):
+            write(other.client(), extra_body={"speculative_config": {"method": "layer_skip"}})
+        assert idle(other)
+
+
+def test_rows_and_the_queue_across_a_pipe(shipped):
+    with far(shipped, rows=1, most_waiting=1) as server:
+        first, second = events(server, BODY), events(server, BODY)
+        next(first)
+        waits = threading.Thread(target=lambda: [None for _ in second])
+        waits.start()
+        while server.loop.load.waiting < 1:
+            time.sleep(0.01)
+        with pytest.raises(openai.RateLimitError, match="queue is full"):
+            write(server.client())
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+        assert 'admission_rejections_total{model_name="pair"} 1.0' in page
+        assert 'request_success_total{finished_reason="cancelled"' not in page
+        first.close()
+        waits.join()
+        assert idle(server, 2)
+        code, told = asked(server, BODY | {"stream": False, "timeout": 0.2})
+        assert (code, told["error"]["code"]) == (504, "deadline")
+
+
+def test_a_loop_that_breaks_across_a_pipe_is_told_to_everybody(shipped, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with far(shipped) as server:
+        stream = events(server, BODY)
+        next(stream)
+
+        def broken(lanes, name):
+            raise RuntimeError("no memory")
+
+        monkeypatch.setattr(Lanes, "__getitem__", broken)
+        other = BODY | {"speculative_config": {"method": "none"}}
+        assert asked(server, other)[0] == 503
+        left = list(stream)
+        assert "[DONE]" not in left
+        assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
+        while server.loop.fault is None:
+            time.sleep(0.01)
+        assert "has ended; got exit code" in str(server.loop.fault)
+        assert asked(server, None, "/health", method="GET")[0] == 503
+        assert asked(server, BODY)[0] == 503
+
+
+def test_what_cannot_be_loaded_says_so_here(shipped):
+    def load():
+        raise ConfigurationError("no such model")
+
+    with pytest.raises(ConfigurationError, match="no such model"):
+        linked(load, Room())
+
+
+def test_nobody_asks_a_loop_that_is_closed(shipped):
+    engine = linked(lambda: shipped, Room(rows=2, capacity=256))
+    told = []
+    engine.submit([Ticket("default", Request([5, 6], Sampling(0), Limits(200)), told.append)])
+    engine.close()
+    engine.join(20)
+    assert isinstance(told[-1].error, Stopped)
+    assert told[-1].over
+    assert not engine.alive
+    with pytest.raises(Stopped):
+        engine.submit([])
+
+
+# ---------------------------------------------------------------------- processes
+
+
+class Process:
+    """`outrider serve` as people start it."""
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "outrider", "serve", "--port", str(self.port)]
+        command += ["--rows", "4", "--capacity", "512", "--threads", "1"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.address = f"http://127.0.0.1:{self.port}"
+        while "base_url" not in (line := self.process.stderr.readline()):
+            assert line, "it has ended"
+        while True:
+            try:
+                self.model = json.load(urllib.request.urlopen(self.address + "/v1/models"))
+                break
+            except OSError:
+                time.sleep(0.05)
+        self.body = BODY | {"model": self.model["data"][0]["id"], "seed": 3}
+
+    @property
+    def engine(self):
+        """The process that decodes."""
+        me = self.process.pid
+        with open(f"/proc/{me}/task/{me}/children") as file:
+            each = [int(one) for one in file.read().split()]
+        found = [one for one in each if b"spawn_main" in command(one)]  # multiprocessing has others
+        assert len(found) == 1
+        return found[0]
+
+
+@pytest.fixture
+def process():
+    if not os.path.exists("/proc/self/task"):
+        pytest.skip("needs /proc, to find the engine's process")
+    process = Process()
+    yield process
+    process.process.kill()
+    process.process.wait()
+    process.process.stderr.close()
+
+
+def command(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def gone(pid, seconds=10.0):
+    ends = time.monotonic() + seconds
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < ends:
+        time.sleep(0.02)
+    return not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_ends_its_requests_and_the_server_says_so(process):
+    stream = events(process, process.body)
+    next(stream)
+    os.kill(process.engine, signal.SIGKILL)
+    left = list(stream)
+    assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
+    assert asked(process, None, "/health", method="GET")[0] == 503
+    process.process.send_signal(signal.SIGINT)
+    assert process.process.wait(15) == 2
+    assert "exit code -9" in process.process.stderr.read()
+
+
+@pytest.mark.slow
+def test_the_engine_ends_with_a_server_that_is_killed(process):
+    next(events(process, process.body))
+    engine = process.engine
+    process.process.kill()
+    assert gone(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_asked_to_end_answers_who_waits(process, how):
+    stream = events(process, process.body | {"max_tokens": 120})
+    next(stream)
+    engine = process.engine
+    for each in (process.process.pid, engine) if how == signal.SIGINT else (process.process.pid,):
+        os.kill(each, how)  # Ctrl-C goes to all of a terminal's processes
+    assert list(stream)[-1] == "[DONE]"
+    process.process.wait(15)
+    assert process.process.returncode in (0, -how)
+    assert gone(engine)
