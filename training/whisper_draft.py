@@ -24,7 +24,7 @@ from transformers import WhisperForConditionalGeneration
 
 from training.muon import Optimiser, Rates
 from training.whisper_laws import Spoken, windows
-from training.whisper_model import Draft, save
+from training.whisper_model import Draft, load_weights, save
 
 OVERLAPS = (1.0, 0.5)  # temperatures of the second part
 
@@ -72,11 +72,11 @@ def take_step(
 ) -> float:
     """One step on some windows; their mean loss."""
     total = 0.0
-    for window in batch:
-        with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16):  # one context: weights are cast once a step
+        for window in batch:
             loss = loss_of(draft, window, late) / len(batch)
-        loss.backward()
-        total += loss.item()
+            loss.backward()
+            total += loss.item()
     gradients = {name: p.grad for name, p in optimiser.model.items() if p.grad is not None}
     length = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
     for gradient in gradients.values():
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--ids", type=Path, required=True, help="what whisper_head wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", default="0,5", help="of the target's decoder")
+    parser.add_argument("--start", type=Path, help="a draft whose weights to begin with")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--steps", type=int, help="in all, instead of minutes")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
@@ -155,6 +156,8 @@ def main() -> None:
     target = WhisperForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32)
     layers = [int(layer) for layer in args.layers.split(",")]
     draft = Draft(target, layers, load_file(args.ids)["ids"])
+    if args.start:
+        load_weights(draft, args.start)
     del target
     draft.train()
     train(draft, Shards(args.data, args.seed), args)

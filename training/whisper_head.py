@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
-from training.whisper_texts import LANGUAGES, sentences
+from training.whisper_texts import LANGUAGES, Sources, sentences
 
 _LATIN = re.compile("[ -~\u00c0-\u017f\u2010-\u2026]*")  # with quotes and dashes
 
@@ -51,16 +51,14 @@ def latin(tokenizer: WhisperTokenizer, token: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="a Whisper's folder")
-    parser.add_argument("--homeassistant", type=Path, required=True, help="the wheel")
-    parser.add_argument("--bible", type=Path, required=True, help="unpacked sword-text-web")
+    Sources.arguments(parser)
     parser.add_argument("--spoken", type=Path, required=True, help="shards of whisper_record")
     parser.add_argument("--size", type=int, default=16_384)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     tokenizer = WhisperTokenizer.from_pretrained(args.model)
-    lines = [
-        " " + line for name in LANGUAGES for line in sentences(name, args.homeassistant, args.bible)
-    ]
+    sources = Sources(args.homeassistant, args.bible, args.wordnet)
+    lines = [" " + line for name in LANGUAGES for line in sentences(name, sources)]
     counts = Counter(chain.from_iterable(tokenizer(lines, add_special_tokens=False).input_ids))
     for shard in sorted(args.spoken.glob("*.safetensors")):
         counts.update(load_file(shard)["tokens"].tolist())

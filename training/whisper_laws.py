@@ -41,6 +41,13 @@ class Row(NamedTuple):
     temperature: float
 
 
+class Followed(NamedTuple):
+    """A text to be given, with its end, and how much of it is prompt."""
+
+    tokens: list[int]
+    prompt: int
+
+
 class Transcript(NamedTuple):
     """Prompt and text `[N]`, and per position what the target said there."""
 
@@ -69,6 +76,10 @@ class Target:
         spoken = [settings.lang_to_id[f"<|{language}|>"], settings.task_to_id["transcribe"]]
         without = [] if timestamps else [settings.no_timestamps_token_id]
         return [settings.decoder_start_token_id, *spoken, *without]
+
+    def time(self, seconds: float) -> int:
+        """The timestamp of a moment of a window."""
+        return int(self.settings.no_timestamps_token_id) + 1 + round(seconds / 0.02)
 
     @torch.no_grad()
     def encode(self, features: Tensor) -> Tensor:
@@ -110,6 +121,30 @@ class Target:
             found.append(Transcript(tokens, all_hidden[r, :n], all_totals[r, :n], len(row.prompt)))
         return found
 
+    @torch.no_grad()
+    def follow(self, states: Tensor, texts: Sequence[Followed]) -> list[Transcript]:
+        """Given texts of a window instead of its own, all in one call; `states` is `[S, D]`."""
+        rows = [torch.tensor(text.tokens) for text in texts]
+        row_N = torch.cat([torch.full_like(row, r) for r, row in enumerate(rows)])
+        at = torch.arange(len(row_N))
+        sees_NN = (row_N[:, None] == row_N) & (at[:, None] >= at)
+        mask = torch.zeros(sees_NN.shape).masked_fill(~sees_NN, torch.finfo(states.dtype).min)
+        hidden = self.model.model.decoder(
+            input_ids=torch.cat(rows)[None],
+            position_ids=torch.cat([torch.arange(len(row)) for row in rows])[None],
+            attention_mask=mask[None, None].to(states.dtype),
+            encoder_hidden_states=states[None],
+            use_cache=False,
+        ).last_hidden_state[0]
+        logits = (hidden @ self.head.T).float()
+        logits[:, self.suppressed] = -torch.inf
+        sizes = [len(row) for row in rows]
+        parts = zip(hidden.half().split(sizes), logits.logsumexp(-1).split(sizes), strict=True)
+        return [
+            Transcript(row, state, total, text.prompt)
+            for row, text, (state, total) in zip(rows, texts, parts, strict=True)
+        ]
+
     def _rules(self, row: Row) -> LogitsProcessorList:
         """transformers' own rules; positions are counted from the end of the prompt."""
         banned = self.settings.begin_suppress_tokens
@@ -133,15 +168,33 @@ class Target:
 
 
 def record(
-    target: Target, features: Tensor, rows: Sequence[Sequence[Row]], out: Path, most: int = 200
+    target: Target,
+    features: Tensor,
+    rows: Sequence[Sequence[Row | Followed]],
+    out: Path,
+    most: int = 200,
 ) -> int:
-    """Transcribe windows of features `[W, mels, frames]`, each by its rows, into a shard.
+    """Transcripts of windows of features `[W, mels, frames]`, each by its rows, into a shard.
 
-    Returns the number of tokens in it.
+    Rows of a window are made side by side with those of the others, or followed. Returns the
+    number of tokens in the shard.
     """
     states = target.encode(features)
-    owners = [window for window, mine in enumerate(rows) for _ in mine]
-    found = target.transcribe(states[owners], [row for mine in rows for row in mine], most)
+    found: list[Transcript] = []
+    owners: list[int] = []  # the windows of those found
+    made: list[Row] = []
+    theirs: list[int] = []
+    for window, mine in enumerate(rows):
+        if given := [row for row in mine if isinstance(row, Followed)]:
+            found += target.follow(states[window], given)
+            owners += [window] * len(given)
+        for row in mine:
+            if isinstance(row, Row):
+                made.append(row)
+                theirs.append(window)
+    if made:
+        found += target.transcribe(states[theirs], made, most)
+        owners += theirs
     lengths = torch.tensor([len(transcript.tokens) for transcript in found])
     prompts = torch.tensor([transcript.prompt for transcript in found])
     first = lengths.cumsum(0) - lengths

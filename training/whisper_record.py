@@ -1,10 +1,12 @@
 """Speak texts and record what a Whisper makes of them: `python -m training.whisper_record`.
 
     python -m training.whisper_record --model whisper-base --homeassistant homeassistant-*.whl \\
-        --bible sword --out work/whisper/spoken --windows 600
+        --bible sword --wordnet wordnet --out work/whisper/spoken --windows 600
 
 Each window is transcribed three times: greedily without timestamps, greedily with them, and drawn
-at temperature 1 (either way). Some transcripts follow on from another, as in long recordings.
+at temperature 1 (either way). With `--follow` the target is led along the text that was read
+instead, without and with timestamps: a tenth of the time. Some transcripts follow on from another,
+as in long recordings.
 Needs `apt-get install espeak-ng flite libttspico-utils`. Goes on where it stopped.
 """
 
@@ -18,32 +20,36 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
-from training.whisper_laws import Row, Target, record
-from training.whisper_speech import RATE, windows
-from training.whisper_texts import LANGUAGES, sentences
+from training.whisper_attention import NAME
+from training.whisper_laws import Followed, Row, Target, record
+from training.whisper_speech import RATE, Window, windows
+from training.whisper_texts import LANGUAGES, Sources, sentences
 
 SHARD = 8  # windows
 PROMPTED = (0.15, 0.15, 0.5)  # how often each of the three follows on from another transcript
 LONGEST_PROMPT = 48
+LONGEST_JOIN = 0.5  # seconds between sentences that Whisper writes without a gap
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="a Whisper's folder")
-    parser.add_argument("--homeassistant", type=Path, required=True, help="the wheel")
-    parser.add_argument("--bible", type=Path, required=True, help="unpacked sword-text-web")
+    Sources.arguments(parser)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--windows", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--follow", action="store_true", help="the texts, no transcripts")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     model = WhisperForConditionalGeneration.from_pretrained(
-        args.model, dtype=torch.bfloat16, attn_implementation="eager"
+        args.model, dtype=torch.bfloat16, attn_implementation=NAME
     ).eval()
     extract = WhisperFeatureExtractor.from_pretrained(args.model)
-    texts = {name: sentences(name, args.homeassistant, args.bible) for name in LANGUAGES}
+    sources = Sources(args.homeassistant, args.bible, args.wordnet)
+    texts = {name: sentences(name, sources) for name in LANGUAGES}
+    tokenizer = WhisperTokenizer.from_pretrained(args.model)
     for number in range(args.windows // SHARD):
         out = args.out / f"{args.seed:02}-{number:04}.safetensors"
         if out.exists():
@@ -54,9 +60,49 @@ def main() -> None:
             [w.samples for w in spoken], sampling_rate=RATE, return_tensors="pt"
         ).input_features
         target, dice = Target(model, seed), random.Random(seed)
-        rows = [three(target, window.language, args.out, dice) for window in spoken]
+        rows: list[list[Row | Followed]] = []
+        for window in spoken:
+            if args.follow:
+                rows.append(read_out(target, window, tokenizer, texts[window.language], dice))
+            else:
+                rows.append([*three(target, window.language, args.out, dice)])
         tokens = record(target, features, rows, out)
         print(f"{time.strftime('%H:%M:%S')} {out.name}: {tokens} tokens", flush=True)
+
+
+def read_out(
+    target: Target,
+    window: Window,
+    tokenizer: WhisperTokenizer,
+    texts: list[str],
+    dice: random.Random,
+) -> list[Row | Followed]:
+    """What was read to a window as its transcripts: without timestamps and with them."""
+    rows: list[Row | Followed] = []
+    for timestamps in (False, True):
+        prompt = target.prompt(window.language, timestamps)
+        if dice.random() < PROMPTED[0]:
+            before = encoded(tokenizer, dice.choice(texts))[-LONGEST_PROMPT:]
+            prompt = [target.settings.prev_sot_token_id, *before, *prompt]
+        tokens = list(prompt)
+        start = 0.0
+        for number, said in enumerate(window.said):
+            piece = encoded(tokenizer, said.text)
+            if timestamps:
+                following = window.said[number + 1].start if number + 1 < len(window.said) else 30
+                ends = min(said.end, 30.0)
+                piece = [target.time(start), *piece, target.time(ends)]
+                start = following if following - ends > LONGEST_JOIN else ends
+            tokens += piece
+        tokens = tokens[: target.model.config.max_target_positions - 1]
+        rows.append(Followed([*tokens, target.settings.eos_token_id], len(prompt)))
+    return rows
+
+
+def encoded(tokenizer: WhisperTokenizer, text: str) -> list[int]:
+    """A sentence as Whisper writes it: after a space, with a full stop."""
+    ended = text if text[-1] in ".!?" else f"{text}."
+    return list(tokenizer(f" {ended}", add_special_tokens=False).input_ids)
 
 
 def three(target: Target, language: str, folder: Path, dice: random.Random) -> list[Row]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from training.whisper_attention import NAME
 from training.whisper_laws import Row, Target, record
 from training.whisper_speech import RATE, Samples, read
 
@@ -82,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     model = WhisperForConditionalGeneration.from_pretrained(
-        args.model, dtype=torch.bfloat16, attn_implementation="eager"
+        args.model, dtype=torch.bfloat16, attn_implementation=NAME
     ).eval()
     extract = WhisperFeatureExtractor.from_pretrained(args.model)
     target = Target(model)

@@ -23,7 +23,7 @@ RATE = 16_000
 Samples = NDArray[np.float32]
 
 #: How often a language is spoken.
-SHARES = {"en": 0.5, "fr": 0.3, "de": 0.2}
+SHARES = {"en": 0.68, "fr": 0.24, "de": 0.08}
 
 _PICO = {"en": ("en-US", "en-GB"), "fr": ("fr-FR",), "de": ("de-DE",)}
 _FLITE = ("slt", "rms", "awb", "kal16")
@@ -31,12 +31,20 @@ _ESPEAK = {"en": ("en-us", "en-gb", "en-gb-scotland"), "fr": ("fr-fr", "fr-be"),
 _ESPEAK_VARIANTS = ("", "+m1", "+m3", "+m5", "+m7", "+f1", "+f2", "+f3", "+f4", "+f5")
 
 
+class Said(NamedTuple):
+    """A sentence and when it begins and ends, in seconds."""
+
+    text: str
+    start: float
+    end: float
+
+
 class Window(NamedTuple):
     """At most 30 s of somebody speaking."""
 
     samples: Samples
     language: str
-    text: str
+    said: list[Said]
 
 
 class Voice(NamedTuple):
@@ -56,25 +64,29 @@ def windows(texts: dict[str, list[str]], seed: int) -> Iterator[Window]:
         language = dice.choices(list(SHARES), list(SHARES.values()))[0]
         voice = choose_voice(language, dice)
         # Most windows of a long recording are full; a command or a question is short.
-        seconds = dice.uniform(20, 28.5) if dice.random() < 0.7 else dice.uniform(2, 18)
+        seconds = dice.uniform(22, 29) if dice.random() < 0.85 else dice.uniform(2, 18)
+        # A voice of another size: speed and pitch together, in per cent.
+        size = dice.randint(88, 112) if dice.random() < 0.6 else 100
         spoken: list[Samples] = []
-        said: list[str] = []
+        said: list[Said] = []
         while True:
             sentence = texts[language][places[language] % len(texts[language])]
             places[language] += 1
-            sound = say(sentence, voice)
-            if said and sum(map(len, spoken)) + len(sound) > seconds * RATE:
+            sound = resample_poly(say(sentence, voice), 100, size)
+            start = sum(map(len, spoken)) / RATE
+            end = start + len(sound) / RATE
+            if said and end > seconds:
                 break
             pause = np.zeros(int(dice.uniform(0.1, 0.9) * RATE), np.float32)
             spoken += [sound, pause]
-            said.append(sentence)
+            said.append(Said(sentence, start, end))
         samples = np.concatenate(spoken)[: 30 * RATE]
-        yield Window(spoil(samples, dice), language, " ".join(said))
+        yield Window(spoil(samples, dice), language, said)
 
 
 def choose_voice(language: str, dice: random.Random) -> Voice:
     """A voice; the more natural ones more often."""
-    programs = {"pico2wave": 5, "espeak-ng": 3} | ({"flite": 4} if language == "en" else {})
+    programs = {"pico2wave": 6, "espeak-ng": 2} | ({"flite": 5} if language == "en" else {})
     program = dice.choices(list(programs), list(programs.values()))[0]
     if program == "pico2wave":
         return Voice(
@@ -123,9 +135,6 @@ def read(file: Path) -> Samples:
 def spoil(samples: Samples, dice: random.Random) -> Samples:
     """What happens to a voice between a mouth and a file, each part of it some of the time."""
     noise = np.random.default_rng(dice.getrandbits(32))
-    if dice.random() < 0.6:  # a voice of another size: speed and pitch together
-        up = dice.randint(88, 112)
-        samples = resample_poly(samples, 100, up)[: 30 * RATE]
     if dice.random() < 0.4:  # a room
         length = int(dice.uniform(0.05, 0.4) * RATE)
         echo = noise.standard_normal(length) * np.exp(-7 * np.arange(length) / length)
@@ -140,12 +149,14 @@ def spoil(samples: Samples, dice: random.Random) -> Samples:
             4, [dice.uniform(80, 300), dice.uniform(3000, 3900)], "band", fs=RATE, output="sos"
         )
         samples = sosfilt(band, samples)
+        if dice.random() < 0.5:  # 8,000 samples a second: nothing at all above 4 kHz
+            samples = resample_poly(resample_poly(samples, 1, 2), 2, 1)[: len(samples)]
     samples = samples / (np.abs(samples).max() + 1e-6) * dice.uniform(0.1, 0.95)
     if dice.random() < 0.6:  # hiss
         hiss = noise.standard_normal(len(samples))
         if dice.random() < 0.5:
             hiss = np.cumsum(hiss - hiss.mean())
             hiss -= np.convolve(hiss, np.ones(64) / 64, "same")
-        level = samples.std() * 10 ** (-dice.uniform(12, 45) / 20)
+        level = samples.std() * 10 ** (-dice.uniform(20, 50) / 20)
         samples = samples + hiss / (hiss.std() + 1e-6) * level
     return np.clip(samples, -1, 1).astype(np.float32)

@@ -4,12 +4,14 @@
 |---|---|---|
 | messages of Home Assistant (a wheel of PyPI's `homeassistant`) | en, fr, de | Apache-2.0 |
 | World English Bible (Debian's `sword-text-web`) | en | public domain |
+| examples of WordNet (Debian's `wordnet-base`) | en | WordNet 3.0 (permissive) |
 | topics of Python's help (`pydoc_data`) | en | PSF-2.0 |
-| sentences with numbers, below | en, fr, de | this project's |
+| menus, voice mail, numbers of `whisper_prompts` | en, fr, de | this project's |
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
@@ -19,56 +21,47 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import NamedTuple
+
+from training.whisper_prompts import made_up
 
 LANGUAGES = ("en", "fr", "de")
 
 #: What a speech synthesiser reads otherwise than it is written, or not at all.
 _UNSPEAKABLE = re.compile(r"[{}\[\]<>`*_/\\|#%=:@()\"“”„«»+~^]|--|\.\.|\d{5}|[A-Z]{5}")
 
-_NUMBERED = {
-    "en": [
-        "Dial {a} {b} {c} to hear the news again.",
-        "The train to London leaves at {d} fifteen from platform {a}.",
-        "There are {d} people waiting before you, and it will take about {e} minutes.",
-        "My telephone number is {a} {b} {c}, {c} {a} {b}.",
-        "That is {d} point {a}, which is less than {e}.",
-        "If this is not what you wanted, choose {a}, or stay on the line for help.",
-        "Between {e} and {d} they sold {f} of them.",
-    ],
-    "fr": [
-        "Composez le {a} {b} {c} pour écouter les nouvelles une seconde fois.",
-        "Le train de Lyon part à {d} heures quinze, voie {a}.",
-        "Il y a {d} personnes avant vous, ce qui prendra environ {e} minutes.",
-        "Mon numéro de téléphone est le {a} {b} {c}, {c} {a} {b}.",
-        "Cela fait {d} virgule {a}, ce qui est moins que {e}.",
-        "Si ce n'est pas votre choix, faites le {a}, ou restez en ligne pour parler à quelqu'un.",
-        "Entre {e} et {d}, ils en ont vendu {f}.",
-    ],
-    "de": [
-        "Wählen Sie {a} {b} {c}, um die Nachrichten noch einmal zu hören.",
-        "Der Zug nach Hamburg fährt um {d} Uhr fünfzehn von Gleis {a}.",
-        "Vor Ihnen warten {d} Leute, das dauert etwa {e} Minuten.",
-        "Meine Telefonnummer ist {a} {b} {c}, {c} {a} {b}.",
-        "Das sind {d} Komma {a}, also weniger als {e}.",
-        "Wenn Sie etwas anderes wollten, nehmen Sie die {a}, oder bleiben Sie am Apparat.",
-        "Zwischen {e} und {d} haben sie {f} davon verkauft.",
-    ],
-}
+
+class Sources(NamedTuple):
+    """Where the packages were unpacked."""
+
+    homeassistant: Path
+    bible: Path
+    wordnet: Path
+
+    @classmethod
+    def arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Ask for them on a command line."""
+        parser.add_argument("--homeassistant", type=Path, required=True, help="the wheel")
+        parser.add_argument("--bible", type=Path, required=True, help="unpacked sword-text-web")
+        parser.add_argument("--wordnet", type=Path, required=True, help="unpacked wordnet-base")
 
 
-def sentences(language: str, homeassistant: Path, bible: Path, seed: int = 0) -> list[str]:
+def sentences(language: str, sources: Sources, seed: int = 0) -> list[str]:
     """All sentences of a language in a random order that `seed` decides, none of them twice."""
-    texts = [*_messages(homeassistant, language)]
+    texts = [*_messages(sources.homeassistant, language)]
     if language == "en":
         texts += topics.values()
     pieces = {piece for text in texts for piece in _pieces(text)}
     order = random.Random(seed)
+    count = len(pieces)
     if language == "en":
-        verses = sorted({piece for book in _verses(bible) for piece in _pieces(book)} - pieces)
-        pieces |= set(order.sample(verses, min(len(verses), len(pieces))))
-    # As many with numbers as a tenth of the rest: people say numbers, messages seldom do.
-    numbered = [_numbered(language, order) for _ in range(len(pieces) // 10)]
-    found = sorted(pieces | set(numbered))
+        told = {_examples(sources.wordnet): 1.5, _verses(sources.bible): 1.0}
+        for lines, share in told.items():
+            more = sorted({piece for line in lines for piece in _pieces(line)} - pieces)
+            pieces |= set(order.sample(more, min(len(more), int(share * count))))
+    # Telephones say other things than messages do: as many again.
+    made = {made_up(language, order) for _ in range(count)}
+    found = sorted(pieces | made)
     order.shuffle(found)
     return found
 
@@ -96,6 +89,18 @@ def _strings(tree: object) -> Iterator[str]:
             yield from _strings(branch)
 
 
+def _examples(folder: Path) -> Iterator[str]:
+    """The sentences in quotes of WordNet's glosses, with a capital and a full stop."""
+    files = sorted(folder.rglob("data.*"))
+    if not files:
+        raise SystemExit(f"no data.* under {folder}; unpack Debian's wordnet-base there")
+    for file in files:
+        for line in file.read_text().splitlines():
+            for example in re.findall(r'"([^"]+)"', line.partition(" | ")[2]):
+                said = example[0].upper() + example[1:]
+                yield said if said[-1] in ".!?" else f"{said}."
+
+
 def _verses(folder: Path) -> Iterator[str]:
     """The books of a SWORD module in blocks (`.bzs`: where each is, `.bzz`: the blocks)."""
     places = sorted(folder.rglob("*.bzs"))
@@ -107,9 +112,3 @@ def _verses(folder: Path) -> Iterator[str]:
             marked = zlib.decompress(packed[start : start + size]).decode()
             marked = re.sub(r"<note.*?</note>|<title.*?</title>", "", marked)
             yield re.sub(r"<[^>]*>", "", marked)
-
-
-def _numbered(language: str, order: random.Random) -> str:
-    numbers = {name: order.randint(0, 9) for name in "abc"}
-    numbers |= {"d": order.randint(2, 24), "e": order.randint(10, 99), "f": order.randint(100, 999)}
-    return order.choice(_NUMBERED[language]).format(**numbers)

@@ -6,11 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training.whisper_record import three
-from training.whisper_speech import RATE, spoil
+from training.whisper_attention import headwise
+from training.whisper_record import read_out, three
+from training.whisper_speech import RATE, Said, Window, spoil
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
-from training import whisper_alpha, whisper_draft, whisper_head, whisper_laws, whisper_model
+from training import (
+    whisper_alpha,
+    whisper_draft,
+    whisper_head,
+    whisper_laws,
+    whisper_model,
+    whisper_record,
+)
 
 END, START, TRANSCRIBE, EARLIER, PLAIN, VOCABULARY = 100, 101, 105, 107, 108, 124
 LANGUAGES = {"<|en|>": 102, "<|fr|>": 103}
@@ -74,6 +82,54 @@ def test_recorded_laws_are_the_targets(target, shards):
     assert greedy > 20
 
 
+def test_a_text_is_followed_with_the_times_at_which_it_was_said(target, tmp_path, monkeypatch):
+    """Laws along a given text are those of the text fed token by token, after either prompt."""
+    monkeypatch.setattr(whisper_record, "LONGEST_JOIN", 0.05)
+    said = [Said("ab", 0.0, 0.04), Said("c.", 0.06, 0.1), Said("d", 0.2, 0.24)]
+    window = Window(torch.zeros(8).numpy(), "fr", said)
+
+    def tokenizer(text, add_special_tokens):
+        return SimpleNamespace(input_ids=[ord(letter) - 90 for letter in text if letter > "."])
+
+    recorder = whisper_laws.Target(target)
+    after, _ = read_out(recorder, window, tokenizer, ["e"], random.Random(1))
+    assert after.tokens[: after.prompt] == [EARLIER, 11, START, 103, TRANSCRIBE, PLAIN]
+    rows = read_out(recorder, window, tokenizer, ["e"], random.Random(2))
+    plain, timed = rows
+    assert plain.tokens[-6:] == [PLAIN, 7, 8, 9, 10, END]
+    assert plain.tokens[: plain.prompt] == [START, 103, TRANSCRIBE, PLAIN]
+    first = PLAIN + 1
+    ends = [first, 7, 8, first + 2, first + 2, 9, first + 5, first + 10, 10, first + 12, END]
+    assert timed.tokens[timed.prompt :] == ends
+    torch.manual_seed(3)
+    features = torch.randn(2, 8, 24)
+    rows = [rows, [whisper_laws.Row(recorder.prompt("en", False), False, 0.0)]]
+    whisper_laws.record(recorder, features, rows, tmp_path / "0.safetensors", most=6)
+    window, made = whisper_laws.windows(tmp_path / "0.safetensors")
+    assert len(made.row_N.unique()) == 1
+    with torch.no_grad():
+        alone = target.model.decoder(
+            input_ids=torch.tensor([plain.tokens]),
+            encoder_hidden_states=recorder.encode(features)[:1],
+        ).last_hidden_state[0]
+    mine = window.row_N == 0
+    assert window.tokens_N[mine].tolist() == plain.tokens
+    assert (window.hidden_ND[mine].float() - alone).abs().max() < 0.01
+    assert (window.hidden_ND[: len(alone) + 1].float()[1:] - alone).abs().max() > 0.5
+
+
+def test_attention_head_by_head_is_the_eager_one():
+    torch.manual_seed(0)
+    for queries in (3, 40):  # all heads at once, one at a time
+        query, key, value = (torch.randn(2, 4, n, 8) for n in (queries, 50, 50))
+        mask = torch.zeros(1, 1, queries, 50).masked_fill(torch.rand(queries, 50) < 0.3, -1e9)
+        scores = query @ key.mT + mask
+        wanted = (scores.softmax(-1) @ value).transpose(1, 2)
+        found, _ = headwise(None, query, key, value, mask)
+        torch.testing.assert_close(found, wanted)
+        assert not torch.allclose(headwise(None, query, key, value, None)[0], wanted)
+
+
 def test_packed_transcripts_do_not_see_each_other(target, shards):
     """All layers of the target, packed, give the states that were recorded one row at a time."""
     whole = whisper_model.Draft(target, [0, 1, 2], all_ids()).eval()
@@ -95,13 +151,13 @@ def test_the_head_holds_end_and_times_and_then_the_first_given():
     assert ids.tolist() == [5, 7, 9, END, *range(PLAIN + 1, VOCABULARY)]
 
 
-def run(target, shards, out, tmp_path, monkeypatch, steps):
+def run(target, shards, out, tmp_path, monkeypatch, steps, more=""):
     """The program itself, on the tiny model's folder."""
     target.save_pretrained(tmp_path / "model")
     save_file({"ids": all_ids()}, tmp_path / "ids.safetensors")
     command = (
         f"x --model {tmp_path / 'model'} --data {shards} --ids {tmp_path / 'ids.safetensors'} "
-        f"--out {out} --layers 0,2 --batch 2 --steps {steps} --of tiny/whisper"
+        f"--out {out} --layers 0,2 --batch 2 --steps {steps} --of tiny/whisper {more}"
     )
     monkeypatch.setattr("sys.argv", command.split())
     whisper_draft.main()
@@ -135,6 +191,9 @@ def test_training_raises_alpha_and_goes_on_where_it_stopped(
     before, after = alphas(target, untrained, shards), alphas(target, trained, shards)
     assert after[0] > before[0] + 0.1
     assert after[1] > before[1] + 0.1
+    run(target, shards, tmp_path / "on", tmp_path, monkeypatch, 1, f"--start {out}")
+    on = whisper_model.load(target, tmp_path / "on").eval()
+    assert alphas(target, on, shards)[0] > after[0] - 0.1
 
 
 def test_the_target_agrees_with_itself_and_a_poor_head_does_not(target, shards):
