@@ -92,7 +92,7 @@ def test_a_document_says_how_it_came_about(tmp_path):
     words = ["toy", "--quick", "--no-pictures", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, words).exit_code == 0
     document = json.loads((tmp_path / "toy.json").read_text())
-    assert document["machine"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(document["machine"]["torch"])  # without +cpu, +cu130
     assert document["date"].count("-") == 2
     assert document["command"]
     assert document["about"].startswith("Jeon et al. 2024")

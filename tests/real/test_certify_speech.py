@@ -1,4 +1,4 @@
-"""Whisper base with layers of its own as the draft is certified on a recording, in float32.
+"""Whisper base is certified on a recording, in float32, with its own layers and the shipped draft.
 
 Needs `whisper-base` and recordings below `speech` in OUTRIDER_MODELS. Some minutes on one core.
 """
@@ -16,6 +16,7 @@ from transformers import (
     WhisperTokenizerFast,
 )
 
+import outrider
 from outrider import DraftModel, Engine, Sampling, Timestamps
 from outrider.certify import Power, certify, foreign
 from outrider.models import adapt, shallow
@@ -61,10 +62,21 @@ def rules(folder, timed):
     return (prompt if timed else [*prompt, mark]), how
 
 
-def test_whisper_with_two_of_its_layers_as_the_draft_passes(whisper, heard):
-    model = loaded(whisper)
-    draft = adapt(shallow.cut(model, (0, 5)), shares=True)
-    engine = Engine(adapt(model), DraftModel(draft, (2, 1)))
+def with_its_layers(folder):
+    model = loaded(folder)
+    return adapt(model), adapt(shallow.cut(model, (0, 5)), shares=True)
+
+
+def with_the_shipped_draft(folder):
+    """As it comes, in 8 bits where there is a C compiler."""
+    asr = outrider.load(folder, draft="whisper-base-draft", dtype="float32", threads=1)
+    return asr.engine.target, asr.engine.drafter.model
+
+
+@pytest.mark.parametrize("pair", [with_its_layers, with_the_shipped_draft])
+def test_whisper_with_a_draft_passes(whisper, heard, pair):
+    target, draft = pair(whisper)
+    engine = Engine(target, DraftModel(draft, (2, 1)))
     prompt, how = rules(whisper, timed=True)
     few = Power(tokens=384, samples=48, equality=32, new_tokens=32, rows=4, effect=0.3)
     report = certify(engine, [prompt], how, few, inputs=[heard])
