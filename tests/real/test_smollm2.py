@@ -35,7 +35,9 @@ CANCELLED, STOPPED = 1, 3
 
 @pytest.fixture(scope="module")
 def speculator(smollm2):
-    return outrider.load(smollm2, drafter="prompt_lookup", dtype="float32", threads=1, packed=False)
+    """Eight tokens ahead, whatever they cost: the planner may well rest in texts so short."""
+    how = {"num_speculative_tokens": 8, "dtype": "float32", "threads": 1, "packed": False}
+    return outrider.load(smollm2, drafter="prompt_lookup", **how)
 
 
 @pytest.fixture(scope="module")
