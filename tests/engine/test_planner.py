@@ -121,6 +121,22 @@ def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
     assert len(set(depths)) == 1
 
 
+@pytest.mark.parametrize("others", [4, 0])
+def test_rows_for_which_nothing_is_found_do_not_pay_for_one_that_copies(others):
+    """All drafts are right; a step takes longer as soon as one row has one."""
+    costs = Costs.of({1: 6.0, 2: 7.5, 5: 12.0})
+    state, view = Adaptive().open(CHAIN, costs), View(rows_of(4), seats=4)
+    asked = 0
+    for _ in range(100):
+        shape = Adaptive().plan(state, view)
+        there = [min(shape.max_depth, most) for most in (4, others, others, others)]
+        blocks = [block(row, depth, depth) for row, depth in enumerate(there)]
+        took = state.costs.milliseconds(max(there) + 1, 4, 1)
+        Adaptive().learn(state, Finished(blocks, max(there) + 1, shape.max_depth, took))
+        asked += shape.max_depth > 0
+    assert asked == 100 if others else 0 < asked < 10
+
+
 def alone_and_beside(planner_view, kept):
     """The depths of row 0 alone with its seats, and beside neighbours."""
     one, all_of = Adaptive().open(CHAIN, COSTS), Adaptive().open(CHAIN, COSTS)

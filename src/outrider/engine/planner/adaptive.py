@@ -8,6 +8,7 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import mul
 
 import torch
@@ -121,6 +122,8 @@ class Adaptive:
                 depth = own.max_depth
                 full = prices.step(1, view.seats, 0)
                 plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
+            elif depth:
+                memory.found.saw(0, block.drafted > 0)
             if block.drafted:
                 depth = min(depth, block.drafted)
                 memory.saw(depth, min(block.accepted, depth))
@@ -147,14 +150,21 @@ class Adaptive:
 def _jointly(
     state: Session, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
 ) -> int:
-    """The draft that is worth most to the rows together, -1 for none."""
+    """The draft that is worth most to the rows together, -1 for none.
+
+    A step costs more as soon as one row has a draft; a row that has none gains nothing by it.
+    """
     view = state.view
     rows = view.rows
     prices = state.prices.of(len(rows), state.context, corrected=True)
-    if len(rows) == 1:
+    if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
-        total = _summed(gains, _weights(rows) if view.closed else None)
+        supplies = [memory.supply(row) for memory, row in zip(memories, rows, strict=True)]
+        drafted = 1 - prod(1 - supply for supply in supplies)
+        prices = Prices(prices.plain, tuple(more * drafted for more in prices.more))
+        found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
+        total = _summed(found, _weights(rows) if view.closed else None)
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain

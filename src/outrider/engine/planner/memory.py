@@ -10,6 +10,7 @@ LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks th
 BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
 #: How much nearer to certain a token is by the tokens kept in a row before it, by bucket.
 RISE = tuple(0.3 * min(at, 8) / 8 for at in range(BUCKETS))
+SUPPLY = 2.0  #: steps for which a drafter is believed to find something whenever it is asked
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
@@ -80,11 +81,12 @@ class Streaks:
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
-    __slots__ = ("asked", "streak", "streaks", "time", "tokens", "wait")
+    __slots__ = ("asked", "found", "streak", "streaks", "time", "tokens", "wait")
 
     def __init__(self) -> None:
         self.streaks = Streaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
+        self.found = Odds((1.0,), SUPPLY)  #: how often there is a draft where one is asked for
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
         self.wait = Wait()
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
@@ -105,6 +107,10 @@ class RowMemory:
         by_depth = self.streaks.gains(self.streak, min(deepest, room))
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
+
+    def supply(self, row: Row) -> float:
+        """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
+        return self.found.chance(0) if row.gains is None else 1.0
 
     def saw(self, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
