@@ -17,7 +17,6 @@ from test_refusals import asked
 
 from outrider import ConfigurationError, Limits, Request, Sampling
 from outrider.server.decoding import Room
-from outrider.server.lanes import Lanes
 from outrider.server.loop import Stopped, Ticket
 
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -62,28 +61,6 @@ def test_rows_and_the_queue_across_a_pipe(shipped):
         assert idle(server, 2)
         code, told = asked(server, BODY | {"stream": False, "timeout": 0.2})
         assert (code, told["error"]["code"]) == (504, "deadline")
-
-
-def test_a_loop_that_breaks_across_a_pipe_is_told_to_everybody(shipped, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    with far(shipped) as server:
-        stream = events(server, BODY)
-        next(stream)
-
-        def broken(lanes, name):
-            raise RuntimeError("no memory")
-
-        monkeypatch.setattr(Lanes, "__getitem__", broken)
-        other = BODY | {"speculative_config": {"method": "none"}}
-        assert asked(server, other)[0] == 503
-        left = list(stream)
-        assert "[DONE]" not in left
-        assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
-        while server.loop.fault is None:
-            time.sleep(0.01)
-        assert "has ended; got exit code" in str(server.loop.fault)
-        assert asked(server, None, "/health", method="GET")[0] == 503
-        assert asked(server, BODY)[0] == 503
 
 
 def test_what_cannot_be_loaded_says_so_here(shipped):

@@ -8,7 +8,7 @@ import urllib.request
 
 import openai
 import pytest
-from served import NAME, PROMPT, events, idle, serving, streamed, write
+from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
 from outrider.server.lanes import Lanes
 
@@ -136,9 +136,13 @@ def test_a_deadline_counts_from_arrival(server):
     assert json.loads(told[-1])["error"]["code"] == "deadline"
 
 
-def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
+@pytest.mark.parametrize(
+    ("served_by", "fault"), [(serving, "no memory"), (far, "has ended; got exit code")]
+)
+def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch, served_by, fault):
+    """Here, and at the other end of a pipe."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    with serving(shipped) as server:
+    with served_by(shipped) as server:
         stream = events(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
         next(stream)
 
@@ -151,6 +155,9 @@ def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch):
         left = list(stream)
         assert "[DONE]" not in left
         assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
+        while server.loop.fault is None:
+            time.sleep(0.01)
+        assert fault in str(server.loop.fault)
         assert asked(server, None, "/health", method="GET")[0] == 503
         assert asked(server, BODY)[0] == 503
 
