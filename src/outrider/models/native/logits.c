@@ -65,24 +65,27 @@ int64_t outrider_contenders(
 }
 
 /* The `count` largest of each row that are at most `gap` below its largest and not below its
- * floor, in order, of equals the first; -1 behind them. */
+ * floor, in order, of equals the first; -1 behind them, and where something is not a number. */
 void outrider_likely(
     int64_t rows, int64_t vocab, int64_t count, float gap, const float *logits,
     const float *floors, int64_t *found
 ) {
     for (int64_t r = 0; r < rows; r++, logits += vocab, found += count) {
+        float best[count]; /* the last of them is the bar that others must pass */
+        marks none = {0};
         int64_t kept = 0;
-        float best[count], least = highest(logits, vocab) - gap;
-        if (floors && floors[r] > least) least = floors[r];
+        for (int64_t k = 0; k < count; k++) best[k] = -INFINITY;
         for (int64_t i = 0; i < vocab; i += LANES) {
             int64_t stop = vocab - i < LANES ? vocab : i + LANES;
-            lanes some = all(least);
-            if (stop == i + LANES) some = *(const floats *)(logits + i);
-            if (!any(some >= all(least))) continue;
+            lanes x = all(logits[i]);
+            if (stop == i + LANES) x = *(const floats *)(logits + i);
+            else for (int64_t t = i; t < stop; t++) x[t - i] = logits[t];
+            none |= x != x;
+            if (!any(x > all(best[count - 1]))) continue;
             for (int64_t t = i; t < stop; t++) {
                 float z = logits[t];
-                if (!(z >= least) || (kept == count && !(z > best[count - 1]))) continue;
-                int64_t at = kept < count ? kept++ : count - 1;
+                if (!(z > best[count - 1])) continue;
+                int64_t at = count - 1;
                 for (; at && best[at - 1] < z; at--) {
                     best[at] = best[at - 1];
                     found[at] = found[at - 1];
@@ -91,6 +94,9 @@ void outrider_likely(
                 found[at] = t;
             }
         }
+        float least = any(none) ? NAN : best[0] - gap;
+        if (floors && floors[r] > least) least = floors[r];
+        while (kept < count && best[kept] > -INFINITY && best[kept] >= least) kept++;
         for (; kept < count; kept++) found[kept] = -1;
     }
 }
