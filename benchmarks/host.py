@@ -2,6 +2,7 @@
 
     python benchmarks/host.py [--vocab 4096] [--steps 300]   # around models that answer at once
     python benchmarks/host.py share [--rows 1 8 16]          # its share, around the shipped pair
+    python benchmarks/host.py recall SMOLLM2 [--rows 1 8]    # what `recall` adds to a plain step
 
 Thread CPU time, so that a busy neighbour core does not count; the minimum over five rounds.
 """
@@ -19,9 +20,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Limits, Sampling, verifiers
+from outrider import Engine, Limits, Sampling, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.engine import step
+from outrider.engine.planner import Adaptive, Fixed
 from outrider.engine.request import Request
 from outrider.load import shipped
 from outrider.models.cache import SlotCache
@@ -94,12 +96,55 @@ def share(rows: int, temperature: float, depth: int, rounds: int = 5) -> None:
     The step that reads the prompts is left out, and rows are all under way in every other.
     """
     pair = outrider.load(dtype="bfloat16", threads=1, packed=True, num_speculative_tokens=depth)
+    requests = begun(pair, rows, temperature)
+    whole, inside = min(spent(pair.engine, requests) for _ in range(rounds))
+    print(
+        f"{rows:2d} rows, chain of {depth}, T = {temperature:g}: {whole:.2f} ms a step, "
+        f"{whole - inside:.2f} of them outside both models: {1 - inside / whole:.1%}",
+        flush=True,
+    )
+
+
+def above_plain(target: str, rows: int, rounds: int = 7) -> None:
+    """A line for each temperature: milliseconds of a step outside a model, plain and with `recall`.
+
+    Arms take turns; "at rest" is a planner that never drafts, which reads and keeps all the same.
+    """
+    recall = outrider.load(target, drafter="recall", dtype="bfloat16", threads=1, packed=True)
+    model, drafter, costs = recall.engine.target, recall.engine.drafter, recall.engine.priced(rows)
+    arms = {
+        "plain": Engine(model, Root(), "match"),
+        "recall": Engine(model, drafter, "match", Adaptive(), costs=costs),
+        "at rest": Engine(model, drafter, "match", Fixed(0)),
+    }
+    for temperature in (0.0, 0.7):
+        requests = begun(recall, rows, temperature)
+        outside = dict.fromkeys(arms, 1e9)
+        for _ in range(rounds):
+            for name, engine in arms.items():
+                whole, inside = spent(engine, requests)
+                outside[name] = min(outside[name], whole - inside)
+        plain = outside.pop("plain")
+        told = ", ".join(f"{name} {took - plain:.2f} more" for name, took in outside.items())
+        print(
+            f"{rows:2d} rows, V = {model.vocab_size}, T = {temperature:g}: {plain:.2f} ms a step "
+            f"outside the model, {told}",
+            flush=True,
+        )
+
+
+def begun(speculator: Any, rows: int, temperature: float) -> list[Request]:
+    """Requests that begin with held-out prompts of the shipped pair."""
     prompts = [json.loads(line)["prompt"] for line in shipped("heldout_prompts.jsonl").open()]
-    requests = [
-        Request(pair.tokenizer(text)["input_ids"][:64], Sampling(temperature, seed=row), MANY)
+    return [
+        Request(speculator.tokenizer(text)["input_ids"][:64], Sampling(temperature, seed=row), MANY)
         for row, text in enumerate(prompts[:rows])
     ]
-    called, models = 0.0, {type(pair.engine.target), type(pair.engine.drafter.model)}
+
+
+def spent(engine: Engine, requests: list[Request]) -> tuple[float, float]:
+    """Milliseconds of a step, and those of them inside the calls of its models."""
+    called = 0.0
 
     def clocked(forward: Any) -> Any:
         def timed(*given: Any, **named: Any) -> Any:
@@ -112,29 +157,25 @@ def share(rows: int, temperature: float, depth: int, rounds: int = 5) -> None:
 
         return timed
 
-    found = []
+    models = {type(engine.target)}
+    if isinstance(engine.drafter, DraftModel):
+        models.add(type(engine.drafter.model))
     with contextlib.ExitStack() as patches:
         for kind in models:
             patches.enter_context(mock.patch.object(kind, "forward", clocked(kind.forward)))
-        for _ in range(rounds):
-            run = outrider.Run(pair.engine, rows, 512)
-            run.submit_all(requests)
+        run = outrider.Run(engine, len(requests), 512)
+        run.submit_all(requests)
+        run.step()
+        called, started = 0.0, time.thread_time()
+        for _ in range(STEPS):
             run.step()
-            called, started = 0.0, time.thread_time()
-            for _ in range(STEPS):
-                run.step()
-            found.append((1e3 * (time.thread_time() - started) / STEPS, 1e3 * called / STEPS))
-    whole, inside = min(found)
-    print(
-        f"{rows:2d} rows, chain of {depth}, T = {temperature:g}: {whole:.2f} ms a step, "
-        f"{whole - inside:.2f} of them outside both models: {1 - inside / whole:.1%}",
-        flush=True,
-    )
+        return 1e3 * (time.thread_time() - started) / STEPS, 1e3 * called / STEPS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["steps", "share"], default="steps")
+    parser.add_argument("what", nargs="?", choices=["steps", "share", "recall"], default="steps")
+    parser.add_argument("target", nargs="?", help="of recall: a folder or hub name")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=4096)
@@ -144,6 +185,10 @@ def main() -> None:
         for rows in given.rows:
             for temperature in (0.0, 1.0):
                 share(rows, temperature, given.depth)
+        return
+    if given.what == "recall":
+        for rows in given.rows:
+            above_plain(given.target, rows)
         return
     target, model = Instant(given.vocab, 1), Instant(given.vocab, 2)
     arms = {

@@ -105,10 +105,11 @@ class RequestStats:
     def accept(self, count: int) -> None:
         """Add one step that accepted `count` drafted tokens."""
         self.accepted += count
-        missing = count - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * max(missing, 0))
+        places = self.accepted_per_position
+        if count > len(places):
+            places.extend([0] * (count - len(places)))
         for depth in range(count):
-            self.accepted_per_position[depth] += 1
+            places[depth] += 1
 
     def add(self, other: "RequestStats") -> None:
         """Add another request's counts (not its seconds: requests overlap in time)."""

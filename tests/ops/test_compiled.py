@@ -1,5 +1,6 @@
-"""The compiled call of block verification has the bits of the walk in NumPy."""
+"""Compiled calls have the bits of what Python does row by row: block verification, draws, races."""
 
+import numpy as np
 import pytest
 import torch
 from cases import Case, build
@@ -7,8 +8,9 @@ from cases import Case, build
 from outrider import ops
 from outrider.models.native import build as compiler
 from outrider.noise import Purpose
-from outrider.ops.cpu import block, compiled
-from outrider.types import Kind
+from outrider.ops.cpu import block, compiled, keys
+from outrider.ops.cpu.urns import Urns
+from outrider.types import Kind, Laws
 
 CASES = {
     "plain": {},
@@ -106,3 +108,45 @@ def test_what_it_does_not_take(why):
         laws = scores.laws._replace(logits_BRV=scores.laws.logits_BRV.double())
         scores = scores._replace(laws=laws)
     assert compiled.block(draft, scores, draws, True) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [5, 64, 1000, 20000])
+def test_a_draw_of_every_urn_is_its_own(vocab, dtype):
+    draws = torch.Generator().manual_seed(vocab)
+    logits = 4 * torch.randn(6, 1, vocab, generator=draws, dtype=dtype)
+    logits[3] = -torch.inf
+    urns = Urns(Laws(logits, torch.ones(6), greedy="none"))
+    names = np.arange(24).reshape(6, 4)[:, 1]  # a column of a table
+    for index in range(3):
+        tokens, masses = urns.draw(names, index)
+        uniforms = [keys.fine_uniform(int(name), index) for name in names]
+        alone = [urns.draw_one(row, uniform) for row, uniform in enumerate(uniforms)]
+        assert [*zip(tokens.tolist(), masses.tolist(), strict=True)] == alone
+        other = [urns.draw_one(row, 1 - uniform)[0] for row, uniform in enumerate(uniforms)]
+        assert tokens.tolist() != other
+        urns.take(tokens)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0, 3000.0])
+@pytest.mark.parametrize("vocab", [1, 15, 16, 4099])
+def test_who_wins_a_race_is_among_its_contenders(vocab, scale):
+    draws = torch.Generator().manual_seed(vocab)
+    few = []
+    for seed in range(40):
+        z = (scale * torch.randn(vocab, generator=draws)).numpy()
+        if seed % 3 == 1:
+            z[::2] = -np.inf
+        inverse, key = (1.0, 1 / 0.7, 20.0)[seed % 3], keys.stream(seed, 7, Purpose.TARGET)
+        winner = int((z * np.float32(inverse) - keys.log_race(key, vocab)).argmax())
+        found = compiled.contenders(z, inverse, key)
+        assert winner in found
+        few.append(len(found))
+    if vocab > 1000 and scale >= 1:  # an even law leaves everybody a chance
+        assert np.median(few) < vocab / 10
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_at_fault_have_a_contender(value):
+    row = np.full(40, value, dtype=np.float32)
+    assert len(compiled.contenders(row, 1.0, 7))

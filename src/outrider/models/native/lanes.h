@@ -37,6 +37,8 @@ static inline bits widened(const half *from) {
     return (bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
 }
 
+static inline int any(marks here) { return _mm512_test_epi32_mask((__m512i)here, (__m512i)here); }
+
 static inline void narrowed(half *to, bits x) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)x));
 }
@@ -44,6 +46,12 @@ static inline void narrowed(half *to, bits x) {
 static inline lanes fma_(lanes a, lanes b, lanes sum) {
     for (int i = 0; i < LANES; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
     return sum;
+}
+
+static inline int any(marks here) {
+    int found = 0;
+    for (int i = 0; i < LANES; i++) found |= here[i];
+    return found;
 }
 
 static inline bits widened(const half *from) {

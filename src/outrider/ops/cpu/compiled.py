@@ -4,9 +4,11 @@ block  block verification (`models/native/block.c`): of rows of up to some thous
        draft carries the weights that it was drawn from, with the noise of their seeds; what it
        does not take is walked in NumPy
 draw   a token of every urn (`models/native/draws.c`)
+contenders, likely  what is looked for in rows of logits (`models/native/logits.c`)
 """
 
 import ctypes
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,9 @@ from outrider.types import Draft, Draws, Laws, Scores
 _AT_ONCE = 1 << 19  #: weights
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _DRAW = (*(_WHOLE,) * 5, *(_POINTER,) * 3, _WHOLE, _POINTER, _POINTER)
+_RACE = (_WHOLE, _POINTER, ctypes.c_float, _POINTER, _POINTER)
+_LIKELY = (_WHOLE, _WHOLE, _WHOLE, ctypes.c_float, _POINTER, _POINTER, _POINTER)
+_FLOAT = np.dtype(np.float32).str
 _LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
 
 
@@ -65,7 +70,7 @@ def block(draft: Draft, scores: Scores, draws: Draws, overlap: bool) -> Judged |
     read = [t.contiguous() for t in (tokens_BN, *tables, draws.seed_B, draws.start_B)]
     given = (_POINTER * 9)(*(table.data_ptr() for table in read), *guesses.at)
     path_BD = torch.empty(batch, depth, dtype=torch.int64)
-    count_B, next_B = torch.empty(2, batch, dtype=torch.int64)
+    count_B, next_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
     told = overlap and draft.laws is not None and depth > 0
     overlap_BD = torch.empty(batch, depth) if told else None
     done = np.zeros(batch, dtype=np.uint8)
@@ -97,15 +102,17 @@ class _Guesses(NamedTuple):
         weights = weights_of(laws)
         if weights is None:
             return None
-        for row in weights.values:
-            fits = row.shape == (batch, vocab) and row.dtype == np.float32
-            if not fits or row.strides[1] != row.itemsize:
+        found = [row.__array_interface__ for row in weights.values]  # all of it at once
+        strides = [row["strides"] or (4 * vocab, 4) for row in found]
+        for row, stride in zip(found, strides, strict=True):
+            if row["shape"] != (batch, vocab) or row["typestr"] != _FLOAT or stride[1] != 4:
                 return None
-        rows = (_POINTER * len(weights.values))(*(row.ctypes.data for row in weights.values))
-        apart = np.array([row.strides[0] // row.itemsize for row in weights.values])
-        sums = np.array(weights.sums, dtype=np.float64)
-        at = ctypes.addressof(rows), apart.ctypes.data, sums.ctypes.data
-        return cls(len(rows), at, (rows, apart, sums))
+        count = len(found)
+        rows = (_POINTER * count)(*[row["data"][0] for row in found])
+        apart = (_WHOLE * count)(*[stride[0] // 4 for stride in strides])
+        sums = (ctypes.c_double * (count * batch))(*chain.from_iterable(weights.sums))
+        at = ctypes.addressof(rows), ctypes.addressof(apart), ctypes.addressof(sums)
+        return cls(count, at, (rows, apart, sums))
 
 
 def draw(weights: Array, sums: Array, block: int, keys: Array, index: int) -> tuple[Array, Array]:
@@ -123,6 +130,41 @@ def draw(weights: Array, sums: Array, block: int, keys: Array, index: int) -> tu
     return tokens, masses
 
 
+def contenders(logits: Array, inverse: float, key: int) -> Array | None:
+    """The tokens of a row that may win the race of a stream, in order; None: not looked for.
+
+    Few of them lose: what is then to be computed of the race is a hundredth.
+    """
+    if logits.dtype != np.float32 or build.unbuilt() is not None:
+        return None
+    row = np.ascontiguousarray(logits)
+    found = _places(row.size)
+    name = ctypes.c_uint64(key)
+    count = build.function("outrider_contenders", _RACE)(
+        row.size, row.ctypes.data, inverse, ctypes.addressof(name), found.ctypes.data
+    )
+    return found[:count]
+
+
+def likely(logits: Array, floors: Array | None, count: int, gap: float) -> Array | None:
+    """`outrider.ops.cpu.likely` of rows [R, V], [R, count]; None: not looked for."""
+    if logits.dtype != np.float32 or build.unbuilt() is not None:
+        return None
+    rows = np.ascontiguousarray(logits)
+    found = np.empty((len(rows), count), dtype=np.int64)
+    least = None if floors is None else np.ascontiguousarray(floors, dtype=np.float32)
+    build.function("outrider_likely", _LIKELY)(
+        *rows.shape, count, gap, rows.ctypes.data,
+        None if least is None else least.ctypes.data, found.ctypes.data,
+    )  # fmt: skip
+    return found
+
+
+@per_thread
+def _places(vocab: int) -> Array:
+    return np.empty(vocab, dtype=np.int64)
+
+
 @per_thread
 def _room(count: int, nodes: int, vocab: int) -> Array:
     return np.empty((count, nodes, vocab), dtype=np.float32)
@@ -133,7 +175,7 @@ def _weigh(laws: Laws, first: int, stop: int, room: Array) -> None:
     z = laws.logits_BRV.detach()[first:stop].float().numpy()
     out, inverse = room[: stop - first], laws.inverse_temperature_B[first:stop].tolist()
     with np.errstate(over="ignore", invalid="ignore"):  # rows where it matters are left
-        if any(value != 1.0 for value in inverse):
+        if inverse.count(1.0) < len(inverse):
             scaled = np.multiply(z, np.array(inverse, dtype=np.float32)[:, None, None], out=out)
             np.exp(scaled, out=out)
         else:

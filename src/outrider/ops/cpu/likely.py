@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.ops.cpu import lists
+from outrider.ops.cpu import compiled, lists
 from outrider.types import Laws
 
 
@@ -12,7 +12,15 @@ def likely(laws: Laws, count: int, gap: float) -> Tensor:
     """As `outrider.ops.reference.draws.likely`; of equals the first."""
     logits = laws.logits_BRV.detach()
     native = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    floors = None if laws.floor_BR is None else laws.floor_BR.tolist()
+    shape = (*logits.shape[:2], count)
+    floor_BR = laws.floor_BR
+    whole = native.numpy().reshape(-1, logits.shape[-1])
+    at_once = compiled.likely(
+        whole, None if floor_BR is None else floor_BR.numpy().ravel(), count, gap
+    )
+    if at_once is not None:
+        return torch.from_numpy(at_once).view(shape)
+    floors = None if floor_BR is None else floor_BR.tolist()
     found = []
     for b, rows in enumerate(native.numpy()):
         for r, z in enumerate(rows):
@@ -22,4 +30,4 @@ def likely(laws: Laws, count: int, gap: float) -> Tensor:
             index = np.flatnonzero(z >= least)
             best = index[np.argsort(-z[index], kind="stable")[:count]].tolist()
             found.append(best + [-1] * (count - len(best)))
-    return lists.numbers(found).view(*logits.shape[:2], count)
+    return lists.numbers(found).view(shape)

@@ -3,8 +3,8 @@
     y = argmax(z / T - log E),  E the Exp(1) race of (seed, absolute position)
     y = argmax z when greedy
 
-The race is the reference's, word for word, so a text depends on its seed alone. Only tokens above
-the floor are hashed.
+The race is the reference's, word for word, so a text depends on its seed alone. It is run by the
+tokens above the floor alone, or by those that a bound leaves a chance.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from outrider.noise import Purpose
-from outrider.ops.cpu import keys, lists
+from outrider.ops.cpu import compiled, keys, lists
 from outrider.types import Draft, Draws, Laws, Scores, Verdict
 
 
@@ -56,6 +56,9 @@ def _chosen(laws: Laws, b: int, node: int, inverse: float, key: int, race: Any) 
     index = None
     if laws.floor_BR is not None:
         index = np.flatnonzero(logits >= float(laws.floor_BR[b, node]))
+    elif race is None:
+        index = compiled.contenders(logits, inverse, key)
+    if index is not None:
         logits = logits[index]
     if race is None:
         noise = keys.log_race(key, row.shape[0], index)

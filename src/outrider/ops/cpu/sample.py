@@ -52,11 +52,11 @@ def several(
     tokens, masses = _without(urns, names, count, above)
     gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
     shape = (*keys_BR.shape, count + most)
-    tokens_BRK = torch.from_numpy(np.array(tokens + gone).T.copy()).view(shape)
-    owned = np.array(masses + above.masses) > 0
+    tokens_BRK = torch.from_numpy(_side_by_side(tokens + gone)).view(shape)
+    owned = _side_by_side(masses + above.masses) > 0
     if laws.greedy == "none" and not most and owned.all():
         return tokens_BRK, None, laws._replace(lse_BR=None, host=_weights(laws, urns))
-    there_BRK = torch.from_numpy(owned.T.copy()).view(shape)
+    there_BRK = torch.from_numpy(owned).view(shape)
     left = laws
     if most:
         out_BRk = there_BRK[..., count:] & there_BRK[..., :1]
@@ -65,6 +65,11 @@ def several(
     if laws.greedy == "none":
         return tokens_BRK, there_BRK, kept
     return *reference.greedily(laws, tokens_BRK, there_BRK), kept
+
+
+def _side_by_side(ranks: list[Array]) -> Array:
+    """[B * R, K], from an array [B * R] for each rank."""
+    return ranks[0][:, None] if len(ranks) == 1 else np.stack(ranks, 1)
 
 
 def _best(laws: Laws) -> tuple[Tensor, Tensor | None, Laws]:

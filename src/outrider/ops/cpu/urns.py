@@ -41,7 +41,7 @@ class Urns:
             inverse = [1.0 if math.isinf(x) else x for x in inverse]
         if batch == 1:  # one operation instead of four, each as dear as the softmax after a model
             z = z if inverse[0] == 1 else z * inverse[0]
-        elif any(value != 1 for value in inverse):
+        elif inverse.count(1.0) < batch:
             z = z * z.new_tensor(inverse)[:, None, None]
         self.rows = batch * count
         self._z = z
