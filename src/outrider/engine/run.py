@@ -88,7 +88,9 @@ class Run(Iterator[HostBlock]):
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
-        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
+        self._seating = Seating(
+            engine.target, engine.drafter, self._ledger, seats, room, prefixes, self._free
+        )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
@@ -350,7 +352,14 @@ class Run(Iterator[HostBlock]):
         lengths = [self._ledger.entries[number].length for number in self._seating.rows]
         ahead = len(self._unread) * self._size
         bound = min(max(lengths) + ahead, self._seating.capacity - self._size)
-        return batch._replace(context=batch.context._replace(bound=bound, least=min(lengths)))
+        unread = min(batch.context.unread, bound)  # longer rows may have left
+        context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
+        return batch._replace(context=context)
+
+    def _free(self, requests: Sequence[Request]) -> bool:
+        """Whether no text of these can depend on what is drafted."""
+        greedy = all(request.sampling.temperature == 0 for request in requests)
+        return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
     def _shape(self, batch: Batch) -> Shape:
         foreseeing, numbers = self.engine.foreseeing, self._seating.rows
@@ -362,9 +371,8 @@ class Run(Iterator[HostBlock]):
             Row(number, entry.request, entry.length, each)
             for number, entry, each in zip(numbers, entries, gains, strict=True)
         ]
-        greedy = all(row.request.sampling.temperature == 0 for row in rows)
-        free = verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
-        view = View(rows, self._seating.seats.count, free, self._closed)
+        free = self._free([row.request for row in rows])
+        view = View(rows, self._seating.seats.count, free, self._closed, batch.context.unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:

@@ -7,34 +7,37 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from operator import mul
 
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner.memory import RowMemory, Wait
+from outrider.engine.planner.memory import LEVEL, Pool, RowMemory, Wait
 from outrider.engine.planner.prices import Prices, Pricing
 from outrider.engine.planner.protocol import Finished, Report, Row, View
 from outrider.errors import ConfigurationError
 from outrider.types import Shape
 
+SURE = 2.0  #: what reading must be expected to bring, of what it takes
+AHEAD = 256  #: tokens that a row without a budget is expected to write yet
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
 class Session:
     """What a run of `Adaptive` has shown so far."""
 
-    def __init__(self, shapes: Sequence[Shape], costs: Costs) -> None:
+    def __init__(self, shapes: Sequence[Shape], costs: Costs, before: Pool) -> None:
         drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
         self.drafts = tuple(drafts)
         self.deepest = max((shape.max_depth for shape in drafts), default=0)
         self.plain = next(shape for shape in shapes if not shape.max_depth)
         self.prices, self.costs = Pricing(costs, drafts), costs
         self.rows: dict[int, RowMemory] = {}
-        self.wait = Wait()
+        self.pool, self.wait = Pool(before), Wait()
         self.view, self.context = View(()), 0  #: of the step under way
+        self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
@@ -43,7 +46,8 @@ class Session:
         """What is remembered of a row."""
         found = self.rows.get(row.number)
         if found is None:
-            found = self.rows[row.number] = RowMemory()
+            greedy = row.request.sampling.temperature == 0
+            found = self.rows[row.number] = RowMemory(greedy)
         return found
 
     def own(self, memory: RowMemory, drafted: int, told_late: bool) -> Shape:
@@ -76,14 +80,16 @@ class Adaptive:
     [4, 0]
     """
 
+    _before: Pool = field(init=False, repr=False, compare=False, default_factory=Pool)
+
     def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Session:
-        """Nothing is known yet. Raises ConfigurationError without costs."""
+        """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
         if costs is None:
             raise ConfigurationError(
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        return Session(shapes, costs)
+        return Session(shapes, costs, self._before)
 
     def plan(self, state: Session, view: View) -> Shape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
@@ -91,9 +97,16 @@ class Adaptive:
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts:
             return state.plain
+        state.reading = state.costs.read_on(view.unread, len(rows))
         memories = [state.memory(row) for row in rows]
+        pooled = view.free and len(rows) > 1
         gains = [
-            memory.gains(row, state.drafts, state.deepest)
+            memory.gains(
+                row,
+                state.drafts,
+                state.deepest,
+                state.pool.level(memory.greedy) if pooled else LEVEL,
+            )
             for row, memory in zip(rows, memories, strict=True)
         ]
         if not view.free:
@@ -109,7 +122,8 @@ class Adaptive:
         rows, context = len(view.rows), state.context
         took = prices.step(step.nodes, rows, context, corrected=view.free)
         plain_steps = took / prices.step(1, rows, context, corrected=view.free)
-        state.predicted += took
+        reading = state.reading if step.depth else 0.0
+        state.predicted += took + reading
         state.steps += 1
         state.bare += step.nodes == 1
         for block in step.blocks:
@@ -123,17 +137,20 @@ class Adaptive:
                 full = prices.step(1, view.seats, 0)
                 plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
             elif depth:
-                memory.found.saw(0, block.drafted > 0)
+                memory.found.saw(block.drafted > 0)
+                state.pool.found(memory.greedy, block.drafted > 0)
             if block.drafted:
                 depth = min(depth, block.drafted)
                 memory.saw(depth, min(block.accepted, depth))
+                if view.free:
+                    state.pool.saw(memory.greedy, depth, min(block.accepted, depth))
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
             memory.emitted(len(block.token_ids), plain_steps)
             if block.finish_reason is not None:
                 del state.rows[block.row]
         if view.free and step.milliseconds is not None:
-            prices.took(step.nodes, rows, context, step.milliseconds)
+            prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
 
     def report(self, state: Session) -> Report:
@@ -152,7 +169,8 @@ def _jointly(
 ) -> int:
     """The draft that is worth most to the rows together, -1 for none.
 
-    A step costs more as soon as one row has a draft; a row that has none gains nothing by it.
+    A step costs more as soon as one row has a draft; a row that has none gains nothing by it. What
+    a draft model has not read it reads first, which what is left to be written has to be worth.
     """
     view = state.view
     rows = view.rows
@@ -160,7 +178,10 @@ def _jointly(
     if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
-        supplies = [memory.supply(row) for memory, row in zip(memories, rows, strict=True)]
+        supplies = [
+            memory.supply(row, state.pool.supply(memory.greedy))
+            for memory, row in zip(memories, rows, strict=True)
+        ]
         drafted = 1 - prod(1 - supply for supply in supplies)
         prices = Prices(prices.plain, tuple(more * drafted for more in prices.more))
         found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
@@ -168,12 +189,25 @@ def _jointly(
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best = _best(total, prices, rate)
+    best, reading = _best(total, prices, rate), rate * state.reading
+    if best >= 0 and reading:
+        each = 1 + total[best] / len(rows)
+        worth = total[best] - rate * prices.more[best]
+        if worth * _ahead(rows) / each < SURE * reading:
+            best = -1
     if best >= 0:
         state.wait.reset()
-    elif rows[0].gains is None and state.wait.over():
-        return 0
+    elif rows[0].gains is None:
+        loses = max(rate * prices.more[0] - total[0], 0.0) + reading
+        if state.wait.over(loses / (rate * prices.plain)):
+            return 0
     return best
+
+
+def _ahead(rows: Sequence[Row]) -> float:
+    """Tokens that a row has yet to write, on average."""
+    left = [AHEAD if row.left is None else row.left for row in rows]
+    return sum(left) / len(left)
 
 
 def _apart(
@@ -190,8 +224,9 @@ def _apart(
         best = _best(gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()
-        elif row.gains is None and memory.wait.over():
-            best = 0
+        elif row.gains is None:
+            loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
+            best = 0 if memory.wait.over(loses / memory.speed) else -1
         memory.asked = state.plain if best < 0 else state.drafts[best]
         chosen.append(best)
     widest = max(chosen)

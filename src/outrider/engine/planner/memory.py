@@ -12,6 +12,8 @@ BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
 RISE = tuple(0.3 * min(at, 8) / 8 for at in range(BUCKETS))
 SUPPLY = 2.0  #: steps for which a drafter is believed to find something whenever it is asked
 FIRST, LONGEST = 8, 64  #: plain steps between two looks at a draft, doubled while in vain
+RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it was waited for
+POOLED = 0.998  #: what a look of any row counts for beside the next one
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
@@ -21,6 +23,9 @@ class Wait:
     >>> wait = Wait()
     >>> [step for step in range(60) if wait.over()]
     [7, 23, 55]
+    >>> wait = Wait()
+    >>> [step for step in range(60) if wait.over(loses=0.5)]
+    [24, 49]
     """
 
     __slots__ = ("_length", "_waited")
@@ -28,10 +33,13 @@ class Wait:
     def __init__(self) -> None:
         self._waited, self._length = 0, FIRST
 
-    def over(self) -> bool:
-        """Count a plain step; whether a draft is due in its place."""
+    def over(self, loses: float = 0.0) -> bool:
+        """Count a plain step; whether a draft is due in its place.
+
+        loses  plain steps that it is expected to lose
+        """
         self._waited += 1
-        if self._waited < self._length:
+        if self._waited < max(self._length, loses / RISK):
             return False
         self._waited, self._length = 0, min(2 * self._length, LONGEST)
         return True
@@ -39,6 +47,77 @@ class Wait:
     def reset(self) -> None:
         """Drafts pay."""
         self._waited, self._length = 0, FIRST
+
+
+class Leaning:
+    """A chance that leans on what is believed ahead of the first look, less with every look.
+
+    >>> chance = Leaning(0.5, 1.0)
+    >>> chance.saw(True)
+    >>> round(chance.chance(0.5), 2), round(chance.chance(0.1), 2)
+    (0.75, 0.55)
+    """
+
+    __slots__ = ("_left", "_odds", "_prior")
+
+    def __init__(self, prior: float, strength: float, forget: float = FORGET) -> None:
+        self._odds, self._prior, self._left = Odds((prior,), strength, forget), prior, strength
+
+    def chance(self, believed: float) -> float:
+        """The chance, with this belief in place of the prior."""
+        return self._odds.chance(0) + (believed - self._prior) * self._left / self._odds.seen(0)
+
+    def saw(self, kept: bool) -> None:
+        """A look."""
+        self._odds.saw(0, kept)
+        self._left *= self._odds.forget
+
+
+class Pool:
+    """What rows have shown together: what is believed of each before it has shown anything.
+
+    For rows whose texts do not depend on what is drafted, beside others: a batch knows after a step
+    what one row learns in many. Greedy and sampled rows have one each. `before` is what earlier
+    runs have shown, which is worth no more than a few looks of this one, as texts differ.
+
+    >>> earlier = Pool()
+    >>> earlier.saw(False, 1, 0)
+    >>> now = Pool(earlier)
+    >>> now.level(False) == earlier.level(False) < now.level(True) == LEVEL
+    True
+    """
+
+    __slots__ = ("_before", "_found", "_level")
+
+    def __init__(self, before: "Pool | None" = None) -> None:
+        levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
+        if before is not None:
+            levels = before.level(False), before.level(True)
+            founds = before.supply(False), before.supply(True)
+        self._before = before
+        self._level = Odds(levels, LOOKS, POOLED)
+        self._found = Odds(founds, LOOKS, POOLED)
+
+    def level(self, greedy: bool) -> float:
+        """The chance that a drafted token is kept."""
+        return self._level.chance(greedy)
+
+    def supply(self, greedy: bool) -> float:
+        """The chance that there is a draft where one is asked for."""
+        return self._found.chance(greedy)
+
+    def saw(self, greedy: bool, depth: int, kept: int) -> None:
+        """Of a draft so deep, so many levels were kept."""
+        for at in range(min(kept + 1, depth)):
+            self._level.saw(greedy, at < kept)
+        if self._before is not None:
+            self._before.saw(greedy, depth, kept)
+
+    def found(self, greedy: bool, any_draft: bool) -> None:
+        """Whether there was a draft where one was asked for."""
+        self._found.saw(greedy, any_draft)
+        if self._before is not None:
+            self._before.found(greedy, any_draft)
 
 
 class Streaks:
@@ -58,12 +137,15 @@ class Streaks:
     __slots__ = ("_kept", "_level", "_seen")
 
     def __init__(self) -> None:
-        self._level = Odds((LEVEL,), LOOKS)
+        self._level = Leaning(LEVEL, LOOKS)
         self._kept, self._seen = [0.0] * BUCKETS, [BASE] * BUCKETS
 
-    def gains(self, streak: int, most: int) -> list[float]:
-        """Tokens that n drafted ones are expected to add behind such a streak, n = 0 to `most`."""
-        level = self._level.chance(0)
+    def gains(self, streak: int, most: int, level: float = LEVEL) -> list[float]:
+        """Tokens that n drafted ones are expected to add behind such a streak, n = 0 to `most`.
+
+        `level` is what is believed of a row that has shown nothing.
+        """
+        level = self._level.chance(level)
         rest = BASE * level * (1 - level)
         level *= BASE
         parts = zip(self._kept, self._seen, RISE, strict=True)
@@ -73,7 +155,7 @@ class Streaks:
     def saw(self, streak: int, kept: bool) -> None:
         """A token behind such a streak was judged."""
         at = bucket(streak)
-        self._level.saw(0, kept)
+        self._level.saw(kept)
         self._kept[at] = self._kept[at] * FORGET + kept
         self._seen[at] = (self._seen[at] - BASE) * FORGET + 1 + BASE
 
@@ -81,12 +163,13 @@ class Streaks:
 class RowMemory:
     """One row's odds, streak and speed. Nothing of another row enters it."""
 
-    __slots__ = ("asked", "found", "streak", "streaks", "time", "tokens", "wait")
+    __slots__ = ("asked", "found", "greedy", "streak", "streaks", "time", "tokens", "wait")
 
-    def __init__(self) -> None:
+    def __init__(self, greedy: bool) -> None:
+        self.greedy = greedy
         self.streaks = Streaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
-        self.found = Odds((1.0,), SUPPLY)  #: how often there is a draft where one is asked for
+        self.found = Leaning(1.0, SUPPLY)  #: how often there is a draft where one is asked for
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
         self.wait = Wait()
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
@@ -96,7 +179,9 @@ class RowMemory:
         """Tokens in the time of a plain step: its own of late, or what plain decoding makes."""
         return max(1.0, self.tokens / self.time)
 
-    def gains(self, row: Row, drafts: Sequence[Shape], deepest: int) -> list[float]:
+    def gains(
+        self, row: Row, drafts: Sequence[Shape], deepest: int, level: float = LEVEL
+    ) -> list[float]:
         """Tokens that each draft is expected to add, no more than the row has room for."""
         left = row.left
         room = deepest if left is None else max(left - 1, 0)
@@ -104,13 +189,13 @@ class RowMemory:
         if told is not None:
             last = len(told) - 1
             return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
-        by_depth = self.streaks.gains(self.streak, min(deepest, room))
+        by_depth = self.streaks.gains(self.streak, min(deepest, room), level)
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
 
-    def supply(self, row: Row) -> float:
+    def supply(self, row: Row, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
-        return self.found.chance(0) if row.gains is None else 1.0
+        return self.found.chance(believed) if row.gains is None else 1.0
 
     def saw(self, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
