@@ -372,7 +372,8 @@ class Run(Iterator[HostBlock]):
             for number, entry, each in zip(numbers, entries, gains, strict=True)
         ]
         free = self._free([row.request for row in rows])
-        view = View(rows, self._seating.seats.count, free, self._closed, batch.context.unread)
+        seats, unread = self._seating.seats, batch.context.unread
+        view = View(rows, seats.count, free, self._closed and not seats.waiting, unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:

@@ -8,7 +8,7 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import exp, prod
 from operator import mul
 
 import torch
@@ -22,6 +22,7 @@ from outrider.types import Shape
 
 SURE = 2.0  #: what reading must be expected to bring, of what it takes
 AHEAD = 256  #: tokens that a row without a budget is expected to write yet
+UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
@@ -185,7 +186,7 @@ def _jointly(
         drafted = 1 - prod(1 - supply for supply in supplies)
         prices = Prices(prices.plain, tuple(more * drafted for more in prices.more))
         found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
-        total = _summed(found, _weights(rows) if view.closed else None)
+        total = _summed(found, _weights(state, rows, memories) if view.closed else None)
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
@@ -249,14 +250,27 @@ def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:
     return best
 
 
-def _weights(rows: Sequence[Row]) -> list[float] | None:
-    """What each row's tokens count for: in a closed batch the row with most to write is awaited."""
+def _weights(
+    state: Session, rows: Sequence[Row], memories: Sequence[RowMemory]
+) -> list[float] | None:
+    """What each row's tokens count for where no row comes after it, 1 on average.
+
+    A step of k rows takes S(k), so a step less of any row saves what it takes beside the others,
+    about (S(B) - S(1)) / (B - 1), and of the last one S(1). Who that will be is guessed from what
+    the rows have left to write and how fast they have been.
+    """
     left = [row.left for row in rows]
     known = [max(each, 1) for each in left if each is not None]
     if len(known) < len(left):
         return None
-    mean = sum(known) / len(known)
-    return [each / mean for each in known]
+    count = len(rows)
+    one, all_of = (state.prices.of(many, state.context).plain for many in (1, count))
+    beside = (all_of - one) / (count - 1)
+    due = [n * memory.time / memory.tokens for n, memory in zip(known, memories, strict=True)]
+    scale = 1 + UNSURE * max(due)
+    last = [exp((each - max(due)) / scale) for each in due]
+    premium = (one - beside) / sum(last)
+    return [(beside + premium * each) * count / all_of for each in last]
 
 
 def _summed(gains: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[float]:
