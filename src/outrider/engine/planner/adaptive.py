@@ -14,8 +14,9 @@ from operator import mul
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner.memory import LEVEL, Pool, RowMemory, Wait
-from outrider.engine.planner.prices import Prices, Pricing
+from outrider.engine.planner.memory import LEVEL, RowMemory, Wait
+from outrider.engine.planner.pool import Pool
+from outrider.engine.planner.prices import CONTEXT, Prices, Pricing
 from outrider.engine.planner.protocol import Finished, Report, Row, View
 from outrider.errors import ConfigurationError
 from outrider.types import Shape
@@ -39,6 +40,8 @@ class Session:
         self.pool, self.wait = Pool(before), Wait()
         self.view, self.context = View(()), 0  #: of the step under way
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
+        self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
+        self.loses = 0.0  #: plain steps that a look is expected to lose them
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
@@ -99,6 +102,8 @@ class Adaptive:
         if not state.drafts:
             return state.plain
         state.reading = state.costs.read_on(view.unread, len(rows))
+        if view.free and state.rests == _who(state):
+            return state.drafts[0] if _due(state, state.loses) else state.plain
         memories = [state.memory(row) for row in rows]
         pooled = view.free and len(rows) > 1
         gains = [
@@ -198,11 +203,26 @@ def _jointly(
             best = -1
     if best >= 0:
         state.wait.reset()
+        state.rests = ()
     elif rows[0].gains is None:
         loses = max(rate * prices.more[0] - total[0], 0.0) + reading
-        if state.wait.over(loses / (rate * prices.plain)):
-            return 0
+        return 0 if _due(state, loses / (rate * prices.plain)) else -1
     return best
+
+
+def _who(state: Session) -> tuple[int, ...]:
+    """The rows under way, and about how long they are."""
+    return (state.context // CONTEXT, *(row.number for row in state.view.rows))
+
+
+def _due(state: Session, loses: float) -> bool:
+    """Count a step for which nothing pays; whether it is time to look again in its place.
+
+    Until then nothing is learnt, so that while the rows stay the same nothing is weighed anew.
+    """
+    due = state.wait.over(loses)
+    state.rests, state.loses = () if due or len(state.view.rows) == 1 else _who(state), loses
+    return due
 
 
 def _ahead(rows: Sequence[Row]) -> float:
