@@ -7,7 +7,8 @@
     python benchmarks/serving.py shared   # 8 prompts with 400 tokens in common, copied or read
     python benchmarks/serving.py seeds    # one seed beside 0, 4 and 12 other streams: one text
 
-Every command takes --target (default: the shipped pair) and prints one JSON document.
+Every command takes --target (default: the shipped pair) and --processes (default: what the server
+chooses), and prints one JSON document.
 """
 
 import argparse
@@ -47,6 +48,8 @@ class Server:
         ]
         if args.target:
             self.command += ["--target", args.target]
+        if args.processes:
+            self.command += ["--processes", str(args.processes)]
         self.started = time.perf_counter()
         self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL)
         self.client = openai.OpenAI(
@@ -329,6 +332,7 @@ def main():
     parser.add_argument("what", choices=["edge", "slow", "soak", "kill", "seeds", "shared"])
     parser.add_argument("--target")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--processes", type=int, choices=[1, 2])
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--repeats", type=int, default=3)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import enumeration as e
 import numpy as np
+import own_trees
 import pytest
 import torch
 from scipy.stats import chi2
@@ -25,12 +26,12 @@ SCHEMES = {
     "placed chain": lambda w: e.placed(w, (1, 1, 1)),
     "ragged chain": lambda w: e.stopped(w, 3, 0.4),
     "RSD-C": lambda w: e.without(w, (2, 2)),
-    "RSD-S": lambda w: e.beam(w, 3, 2),
+    "RSD-S": lambda w: own_trees.beam(w, 3, 2),
     "placed tree": lambda w: e.placed(w, (2, 2)),
     "hub": lambda w: e.hub(w, (2, 2)),
     "hub, placed first": lambda w: e.hub(w, (2, 2), last=True),
     "mixed": lambda w: e.mixed(w, (3, 1)),
-    "merged paths": lambda w: e.merged(w, 3, 2),
+    "merged paths": lambda w: own_trees.merged(w, 3, 2),
 }
 
 

@@ -10,26 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_alone import CAPACITY, LONG, REQUESTS, SEATS, alone, engine_of, refuses
 
-from outrider import (
-    CapacityError,
-    ConfigurationError,
-    DraftModel,
-    Engine,
-    Limits,
-    PromptError,
-    Root,
-    Sampling,
-)
+from outrider import ConfigurationError, Engine, Limits, Sampling
 from outrider.engine import seating
 from outrider.engine.batch import Prefill, begin, groups, slab
-from outrider.engine.ledger import NEXT, Phase
-from outrider.engine.planner import Report
+from outrider.engine.ledger import Phase
 from outrider.engine.request import Request
 from outrider.engine.run import Run
 from outrider.models.cache import SlotCache
-from outrider.models.nodes import causal
-from outrider.types import Inputs
-from tiny import DRAFTERS, PROMPTS, VOCAB, Restless, pair
+from tiny import DRAFTERS, PROMPTS, Restless, pair
 
 
 class Script:
@@ -140,6 +128,11 @@ def test_blocks_may_be_read_late(name):
         played.play(action, pick)
     played.finish()
     assert played.wrong(name) == []
+
+
+def test_another_shape_every_step_in_a_batch_that_others_join():
+    target, small = pair()
+    check("coupled chain", Engine(target, Restless(DRAFTERS["coupled chain"](small))), FIXED)
 
 
 # ---------------------------------------------------------------------- prefill
@@ -264,249 +257,3 @@ def test_a_batch_is_put_together_and_taken_apart():
         REQUESTS[0].prompt
     )
     assert batch.stop_BS.shape == (2, 1)
-
-
-# ---------------------------------------------------------------------- phases and bad input
-
-
-def test_requests_wait_for_a_seat_in_order():
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request([n + 1], Sampling(0), Limits(6))) for n in range(6)]
-    assert run.phases == [Phase.WAITING] * 6
-    run.step()
-    assert run.phases == [Phase.RUNNING] * 2 + [Phase.WAITING] * 4
-    order = []
-    for block in run:
-        if block.row not in order:
-            order.append(block.row)
-    assert order == numbers
-    assert run.phases == [Phase.ENDED] * 6
-    assert list(run) == []
-    assert run.submit(Request([9], Sampling(0), Limits(2))) == 6  # an idle run takes more
-    assert sum(len(block.token_ids) for block in run) == 2
-
-
-def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
-    monkeypatch.setattr(seating, "CHUNK", 16)
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    first = run.submit(Request(PROMPTS[0], Sampling(0), Limits(30)))
-    run.step()
-    reading = run.submit(Request(LONG, Sampling(0), Limits(5)))
-    waiting = run.submit(Request([5], Sampling(0), Limits(5)))
-    gone = run.submit(Request([6], Sampling(0), Limits(5)))
-    run.end(gone)
-    run.step()
-    assert run.phases[reading] is Phase.PREFILLING
-    run.end(reading)
-    assert [block.row for block in run.step()] == [first]
-    run.step()
-    assert run.phases[waiting] is Phase.RUNNING
-    run.end(first, "stop")
-    texts = list(run)
-    assert {block.row for block in texts} == {waiting}
-    assert run.reasons == ["stop", "cancelled", "length", "cancelled"]
-    cancelled = Phase.CANCELLED
-    assert run.phases == [Phase.ENDED, cancelled, Phase.ENDED, cancelled]
-    assert run.requests[reading].new_tokens == 0
-
-
-def test_only_what_may_follow_follows():
-    assert set(NEXT) == set(Phase)
-    assert not NEXT[Phase.FAILED]
-    assert not NEXT[Phase.CANCELLED]
-    entry = Run(engine_of("root"), 1, CAPACITY)
-    entry.submit(Request([1], Sampling(0), Limits(1)))
-    with pytest.raises(AssertionError, match="WAITING -> FAILED"):
-        entry._ledger.entries[0].move(Phase.FAILED, "error")
-
-
-def test_what_a_run_refuses():
-    engine = engine_of("chain")
-    run = Run(engine, 1, 64)
-    good = Request(PROMPTS[0], Sampling(0), Limits(8))
-    with refuses(CapacityError, "prompt 0", "6 tokens", "budget 60", "capacity=64"):
-        run.submit(Request(PROMPTS[0], Sampling(0), Limits(60)))
-    for prompt, part in (([], "no tokens"), ([VOCAB], "vocabulary"), ([1] * 256, "context")):
-        with refuses(PromptError, "prompt 0", part):
-            run.submit(Request(prompt, Sampling(0), Limits(8)))
-    with refuses(ConfigurationError, "logit_bias names token 99"):
-        run.submit(Request([1], Sampling(0, logit_bias={99: 1.0}), Limits(8)))
-    with refuses(PromptError, "token ids"):
-        Request("text")
-    with refuses(ConfigurationError, "sampling must be a Sampling"):
-        Request([1], 0.5)
-    assert run.submit(good) == 0  # what was refused left no trace
-    for number in (1, -1, "0"):
-        with refuses(ConfigurationError, "no request", "submit returned"):
-            run.end(number)
-    run.step()
-    with refuses(ConfigurationError, "keep must be", "at most"):
-        run.end(0, "stop", keep=100)
-    run.end(0)
-    with refuses(ConfigurationError, "request 0 is over already", "cancelled", "end it once"):
-        run.end(0)
-    run.close()
-    with refuses(ConfigurationError, "this run is closed", "another run"):
-        run.submit(good)
-    with refuses(ConfigurationError, "seats", "at least 1"):
-        Run(engine, 0)
-
-
-def test_what_is_kept_is_what_counts():
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request(p, Sampling(0), Limits(30))) for p in PROMPTS[:2]]
-    told = sum(len(block.token_ids) for block in run.step() if block.row == numbers[0])
-    run.end(numbers[0], "stop", keep=told - 1)
-    list(run)
-    assert run.requests[0].new_tokens == told - 1
-    assert run.stats.new_tokens == told - 1 + 30
-    assert run.reasons == ["stop", "length"]
-
-
-# ---------------------------------------------------------------------- hidden states and inputs
-
-
-class Reader(Root):
-    """Plain decoding that keeps what it was shown of the target's states."""
-
-    taps = (-1, 1)
-    seen: list[torch.Tensor]
-
-    def open(self, context, capacity):
-        self.seen.append(context.hidden)
-        return super().open(context, capacity)
-
-    def commit(self, memory, context, draft, verdict, scores):
-        self.seen.append(scores.hidden)
-
-
-def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
-    monkeypatch.setattr(seating, "CHUNK", 16)
-    target, _ = pair()
-    reader = Reader()
-    object.__setattr__(reader, "seen", [])
-    run = Run(Engine(target, reader), 2, CAPACITY)
-    run.submit(Request(LONG, Sampling(0), Limits(4)))
-    list(run)
-    prompt, *steps = (states for states in reader.seen if states)
-    assert [state.shape for state in prompt] == [(1, len(LONG) - 1, 32)] * 2
-    assert [tuple(state.shape) for states in steps for state in states] == [(1, 1, 32)] * 8
-    capacity = 256
-    cache = target.open(1, capacity)
-    text = torch.tensor([LONG])
-    at = torch.arange(len(LONG))[None]
-    with torch.inference_mode():
-        whole = target.forward(cache, causal(text, at, capacity), taps=reader.taps).hidden
-    for tap in (0, 1):
-        states = torch.cat([prompt[tap], steps[0][tap]], 1)
-        torch.testing.assert_close(states, whole[tap], atol=1e-4, rtol=1e-4)
-
-
-def test_inputs_for_a_model_of_text_alone_are_refused():
-    run = Run(engine_of("root"), 1, CAPACITY)
-    inputs = Inputs(torch.tensor([[1, 2]]), None, torch.ones(1, 2, dtype=torch.bool))
-    with refuses(ConfigurationError, "reads text alone", "request 0 with inputs", "leave out"):
-        run.submit(Request([1], Sampling(0), Limits(4), inputs))
-
-
-# ---------------------------------------------------------------------- planners
-
-
-class Turns:
-    """A planner that takes the shapes in turn and counts what it has learnt."""
-
-    def __init__(self):
-        self.learnt = 0
-
-    def open(self, shapes, costs):
-        self.costs = costs
-        return shapes, 0
-
-    def plan(self, state, view):
-        rows = view.rows
-        assert view.seats >= len(rows)
-        assert view.closed
-        assert all(isinstance(row.request, Request) for row in rows)
-        assert all(row.length >= len(row.request.prompt) and row.gains is None for row in rows)
-        shapes, at = state
-        shape = shapes[at % len(shapes)]
-        most = [at % 3] * len(rows)
-        return shape._replace(most_B=torch.tensor(most)) if at % 2 else shape
-
-    def report(self, state):
-        return Report()
-
-    def learn(self, state, step):
-        blocks = step.blocks
-        assert step.milliseconds > 0
-        assert step.nodes > max(block.drafted for block in blocks)
-        self.learnt += sum(len(block.token_ids) for block in blocks)
-        assert all(block.drafted >= block.accepted for block in blocks)
-        return state[0], state[1] + 1
-
-
-@pytest.mark.parametrize("name", ["chain", "tree", "coupled chain", "coupled tree"])
-def test_a_planner_chooses_among_the_shapes_and_no_exact_text_changes(name):
-    target, small = pair()
-    planner, costs = Turns(), {"target": {1: 1.0}}
-    engine = Engine(target, DRAFTERS[name](small), None, planner, costs)
-    how = Sampling(1.0, seed=4) if "coupled" in name else Sampling(0)
-    run = engine.run(PROMPTS, how, Limits(30))
-    texts = [[] for _ in PROMPTS]
-    for block in run:
-        texts[block.row] += block.token_ids
-    plain = Engine(target, Root(), "match").run(PROMPTS, how, Limits(30))
-    expected = [[] for _ in PROMPTS]
-    for block in plain:
-        expected[block.row] += block.token_ids
-    assert texts == expected
-    assert planner.costs == costs
-    assert planner.learnt == 30 * len(PROMPTS)
-
-
-def test_a_planner_outside_the_declared_shapes_is_refused():
-    target, small = pair()
-
-    class Wild(Turns):
-        def plan(self, state, view):
-            return state[0][0]._replace(key="wild", max_nodes=99)
-
-    run = Engine(target, DraftModel(small, (1, 1)), None, Wild()).run(PROMPTS[:1], Sampling(0))
-    with refuses(ConfigurationError, "planner", "'draft_model'", "'wild'", "choose among"):
-        next(run)
-
-
-def test_another_shape_every_step_in_a_batch_that_others_join():
-    target, small = pair()
-    check("coupled chain", Engine(target, Restless(DRAFTERS["coupled chain"](small))), FIXED)
-
-
-class Seer:
-    """A drafter that foresees, over one that does not."""
-
-    def __init__(self, inner):
-        self.inner, self.name, self.taps = inner, "seer", ()
-        self.kinds, self.shapes = inner.kinds, inner.shapes
-        self.open, self.commit, self.told = inner.open, inner.commit, []
-
-    def foresee(self, memory, context):
-        return [[0.0, float(length)] for length in context.length_B.tolist()]
-
-    def propose(self, memory, context, shape):
-        assert context.cache is not None
-        return self.inner.propose(memory, context, shape)
-
-
-def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
-    target, small = pair()
-    looked = []
-
-    class Looking(Turns):
-        def plan(self, state, view):
-            looked.append([(row.number, row.length, row.gains[1]) for row in view.rows])
-            return state[0][0]
-
-    engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())
-    list(engine.run(PROMPTS, Sampling(0), Limits(6)))
-    assert [number for number, _, _ in looked[0]] == list(range(len(PROMPTS)))
-    assert all(length == gain for step in looked for _, length, gain in step)

@@ -4,11 +4,11 @@ A `World` holds context-dependent laws of target and draft over a tiny vocabular
 at once. A `Forest` holds every draft of one drafting scheme, one per row, with its probability.
 `emitted` multiplies out: probability of the draft x probability of stopping at each node x law of
 the next token there, continued by the target to a common length. A lossless rule gives `truth`.
+Schemes that grow another tree with every draft are in `own_trees`.
 
 A prefix is a number: the root is 0 and the prefix c followed by token v is V c + 1 + v.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -189,7 +189,8 @@ class Grower:
         )  # fmt: skip
 
 
-def _grower(world: World, counts: tuple[int, ...]) -> tuple[Grower, list[tuple[int, list[int]]]]:
+def grower(world: World, counts: tuple[int, ...]) -> tuple[Grower, list[tuple[int, list[int]]]]:
+    """Where a forest of `counts` begins, and its inner nodes with their children."""
     table = children(counts).numpy()
     nodes = [(n, [int(k) for k in table[0, n] if k >= 0]) for n in range(table.shape[1])]
     return Grower(world, branching(counts), table), [(n, kids) for n, kids in nodes if kids]
@@ -197,7 +198,7 @@ def _grower(world: World, counts: tuple[int, ...]) -> tuple[Grower, list[tuple[i
 
 def without(world: World, counts: tuple[int, ...]) -> Forest:
     """Children drawn without replacement: RSD-C, and every sampled chain."""
-    grow, nodes = _grower(world, counts)
+    grow, nodes = grower(world, counts)
     for node, kids in nodes:
         for kid in kids:
             grow.exclude(node, grow.split(node, kid, grow.laws(node)))
@@ -206,7 +207,7 @@ def without(world: World, counts: tuple[int, ...]) -> Forest:
 
 def separate(world: World, counts: tuple[int, ...]) -> Forest:
     """Children drawn independently, each its own node even when tokens repeat."""
-    grow, nodes = _grower(world, counts)
+    grow, nodes = grower(world, counts)
     for node, kids in nodes:
         for kid in kids:
             grow.split(node, kid, grow.laws(node))
@@ -215,7 +216,7 @@ def separate(world: World, counts: tuple[int, ...]) -> Forest:
 
 def placed(world: World, counts: tuple[int, ...]) -> Forest:
     """The draft's most probable tokens: one tree per case."""
-    grow, nodes = _grower(world, counts)
+    grow, nodes = grower(world, counts)
     for node, kids in nodes:
         for kid in kids:
             grow.exclude(node, _place(grow, node, kid))
@@ -233,7 +234,7 @@ def hub(world: World, counts: tuple[int, ...], *, last: bool = False) -> Forest:
 
     The drawn child stands first in the draw table, or last with `last`.
     """
-    grow, nodes = _grower(world, counts)
+    grow, nodes = grower(world, counts)
     kind = np.full(grow.table.shape, int(Kind.FIXED))
     for node, kids in nodes:
         drawn, tops = (kids[-1], kids[:-1]) if last else (kids[0], kids[1:])
@@ -250,7 +251,7 @@ def mixed(world: World, counts: tuple[int, ...]) -> Forest:
 
     The drawn ones do not exclude the placed one: a retrieval token beside a sampled draft.
     """
-    grow, nodes = _grower(world, counts)
+    grow, nodes = grower(world, counts)
     kind = np.full(grow.table.shape, int(Kind.WITHOUT))
     for node, kids in nodes:
         kind[0, node, 0] = Kind.FIXED
@@ -267,7 +268,7 @@ def stopped(world: World, depth: int, threshold: float = 0.3, *, drop: bool = Fa
 
     With `drop` the unlikely token itself is left out, which is biased.
     """
-    grow, nodes = _grower(world, (1,) * depth)
+    grow, nodes = grower(world, (1,) * depth)
     for node, (kid,) in nodes:
         last = grow.token[:, node], grow.code[:, node]
         law = grow.laws(node)
@@ -281,144 +282,6 @@ def stopped(world: World, depth: int, threshold: float = 0.3, *, drop: bool = Fa
             weak = before[np.arange(len(before)), token] < threshold
             grow.code[weak, kid] = -1
     return grow.forest(Kind.WITHOUT)
-
-
-def _per_row(tree_nodes: int, parent: np.ndarray, levels: tuple[int, ...], most: int) -> Tree:
-    """A tree with one topology per row; slots without a node hang below the root."""
-    depth = np.zeros(tree_nodes, dtype=np.int64)
-    for d, (start, end) in enumerate(pairwise(levels)):
-        depth[start:end] = d
-    rows = len(parent)
-    ancestors = np.broadcast_to(np.eye(tree_nodes, dtype=bool), (rows, *2 * (tree_nodes,))).copy()
-    for node in range(1, tree_nodes):
-        ancestors[:, node] |= ancestors[np.arange(rows), parent[:, node].clip(0)]
-    return Tree(
-        torch.from_numpy(parent),
-        torch.from_numpy(np.broadcast_to(depth, (rows, tree_nodes)).copy()),
-        torch.from_numpy(ancestors),
-        max_depth=len(levels) - 2,
-        max_draws=most,
-        levels=levels,
-        is_chain=False,
-    )
-
-
-def merged(world: World, paths: int, depth: int) -> Forest:
-    """`paths` independent chains merged into a trie; a repeated draw keeps its multiplicity."""
-    grow, _ = _grower(world, (paths, *(1,) * (depth - 1)))  # one column per path, unmerged
-    for level in range(depth):
-        for path in range(paths):
-            node = 0 if level == 0 else 1 + (level - 1) * paths + path
-            grow.split(node, 1 + level * paths + path, grow.laws(node))
-    rows, nodes = len(grow.case), grow.tree.nodes
-    draws = np.full((rows, nodes, paths), -1, dtype=np.int64)
-    parent = np.zeros((rows, nodes), dtype=np.int64)
-    parent[:, 0] = -1
-    code = np.full_like(grow.code, -1)
-    code[:, 0] = 0
-    leader = np.zeros((rows, paths), dtype=np.int64)  # the node that carries each path
-    every = np.arange(rows)
-    for level in range(depth):
-        start = 1 + level * paths
-        here = grow.code[:, start : start + paths]
-        first = (here[:, :, None] == here[:, None, :]).argmax(-1)  # first path of the same prefix
-        filled = np.zeros((rows, nodes), dtype=np.int64)
-        for path in range(paths):
-            node, kid = leader[:, path], start + first[:, path]
-            draws[every, node, filled[every, node]] = kid
-            filled[every, node] += 1
-            parent[every, kid] = node
-            code[every, kid] = here[:, path]
-        leader = start + first
-    levels = (0, 1, *(1 + (d + 1) * paths for d in range(depth)))
-    tree = _per_row(nodes, parent, levels, paths)
-    kind = np.full((1, 1, 1), int(Kind.WITH))
-    return Forest(
-        world, tree, frozenset({Kind.WITH}), grow.case, grow.weight, grow.token, code, draws, kind
-    )
-
-
-def beam(world: World, width: int, depth: int) -> Forest:
-    """RSD-S: the trees of stochastic beam search, by enumerating Plackett-Luce orders of leaves.
-
-    Perturbed leaf scores come in Plackett-Luce order and a path's score is its best leaf's, so the
-    beam of each level holds the first `width` prefixes to appear below the previous beam. Leaves
-    that can add nothing are left out of the race, which changes no order among the others.
-    """
-    found: list[tuple[int, float, tuple[tuple[int, ...], ...]]] = []
-    for case in range(len(world.cases)):
-        shapes: dict[tuple[tuple[int, ...], ...], float] = {}
-        for levels, weight in _orders(world, case, width, depth):
-            shapes[levels] = shapes.get(levels, 0) + weight
-        found += [(case, weight, levels) for levels, weight in shapes.items()]
-    rows, nodes = len(found), 1 + width * depth
-    token = np.zeros((rows, nodes), dtype=np.int64)
-    code = np.full((rows, nodes), -1, dtype=np.int64)
-    code[:, 0] = 0
-    parent = np.zeros((rows, nodes), dtype=np.int64)
-    parent[:, 0] = -1
-    draws = np.full((rows, nodes, width), -1, dtype=np.int64)
-    for row, (_, _, levels) in enumerate(found):
-        where = {0: 0}
-        for level, kept in enumerate(levels):
-            for rank, prefix in enumerate(kept):
-                node, above = 1 + level * width + rank, where[(prefix - 1) // world.vocab]
-                where[prefix] = node
-                token[row, node], code[row, node] = (prefix - 1) % world.vocab, prefix
-                parent[row, node] = above
-                draws[row, above, (draws[row, above] >= 0).sum()] = node
-    spans = (0, 1, *(1 + (d + 1) * width for d in range(depth)))
-    return Forest(
-        world,
-        _per_row(nodes, parent, spans, width),
-        frozenset({Kind.WITHOUT}),
-        np.array([case for case, _, _ in found]),
-        np.array([weight for _, weight, _ in found]),
-        token,
-        code,
-        draws,
-        np.full((1, 1, 1), int(Kind.WITHOUT)),
-    )
-
-
-def _orders(
-    world: World, case: int, width: int, depth: int
-) -> Iterator[tuple[tuple[tuple[int, ...], ...], float]]:
-    """Beams of all levels with the probability of one way to reach them."""
-    vocab, law = world.vocab, world.draft[case]
-    leaves = []
-    for leaf in range(*world.level(depth).indices(1 << 62)):
-        path = [leaf]
-        while path[0]:
-            path.insert(0, (path[0] - 1) // vocab)
-        weight = float(np.prod([law[a, b - vocab * a - 1] for a, b in pairwise(path)]))
-        if weight > 0:
-            leaves.append((tuple(path[1:]), weight))
-
-    def useful(path: tuple[int, ...], beams: tuple[tuple[int, ...], ...]) -> bool:
-        for prefix, kept in zip(path, beams, strict=True):
-            if prefix not in kept:
-                return len(kept) < width
-        return False
-
-    def go(
-        left: list[tuple[tuple[int, ...], float]], beams: tuple[tuple[int, ...], ...], chance: float
-    ) -> Iterator[tuple[tuple[tuple[int, ...], ...], float]]:
-        left = [leaf for leaf in left if useful(leaf[0], beams)]
-        if not left:
-            yield beams, chance
-            return
-        total = sum(weight for _, weight in left)
-        for path, weight in left:
-            new, open_ = [], True
-            for prefix, kept in zip(path, beams, strict=True):
-                if open_ and prefix not in kept:
-                    open_ = len(kept) < width
-                    kept = (*kept, prefix) if open_ else kept
-                new.append(kept)
-            yield from go(left, tuple(new), chance * weight / total)
-
-    yield from go(leaves, ((),) * depth, 1.0)
 
 
 # The law of what is emitted

@@ -4,6 +4,7 @@ from functools import lru_cache
 
 import enumeration as e
 import numpy as np
+import own_trees
 import pytest
 
 from outrider import verifiers
@@ -26,16 +27,16 @@ FORESTS = {
     "RSD-C 3,2": lambda: e.without(e.world(4, 2), (3, 2)),
     "RSD-C 2,2,1": lambda: e.without(e.world(4, 3, thin=True), (2, 2, 1)),
     "RSD-C 3,1,2 V=3": lambda: e.without(e.world(3, 3, thin=True), (3, 1, 2)),
-    "RSD-S V=2 D=3 W=2": lambda: e.beam(e.world(2, 3), 2, 3),
-    "RSD-S V=2 D=3 W=3": lambda: e.beam(e.world(2, 3), 3, 3),
-    "RSD-S V=3 D=2 W=2": lambda: e.beam(e.world(3, 2), 2, 2),
-    "RSD-S V=3 D=2 W=3": lambda: e.beam(e.world(3, 2), 3, 2),
+    "RSD-S V=2 D=3 W=2": lambda: own_trees.beam(e.world(2, 3), 2, 3),
+    "RSD-S V=2 D=3 W=3": lambda: own_trees.beam(e.world(2, 3), 3, 3),
+    "RSD-S V=3 D=2 W=2": lambda: own_trees.beam(e.world(3, 2), 2, 2),
+    "RSD-S V=3 D=2 W=3": lambda: own_trees.beam(e.world(3, 2), 3, 2),
     "i.i.d. children 2,2": lambda: e.separate(e.world(4, 2), (2, 2)),
     "i.i.d. children 3,2 V=3": lambda: e.separate(e.world(3, 2), (3, 2)),
     "i.i.d. children 2,2,1 V=2": lambda: e.separate(e.world(2, 3), (2, 2, 1)),
-    "i.i.d. paths 2x3": lambda: e.merged(e.world(4, 3), 2, 3),
-    "i.i.d. paths 3x2": lambda: e.merged(e.world(4, 2), 3, 2),
-    "i.i.d. paths 3x3 V=2": lambda: e.merged(e.world(2, 3), 3, 3),
+    "i.i.d. paths 2x3": lambda: own_trees.merged(e.world(4, 3), 2, 3),
+    "i.i.d. paths 3x2": lambda: own_trees.merged(e.world(4, 2), 3, 2),
+    "i.i.d. paths 3x3 V=2": lambda: own_trees.merged(e.world(2, 3), 3, 3),
     "placed 2,2": lambda: e.placed(e.world(4, 2), (2, 2)),
     "placed 3,2": lambda: e.placed(e.world(4, 2), (3, 2)),
     "placed 2,2,1": lambda: e.placed(e.world(4, 3), (2, 2, 1)),

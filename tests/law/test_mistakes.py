@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import enumeration as e
 import numpy as np
+import own_trees
 import pytest
 import torch
 
@@ -105,7 +106,7 @@ def test_children_without_replacement_judged_as_if_with(rule):
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 def test_a_beam_that_forgets_its_first_child(rule):
     """Jeon's theorem 3.2 says "any subsequence" of the kept children; it must be a prefix."""
-    trees = e.beam(world(3, 2), 3, 2)
+    trees = own_trees.beam(world(3, 2), 3, 2)
     honest(rule, trees)
     draws = trees.draws_RNK.copy()
     two = (draws[:, 0, 1] >= 0).nonzero()[0]
@@ -116,7 +117,7 @@ def test_a_beam_that_forgets_its_first_child(rule):
 @pytest.mark.parametrize("rule", ["kseq", "multi_round", "otm"])
 def test_a_path_that_is_kept_only_if_it_is_new(rule):
     """A repeated path adds no node, but its draw counts: the residual is what K draws leave."""
-    trees = e.merged(world(3, 2), 3, 2)
+    trees = own_trees.merged(world(3, 2), 3, 2)
     honest(rule, trees)
     draws = trees.draws_RNK.copy()
     for k in range(1, 3):

@@ -2,6 +2,7 @@
 
 import enumeration as e
 import numpy as np
+import own_trees
 import pytest
 import torch
 
@@ -39,7 +40,7 @@ def test_it_accepts_what_the_bound_allows(vocab, draws):
 def test_few_steps_accept_less_and_stay_exact(iterations, scheme):
     trees = {
         "separate": lambda: e.separate(e.world(3, 2), (2, 1)),
-        "merged": lambda: e.merged(e.world(3, 2), 3, 2),
+        "merged": lambda: own_trees.merged(e.world(3, 2), 3, 2),
         "three": lambda: e.separate(e.world(3, 1), (3,)),
     }[scheme]()
     rough = verifiers.get("otm", iterations=iterations)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import enumeration as e
+import own_trees
 import pytest
 import torch
 from forests import same_as_reference
@@ -11,9 +12,9 @@ from outrider.types import Kind
 from outrider.verifiers.kseq import division_factor
 
 TREES = {
-    "two": lambda w: e.merged(w, 2, 2),
-    "three": lambda w: e.merged(w, 3, 2),
-    "four": lambda w: e.merged(w, 4, 1),
+    "two": lambda w: own_trees.merged(w, 2, 2),
+    "three": lambda w: own_trees.merged(w, 3, 2),
+    "four": lambda w: own_trees.merged(w, 4, 1),
 }
 
 
@@ -67,7 +68,7 @@ def gap(p, q, factor, count):
 
 
 def test_draws_of_two_laws_are_left_to_the_reference():
-    drafts = e.merged(e.World(4, 2, 11, ("random",)), 2, 2).draft()
+    drafts = own_trees.merged(e.World(4, 2, 11, ("random",)), 2, 2).draft()
     from outrider.ops.cpu.kseq import fits
 
     assert fits(drafts)

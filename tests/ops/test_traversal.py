@@ -1,17 +1,18 @@
 """Traversal of a CPU and of kernels against the reference: same path, same next token."""
 
 import enumeration as e
+import own_trees
 import pytest
 import torch
 from forests import same_as_reference
 
 TREES = {
     "RSD-C": lambda w: e.without(w, (2, 2)),
-    "RSD-S": lambda w: e.beam(w, 3, 2),
+    "RSD-S": lambda w: own_trees.beam(w, 3, 2),
     "hub": lambda w: e.hub(w, (3, 2)),
     "placed first": lambda w: e.hub(w, (2, 2), last=True),
     "mixed": lambda w: e.mixed(w, (3, 1)),
-    "merged paths": lambda w: e.merged(w, 3, 2),
+    "merged paths": lambda w: own_trees.merged(w, 3, 2),
     "placed": lambda w: e.placed(w, (2, 2)),
 }
 

@@ -15,7 +15,6 @@ import uvicorn
 
 from outrider.server.apart import Apart, decode
 from outrider.server.app import Service, around, make
-from outrider.server.decoding import Room
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
@@ -54,17 +53,6 @@ class Server:
         return self.clients[-1]
 
 
-@contextmanager
-def serving(speculator, http="auto", **settings):
-    """A server for the length of a block."""
-    settings = {"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings
-    server = Server(make(speculator, Service(**settings)), http).start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 def linked(load, room):
     """What decodes behind a pipe, in a thread in place of a process."""
     here, there = multiprocessing.Pipe()
@@ -83,12 +71,29 @@ def linked(load, room):
 
 
 @contextmanager
-def far(speculator, **room):
+def serving(speculator, http="auto", **settings):
+    """A server for the length of a block."""
+    service = _service(settings)
+    with _until_the_end(Server(make(speculator, service), http)) as server:
+        yield server
+
+
+@contextmanager
+def far(speculator, **settings):
     """A server whose loop is behind a pipe."""
-    room = Room(**({"rows": 4, "capacity": 512} | room))
-    engine = linked(lambda: speculator, room)
-    service = Service((NAME,), *room, public=True)
-    server = Server(around(engine.known, engine, service)).start()
+    service = _service(settings)
+    engine = linked(lambda: speculator, service.room)
+    with _until_the_end(Server(around(engine.known, engine, service))) as server:
+        yield server
+
+
+def _service(settings):
+    return Service(**{"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings)
+
+
+@contextmanager
+def _until_the_end(server):
+    server.start()
     try:
         yield server
     finally:

@@ -90,11 +90,13 @@ def test_nobody_asks_a_loop_that_is_closed(shipped):
 class Process:
     """`outrider serve` as people start it."""
 
-    def __init__(self):
+    def __init__(self, processes):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "outrider", "serve", "--port", str(self.port)]
         command += ["--rows", "4", "--capacity", "512", "--threads", "1"]
+        command += ["--processes", str(processes)]
+        self.processes = processes
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.address = f"http://127.0.0.1:{self.port}"
         while "base_url" not in (line := self.process.stderr.readline()):
@@ -108,21 +110,19 @@ class Process:
         self.body = BODY | {"model": self.model["data"][0]["id"], "seed": 3}
 
     @property
-    def engine(self):
-        """The process that decodes."""
+    def engines(self):
+        """Processes that decode for it: one or none."""
         me = self.process.pid
         with open(f"/proc/{me}/task/{me}/children") as file:
             each = [int(one) for one in file.read().split()]
-        found = [one for one in each if b"spawn_main" in command(one)]  # multiprocessing has others
-        assert len(found) == 1
-        return found[0]
+        return [one for one in each if b"spawn_main" in command(one)]  # multiprocessing has others
 
 
 @pytest.fixture
-def process():
+def process(request):
     if not os.path.exists("/proc/self/task"):
         pytest.skip("needs /proc, to find the engine's process")
-    process = Process()
+    process = Process(request.param)
     yield process
     process.process.kill()
     process.process.wait()
@@ -142,10 +142,12 @@ def gone(pid, seconds=10.0):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("process", [2], indirect=True)
 def test_an_engine_that_is_killed_ends_its_requests_and_the_server_says_so(process):
     stream = events(process, process.body)
     next(stream)
-    os.kill(process.engine, signal.SIGKILL)
+    (engine,) = process.engines
+    os.kill(engine, signal.SIGKILL)
     left = list(stream)
     assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
     assert asked(process, None, "/health", method="GET")[0] == 503
@@ -155,22 +157,25 @@ def test_an_engine_that_is_killed_ends_its_requests_and_the_server_says_so(proce
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("process", [2], indirect=True)
 def test_the_engine_ends_with_a_server_that_is_killed(process):
     next(events(process, process.body))
-    engine = process.engine
+    (engine,) = process.engines
     process.process.kill()
     assert gone(engine)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("process", [1, 2], indirect=True)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_that_is_asked_to_end_answers_who_waits(process, how):
     stream = events(process, process.body | {"max_tokens": 120})
     next(stream)
-    engine = process.engine
-    for each in (process.process.pid, engine) if how == signal.SIGINT else (process.process.pid,):
+    engines = process.engines
+    for each in [process.process.pid, *(engines if how == signal.SIGINT else ())]:
         os.kill(each, how)  # Ctrl-C goes to all of a terminal's processes
     assert list(stream)[-1] == "[DONE]"
     process.process.wait(15)
     assert process.process.returncode in (0, -how)
-    assert gone(engine)
+    assert len(engines) == process.processes - 1
+    assert all(map(gone, engines))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import torch
-from served import NAME, PROMPT, events, serving, streamed, write
+from served import NAME, PROMPT, events, far, serving, streamed, write
 
 from outrider import Sampling, Stop
 
@@ -231,8 +231,9 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
     assert told[-1] == 16
 
 
-def test_counters_equal_the_sum_of_the_answers(shipped):
-    with serving(shipped, prefix="vllm:") as server:
+@pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
+def test_counters_equal_the_sum_of_the_answers(shipped, opened):
+    with opened(shipped, prefix="vllm:") as server:
         client = server.client()
         answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
         _, last = streamed(client, seed=9, stop="return")

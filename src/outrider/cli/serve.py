@@ -1,15 +1,29 @@
 """`outrider serve`: OpenAI's API over a live batch of one model."""
 
 import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from outrider import arguments
 from outrider.cli.console import EXIT_ERROR, err, fail
 from outrider.cli.options import Dtype, Setup, with_setup
+from outrider.cli.reading import read_file
 from outrider.errors import BackendUnavailable, ConfigurationError
+from outrider.text.speculator import Speculator
+
+if TYPE_CHECKING:
+    from outrider.server.app import Service
+    from outrider.server.decoding import Room
+    from outrider.server.known import Known
+    from outrider.server.loop import Decoder
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -52,30 +66,28 @@ def serve(
     per_request_metrics: Annotated[
         bool, typer.Option(help="Answers say how they were decoded.")
     ] = True,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2,
+            help="2: HTTP has a process of its own, beside the one that decodes. 1: both are in "
+            "one. Default: 2 where two cores may be used, else 1.",
+        ),
+    ] = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Serve completions and chats over HTTP, as OpenAI's clients ask for them."""
     keys = _keys(api_key_file)
     if host not in LOOPBACK and not keys and not no_auth:
-        fail(
+        raise ConfigurationError(
             f"other machines could ask without a key; got --host {host}; give --api-key-file or "
             "OUTRIDER_API_KEY, or say --no-auth"
         )
-        raise typer.Exit(EXIT_ERROR)
-    if "*" in (cors_origin or ()):
-        raise ConfigurationError("--cors-origin names one site; got '*'; give it exactly")
-    try:
-        import uvicorn
-
-        from outrider.server.apart import started
-        from outrider.server.app import Service, around
-        from outrider.server.known import Hears
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"serving needs the extra 'server' ({error.name} is missing); "
-            "pip install 'outrider[server]'"
-        ) from error
-    name = served_model_name or named(setup.target)
+    name = named(setup.target) if served_model_name is None else served_model_name
+    _check(name, cors_origin or (), timeout, metrics_prefix)
+    with _extra():
+        from outrider.server.app import Service
     service = Service(
         (name,),
         rows,
@@ -89,28 +101,128 @@ def serve(
         metrics_prefix,
         kept_prompts << 20,
     )
-    engine = started(partial(setup.load, dtype), service.room)
-    try:
-        app, _ = around(engine.known, engine, service)
-        address = f"http://{host}:{port}"
-        err.print(f"serving {name} at {address} ({rows} rows of {capacity} tokens)")
-        hears = isinstance(engine.known, Hears)
-        page = "" if hears else f"; a browser finds a page to try it at {address}/"
-        err.print(f"OpenAI's clients take base_url={address}/v1{page}")
-        uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
-    finally:
-        engine.close()
-        engine.join(10)
+    _run(partial(setup.load, dtype), service, host, port, processes)
+
+
+def _run(
+    load: Callable[[], Speculator], service: "Service", host: str, port: int, processes: int | None
+) -> None:
+    """Serve until it is ended."""
+    with _extra():
+        import uvicorn
+
+        from outrider.server.app import around
+        from outrider.server.known import Hears
+    with _bound(host, port) as place:  # before the model is read, which takes longer
+        apart, how = _parted(processes)
+        known, engine = _engine(load, service.room, apart)
+        try:
+            app, _ = around(known, engine, service)
+            with _free(host, port):
+                place.listen()
+            at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
+            room = f"{service.rows} rows of {service.capacity} tokens"
+            page = (
+                "" if isinstance(known, Hears) else f"; a browser finds a page to try it at {at}/"
+            )
+            err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
+            err.print(f"OpenAI's clients take base_url={at}/v1{page}")
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+            with suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run([place])
+        finally:
+            engine.close()
+            engine.join(10)
     if engine.fault is not None:
-        fail(str(engine.fault))
+        fail(f"{type(engine.fault).__name__}: {engine.fault}")
         raise typer.Exit(EXIT_ERROR)
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Say so if the packages of the extra are missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"serving needs the extra 'server' ({error.name} is missing); "
+            "pip install 'outrider[server]'"
+        ) from error
+
+
+def _check(name: str, origins: Sequence[str], timeout: float, prefix: str) -> None:
+    """Refuse what no server can have."""
+    if not name:
+        arguments.refuse("--served-model-name", "a name", name, "leave it out for the target's")
+    for origin in origins:
+        scheme, place, *more = urlsplit(origin)
+        if scheme not in ("http", "https") or not place or any(more):
+            what = "one site, such as https://example.org"
+            arguments.refuse("--cors-origin", what, origin, "give its scheme, name and port alone")
+    if not timeout > 0:
+        arguments.refuse("--timeout", "a positive number of seconds", timeout, "leave it out: 600")
+    if not re.fullmatch("([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
+        what = "letters, digits, _ and :, without a digit first"
+        arguments.refuse("--metrics-prefix", what, prefix, "try vllm:")
+
+
+@contextmanager
+def _free(host: str, port: int) -> Iterator[None]:
+    """Say so if this address cannot be had."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen at --host {host} --port {port}; got {error.strerror!r}; give others "
+            "(--port 0: any that is free), or end what listens there"
+        ) from error
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket of this address, which refuses those who ask until it listens."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _free(host, port):
+            place.bind((host, port))
+        yield place
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def _parted(processes: int | None) -> tuple[bool, str]:
+    """Whether decoding has a process of its own, and how that is said."""
+    if processes == 2 or (processes is None and _cores() > 1):
+        return True, "decoding in a process of its own"
+    if processes == 1:
+        return False, "one process"
+    return False, "one process for one core, where two are slower: --processes 2"
+
+
+def _engine(load: Callable[[], Speculator], room: "Room", apart: bool) -> "tuple[Known, Decoder]":
+    """What decodes, in this process or in another, and what is known of its model."""
+    from outrider.server.apart import started
+    from outrider.server.decoding import opened
+
+    if not apart:
+        return opened(load(), room)
+    engine = started(load, room)
+    return engine.known, engine
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:
     """Keys of a file and of the environment."""
-    lines = path.read_text().splitlines() if path is not None else []
-    own = os.environ.get("OUTRIDER_API_KEY", "")
-    return tuple(key.strip() for key in [*lines, own] if key.strip())
+    lines = [] if path is None else read_file(path, "keys").split()
+    if path is not None and not lines:
+        arguments.refuse("--api-key-file", "a file of keys, one a line", str(path), "put one in")
+    own = os.environ.get("OUTRIDER_API_KEY", "").strip()
+    return tuple([*lines, own] if own else lines)
 
 
 def named(target: str | None) -> str:

@@ -180,6 +180,11 @@ class Loop(threading.Thread):
 
         self._orders.put(order)
 
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has stopped; one that was never started has."""
+        if self.ident is not None:
+            super().join(timeout)
+
     @property
     def alive(self) -> bool:
         """Whether it decodes."""

@@ -1,0 +1,106 @@
+"""`outrider serve`: how many processes it is, and what it refuses before a model is read."""
+
+import os
+import socket
+
+import pytest
+import uvicorn
+from served import linked
+from starlette.testclient import TestClient
+
+from outrider.cli.serve import _parted
+from outrider.server import apart
+
+ASK = {"model": "outrider-pair", "prompt": "import", "max_tokens": 4, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("cores", "words", "parted", "told"),
+    [
+        (1, "", False, "one process for one core"),
+        (2, "", True, "decoding in a process of its own"),
+        (1, "--processes 2", True, "decoding in a process of its own"),
+        (2, "--processes 1", False, "; one process)"),
+    ],
+)
+def test_where_one_core_is_all_there_is_one_process(
+    outrider, monkeypatch, shipped, cores, words, parted, told
+):
+    answers, others = [], []
+
+    def started(load, room):
+        others.append(linked(load, room))
+        return others[-1]
+
+    def run(server, sockets):
+        with TestClient(server.config.app) as client:
+            answers.append(client.post("/v1/completions", json=ASK).json())
+            assert client.get("/health").json()["status"] == "ok"
+        with socket.create_connection(sockets[0].getsockname()):
+            pass  # it listens
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(cores)), raising=False)
+    monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
+    monkeypatch.setattr(apart, "started", started)
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    code, _, err = outrider("serve", "--port", 0, "--rows", 2, "--capacity", 128, *words.split())
+    assert code == 0
+    assert told in err
+    assert bool(others) == parted
+    assert answers[0]["choices"][0]["text"]
+    assert answers[0]["usage"]["completion_tokens"] == 4
+
+
+def test_where_cores_cannot_be_asked_for_all_count(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    for count, parted in ((1, False), (8, True), (None, False)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert _parted(None)[0] == parted
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A file without keys, and one that is no text."""
+    (tmp_path / "none").write_text("\n \n")
+    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("--host 0.0.0.0", ["without a key", "--host 0.0.0.0", "--api-key-file"]),
+        ("--host 0.0.0.0 --api-key-file {0}/no", ["cannot read the keys", "{0}/no", "the path"]),
+        ("--api-key-file {0}", ["cannot read the keys", "directory"]),
+        ("--api-key-file {0}/none", ["--api-key-file", "{0}/none", "put one in"]),
+        ("--api-key-file {0}/latin", ["UTF-8", "{0}/latin"]),
+        ("--host 192.0.2.1 --no-auth", ["cannot listen", "--host 192.0.2.1", "give others"]),
+        ("--port 70000", ["--port", "65535"]),
+        ("--rows -1", ["--rows", "greater than or equal to 1"]),
+        ("--capacity 10", ["--capacity", "64"]),
+        ("--timeout -1", ["--timeout", "positive", "-1"]),
+        ("--timeout nan", ["--timeout", "positive", "nan"]),
+        ("--metrics-prefix 9x", ["--metrics-prefix", "'9x'", "vllm:"]),
+        ("--cors-origin *", ["--cors-origin", "'*'", "https://example.org"]),
+        ("--cors-origin example.org", ["--cors-origin", "'example.org'"]),
+        ("--cors-origin https://example.org/page", ["--cors-origin", "alone"]),
+        ("--served-model-name=", ["--served-model-name", "leave it out"]),
+        ("--processes 3", ["--processes", "2"]),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(outrider, monkeypatch, places, words, parts):
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    code, _, err = outrider("serve", *words.format(places).split())
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert all(part.format(places) in err for part in parts)
+
+
+def test_a_port_in_use_is_refused_before_a_model_is_read(outrider, monkeypatch):
+    monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: pytest.fail("it is read"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _, err = outrider("serve", "--processes", 1, "--port", taken.getsockname()[1])
+    assert code == 2
+    assert "cannot listen" in err
+    assert "--port 0" in err
