@@ -126,6 +126,14 @@ class Never(Adaptive):
         return PLAIN
 
 
+class Always(Adaptive):
+    """The deepest draft in every step."""
+
+    def plan(self, state, view):
+        super().plan(state, view)
+        return state.drafts[-1]
+
+
 class Later(Never):
     """Plain steps, and drafts from the ninth on."""
 
@@ -197,7 +205,7 @@ def test_a_draft_model_reads_late_what_it_would_have_read_at_once(monkeypatch):
 
 def test_a_newcomer_is_read_at_once_where_others_are_drafted_for():
     target, small = pair()
-    run = Run(Engine(target, DraftModel(small, (1, 1)), "match", "fixed"), 4, 128)
+    run = Run(Engine(target, DraftModel(small, (1, 1)), "match", Always()), 4, 128)
     run.submit(Request(PROMPTS[0], Sampling(0), Limits(20)))
     run.step()
     assert run.batch.context.unread == 0

@@ -25,7 +25,7 @@ from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.logprobs import Logprobs, Told, told
-from outrider.engine.planner import Finished, Row, View
+from outrider.engine.planner import Finished, Fixed, Row, View
 from outrider.engine.request import Request, capped, check, check_fit
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError
@@ -88,8 +88,9 @@ class Run(Iterator[HostBlock]):
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
+        free = None if isinstance(engine.planner, Fixed) else self._free
         self._seating = Seating(
-            engine.target, engine.drafter, self._ledger, seats, room, prefixes, self._free
+            engine.target, engine.drafter, self._ledger, seats, room, prefixes, free
         )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))

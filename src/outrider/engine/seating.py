@@ -19,7 +19,7 @@ class Seating:
 
     `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
     the one row that moves into a free seat. `free`: whether no text of these requests depends on
-    what is drafted, nor on how a draft model came to read.
+    what is drafted, nor on when a draft model reads; None: it drafts in every step anyway.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Seating:
         seats: int,
         capacity: int,
         prefixes: Prefixes | None = None,
-        free: Callable[[Sequence[Request]], bool] = lambda requests: False,
+        free: Callable[[Sequence[Request]], bool] | None = None,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept
@@ -137,7 +137,9 @@ class Seating:
         That is what a drafter at rest will have to do anyway; one at work would read every row
         anew for their sake. Heads are told the target's states of a prompt once.
         """
-        if self.drafter.taps or not self._free([*newcomers, *self.requests(self.rows)]):
+        if self._free is None or self.drafter.taps:
+            return False
+        if not self._free([*newcomers, *self.requests(self.rows)]):
             return False
         if not self.rows:
             return self.prefixes is None  # what is kept of other prompts is copied now or never

@@ -70,10 +70,11 @@ class Session:
 class Adaptive:
     """The shape that is worth most by what a row has shown and by measured costs, or none.
 
-    Acceptance is learnt row by row: what one row shows is never counted for another. Where nothing
-    pays, a drafter that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy,
-    placed and coupled texts never depend on the choice; other sampled texts follow from the seed
-    and the costs. docs/planner.md says what the choice may depend on, and why.
+    Acceptance is learnt row by row: what one row shows counts for another only in a batch whose
+    texts do not depend on it, until that one has shown more itself. Where nothing pays, a drafter
+    that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy, placed and
+    coupled texts never depend on the choice; other sampled texts follow from the seed and the
+    costs. docs/planner.md says what the choice may depend on, and why.
 
     >>> from outrider.engine.request import Request
     >>> from outrider.types import PLAIN
