@@ -71,10 +71,6 @@ class Odds:
         """The chance in this bucket."""
         return self._kept[at] / self._seen[at]
 
-    def seen(self, at: int) -> float:
-        """Looks that count in this bucket, the prior's included."""
-        return self._seen[at]
-
     def saw(self, at: int, kept: bool) -> None:
         """A token of this bucket was judged."""
         self._kept[at] = self._kept[at] * self.forget + kept

@@ -106,14 +106,9 @@ class Adaptive:
         if view.free and state.rests == _who(state):
             return state.drafts[0] if _due(state, state.loses) else state.plain
         memories = [state.memory(row) for row in rows]
-        pooled = view.free and len(rows) > 1
+        levels = state.pool.levels if view.free and len(rows) > 1 else (LEVEL, LEVEL)
         gains = [
-            memory.gains(
-                row,
-                state.drafts,
-                state.deepest,
-                state.pool.level(memory.greedy) if pooled else LEVEL,
-            )
+            memory.gains(row, state.drafts, state.deepest, levels[memory.greedy])
             for row, memory in zip(rows, memories, strict=True)
         ]
         if not view.free:
@@ -185,8 +180,9 @@ def _jointly(
     if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
+        believed = state.pool.supplies
         supplies = [
-            memory.supply(row, state.pool.supply(memory.greedy))
+            memory.supply(row, believed[memory.greedy])
             for memory, row in zip(memories, rows, strict=True)
         ]
         drafted = 1 - prod(1 - supply for supply in supplies)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from outrider.engine.planner.protocol import Row
-from outrider.odds import BUCKETS, FORGET, Odds, bucket, gains
+from outrider.odds import BUCKETS, FORGET, bucket, gains
 from outrider.types import PLAIN, Shape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
@@ -51,25 +51,26 @@ class Wait:
 class Leaning:
     """A chance that leans on what is believed ahead of the first look, less with every look.
 
-    >>> chance = Leaning(0.5, 1.0)
+    >>> chance = Leaning(1.0)
     >>> chance.saw(True)
     >>> round(chance.chance(0.5), 2), round(chance.chance(0.1), 2)
     (0.75, 0.55)
     """
 
-    __slots__ = ("_left", "_odds", "_prior")
+    __slots__ = ("_kept", "_left", "_seen")
 
-    def __init__(self, prior: float, strength: float, forget: float = FORGET) -> None:
-        self._odds, self._prior, self._left = Odds((prior,), strength, forget), prior, strength
+    def __init__(self, strength: float) -> None:
+        self._kept, self._seen, self._left = 0.0, 0.0, strength
 
     def chance(self, believed: float) -> float:
-        """The chance, with this belief in place of the prior."""
-        return self._odds.chance(0) + (believed - self._prior) * self._left / self._odds.seen(0)
+        """The chance, by what was looked at and this belief."""
+        return (self._kept + self._left * believed) / (self._seen + self._left)
 
     def saw(self, kept: bool) -> None:
         """A look."""
-        self._odds.saw(0, kept)
-        self._left *= self._odds.forget
+        self._kept = self._kept * FORGET + kept
+        self._seen = self._seen * FORGET + 1
+        self._left *= FORGET
 
 
 class Streaks:
@@ -89,7 +90,7 @@ class Streaks:
     __slots__ = ("_kept", "_level", "_seen")
 
     def __init__(self) -> None:
-        self._level = Leaning(LEVEL, LOOKS)
+        self._level = Leaning(LOOKS)
         self._kept, self._seen = [0.0] * BUCKETS, [BASE] * BUCKETS
 
     def gains(self, streak: int, most: int, level: float = LEVEL) -> list[float]:
@@ -121,7 +122,7 @@ class RowMemory:
         self.greedy = greedy
         self.streaks = Streaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
-        self.found = Leaning(1.0, SUPPLY)  #: how often there is a draft where one is asked for
+        self.found = Leaning(SUPPLY)  #: how often there is a draft where one is asked for
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
         self.wait = Wait()
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself

@@ -16,7 +16,7 @@ class Pool:
     >>> earlier = Pool()
     >>> earlier.saw(False, 1, 0)
     >>> now = Pool(earlier)
-    >>> now.level(False) == earlier.level(False) < now.level(True) == LEVEL
+    >>> now.levels[False] == earlier.levels[False] < now.levels[True] == LEVEL
     True
     """
 
@@ -25,19 +25,20 @@ class Pool:
     def __init__(self, before: "Pool | None" = None) -> None:
         levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
         if before is not None:
-            levels = before.level(False), before.level(True)
-            founds = before.supply(False), before.supply(True)
+            levels, founds = before.levels, before.supplies
         self._before = before
         self._level = Odds(levels, LOOKS, POOLED)
         self._found = Odds(founds, LOOKS, POOLED)
 
-    def level(self, greedy: bool) -> float:
-        """The chance that a drafted token is kept."""
-        return self._level.chance(greedy)
+    @property
+    def levels(self) -> tuple[float, float]:
+        """The chance that a drafted token is kept, of sampled and of greedy rows."""
+        return self._level.chance(False), self._level.chance(True)
 
-    def supply(self, greedy: bool) -> float:
-        """The chance that there is a draft where one is asked for."""
-        return self._found.chance(greedy)
+    @property
+    def supplies(self) -> tuple[float, float]:
+        """The chance that there is a draft where one is asked for, of sampled and greedy rows."""
+        return self._found.chance(False), self._found.chance(True)
 
     def saw(self, greedy: bool, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""
