@@ -22,7 +22,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from outrider.types import PLAIN, Shape
 DEEPEST = 12
 FIXED = (1, 2, 3, 4, 6, 8, 12)
 DEAR, BAD = 0.3, 0.35
+PIECE = 8  #: tokens of a row between two arms' turns
 CHAIN = [*(Shape(d, d + 1, d, True) for d in range(DEEPEST, 0, -1)), PLAIN]
 
 
@@ -312,56 +313,109 @@ def batches(given: argparse.Namespace) -> list[Goal]:
 def lanes(given: argparse.Namespace) -> list[Goal]:
     """Each lane with so many rows: the planner beside plain decoding and each depth of the lane.
 
-    All are coupled, as seeded requests are on a server: every arm writes the same texts.
+    All are coupled, as seeded requests are on a server: every arm writes the same texts. A depth
+    that is far behind the lane's best one is timed once.
     """
-    tokens, most = (32, 1) if given.quick else (64, 2)
+    tokens, turns = (32, 2) if given.quick else (64, 3)
     pair = outrider.load(dtype=given.dtype, threads=1, packed=True)
-    target, draft = pair.engine.target, pair.engine.drafter.model  # type: ignore[attr-defined]
-    drafters = {
-        "chain": DraftModel(draft, (1,) * DEEPEST, coupled=True),
-        "tree": DraftModel(draft, (3, 2, 1, 1), coupled=True),
-        "lookup": outrider.PromptLookup(DEEPEST),
-    }
-    goals = []
+    arms = {"plain": Engine(pair.engine.target, Root(), "match")}
     for lane in given.lanes:
-        drafter = drafters[lane]
-        depths = [s.max_depth for s in drafter.shapes if s.max_depth in (1, 2, 4, 8, 12)]
-        arms = {"planner": Engine(target, drafter, "match", Adaptive())}
-        arms |= {f"depth {d}": Engine(target, drafter, "match", Fixed(d)) for d in depths}
-        arms["plain"] = Engine(target, Root(), "match")
-        for rows in given.rows:
-            texts = [pair.tokenizer(text)["input_ids"] for text in prompts(max(rows, 8))]
-            for temperature in given.temperatures:
-                times: dict[str, list[float]] = {name: [] for name in arms}
-                for turn in range(most + 1):
-                    for name, engine in arms.items():
-                        took = took_by(engine, texts, rows, temperature, tokens)
-                        if turn:  # the first one warms up, and measures what steps cost
-                            times[name].append(took)
-                least = {name: [min(each)] for name, each in times.items()}
-                named = f"{lane}, {rows} rows, T = {temperature:g}"
-                told(named, least)
-                ours, plain = least.pop("planner")[0], least["plain"][0]
-                best = min(least, key=lambda name: least[name])
-                goals.append(Goal(f"{named}: planner over plain", plain / ours, 0.97))
-                goals.append(Goal(f"{named}: over {best}", least[best][0] / ours, 0.95))
+        arms |= {f"{lane} {name}": engine for name, engine in lane_arms(pair, lane).items()}
+    goals = []
+    for rows in given.rows:
+        texts = [pair.tokenizer(text)["input_ids"] for text in prompts(max(rows, 8))]
+        for temperature in given.temperatures:
+            for engine in arms.values():  # measures what steps cost, and what drafts are like
+                side_by_side({"": engine}, texts[:1], rows, temperature, 16)
+            times = [side_by_side(arms, texts, rows, temperature, tokens)]
+            some = {name: arms[name] for name in arms if hopeful(name, times[0])}
+            for _ in range(turns - 1):
+                times.append(side_by_side(some, texts, rows, temperature, tokens))
+            for lane in given.lanes:
+                goals += lane_goals(f"{lane}, {rows} rows, T = {temperature:g}", lane, times)
     return goals
 
 
-def took_by(
+def lane_arms(pair: Any, lane: str) -> dict[str, Engine]:
+    """The planner, and the drafter's depths."""
+    target, draft = pair.engine.target, pair.engine.drafter.model
+    drafter: Any = {
+        "chain": DraftModel(draft, (1,) * DEEPEST, coupled=True),
+        "tree": DraftModel(draft, (3, 2, 1, 1), coupled=True),
+        "lookup": outrider.PromptLookup(DEEPEST),
+    }[lane]
+    depths = [shape.max_depth for shape in drafter.shapes if shape.max_depth in (1, 2, 4, 8, 12)]
+    fixed_ones = {f"depth {d}": Engine(target, drafter, "match", Fixed(d)) for d in depths}
+    return {"planner": Engine(target, drafter, "match", Adaptive())} | fixed_ones
+
+
+def hopeful(name: str, times: dict[str, list[float]]) -> bool:
+    """Whether an arm may yet be the best depth of its lane, or is none."""
+    lane, _, depth = name.partition(" depth ")
+    best = min((sum(t) for n, t in times.items() if n.startswith(f"{lane} depth ")), default=0.0)
+    return not depth or sum(times[name]) < 1.1 * best
+
+
+def lane_goals(named: str, lane: str, turns: Sequence[dict[str, list[float]]]) -> list[Goal]:
+    """A lane's line of speeds over plain decoding, and its goals.
+
+    Of every piece of an arm's work the fastest turn counts: neighbours only ever add time.
+    """
+    told(f"{named}, first turn", {n: t for n, t in turns[0].items() if n == "plain" or lane in n})
+    least = {name: fastest([turn[name] for turn in turns]) for name in turns[-1]}
+    ours = least[f"{lane} planner"]
+    best = min((n for n in least if n == "plain" or f"{lane} d" in n), key=lambda n: least[n])
+    return [
+        Goal(f"{named}: planner over plain", least["plain"] / ours, 0.97),
+        Goal(f"{named}: over {best}", least[best] / ours, 0.95),
+    ]
+
+
+def fastest(turns: Sequence[list[float]]) -> float:
+    """The sum of the pieces' least times; turns may differ in how many pieces they end with."""
+    whole = min(map(len, turns))
+    return sum(map(min, zip(*(turn[:whole] for turn in turns), strict=True))) + min(
+        sum(turn[whole:]) for turn in turns
+    )
+
+
+def side_by_side(
+    arms: dict[str, Engine], texts: Sequence[list[int]], rows: int, temperature: float, tokens: int
+) -> dict[str, list[float]]:
+    """Thread seconds of each arm for all texts, so many at a time, piece by piece.
+
+    Arms take turns after every piece, as a machine's pace changes from second to second.
+    """
+    took: dict[str, list[float]] = {name: [] for name in arms}
+    going = {name: pieces(arms[name], texts, rows, temperature, tokens) for name in arms}
+    while going:
+        for name in list(going):
+            more = next(going[name], None)
+            if more is None:
+                del going[name]
+            else:
+                took[name].append(more)
+    return took
+
+
+def pieces(
     engine: Engine, texts: Sequence[list[int]], rows: int, temperature: float, tokens: int
-) -> float:
-    """Thread seconds of an engine for all texts, so many at a time."""
+) -> Iterator[float]:
+    """Thread seconds of an engine for all texts, about `PIECE` tokens of each row at a time."""
     requests = [
         Request(ids, Sampling(temperature, seed=at), Limits(tokens)) for at, ids in enumerate(texts)
     ]
-    started = time.thread_time()
     for first in range(0, len(requests), rows):
+        started = time.thread_time()
         run = outrider.Run(engine, rows, 512)
         run.submit_all(requests[first : first + rows])
-        for _ in run:
-            pass
-    return time.thread_time() - started
+        run.close()
+        while not run.done:
+            wrote = 0
+            while wrote < PIECE * rows and not run.done:
+                wrote += sum(len(block.token_ids) for block in run.step())
+            yield time.thread_time() - started
+            started = time.thread_time()
 
 
 # ----------------------------------------------------------------- decision

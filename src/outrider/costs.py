@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -73,8 +73,9 @@ def _wider(curve: Curve, factor: float) -> Curve:
 class Costs:
     """Milliseconds of a whole step: the drafter, the target, the rule and the host.
 
-    times  by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a plain
-           step
+    times    by rows and by committed tokens of a row: a curve over the nodes of a row, 1 for a
+             plain step
+    reading  by rows: of a token of every row that a draft model has not read; none known: nothing
 
     >>> costs = Costs.of({1: 6.0, 5: 10.0})
     >>> costs.milliseconds(3)
@@ -82,6 +83,7 @@ class Costs:
     """
 
     times: Mapping[int, Mapping[int, Curve]]
+    reading: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
@@ -111,9 +113,20 @@ class Costs:
         known = sorted(by_context)
         return _mixed(known, [by_context[each] for each in known], context)
 
+    def read_on(self, tokens: int, rows: int) -> float:
+        """What a draft model needs to read so many tokens of every row that it has not read.
+
+        >>> Costs({}, {1: 0.1, 2: 0.2}).read_on(10, 4)
+        4.0
+        """
+        if not self.reading:
+            return 0.0
+        nearest = min(self.reading, key=lambda known: (abs(known - rows), known))
+        return tokens * self.reading[nearest] * rows / nearest
+
     def joined(self, more: "Costs") -> "Costs":
         """With other numbers of rows besides."""
-        return Costs({**self.times, **more.times})
+        return Costs({**self.times, **more.times}, {**self.reading, **more.reading})
 
     def alone(self) -> "Costs":
         """The same where every row of a batch costs what one costs alone."""
@@ -122,7 +135,7 @@ class Costs:
             context: Curve(curve.at, tuple(many * ms for ms in curve.times))
             for context, curve in one.items()
         }
-        return Costs({1: one, many: batch})
+        return Costs({1: one, many: batch}, self.reading)
 
     def text(self) -> str:
         """As JSON."""
@@ -133,7 +146,8 @@ class Costs:
             }
             for rows, by_context in self.times.items()
         }
-        return json.dumps({"step_ms": times}, indent=1)
+        reading = {str(rows): ms for rows, ms in self.reading.items()}
+        return json.dumps({"step_ms": times, "reading_ms": reading}, indent=1)
 
     def write(self, path: str | Path) -> None:
         """Keep them in a file, for `read` and for `load(costs=...)`."""
@@ -165,9 +179,12 @@ class Costs:
             }
             for rows, by_context in raw["step_ms"].items()
         }
+        reading = {int(rows): float(ms) for rows, ms in raw.get("reading_ms", {}).items()}
+        if any(rows < 1 or ms < 0 for rows, ms in reading.items()):
+            raise ValueError("reading takes less than no time in it")
         if not times or not all(times.values()) or any(rows < 1 for rows in times):
             raise ValueError("no steps in it")
         values = [t for by in times.values() for curve in by.values() for t in curve.times]
         if not values or min(values) <= 0:
             raise ValueError("a step takes no time in it")
-        return cls(times)
+        return cls(times, reading)

@@ -1,7 +1,7 @@
 """Chances that the next drafted token is kept, learnt from one row's own verdicts.
 
-What one row shows is never counted for another: rows may share a seed, and then one row's verdict
-would tell another's noise (docs/planner.md).
+What one row shows is not counted for another here: rows may share a seed, and then one row's
+verdict would tell another's noise (docs/planner.md).
 """
 
 from collections.abc import Sequence

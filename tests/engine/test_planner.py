@@ -160,14 +160,15 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
     depths = {}
     for free in (True, False):
         state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(1), free=free)
+        depths[free] = 0
         for number in range(200):
             shape = Adaptive().plan(state, view)
+            depths[free] += shape.max_depth
             took = COSTS.milliseconds(shape.max_nodes) * (1 if number % 2 else 3.5)
             nodes = 1 if number % 2 else shape.max_nodes
             blocks = [block(0, min(3, shape.max_depth), shape.max_depth)]
             Adaptive().learn(state, Finished(blocks, nodes, shape.max_depth, took))
-        depths[free] = Adaptive().plan(state, view).max_depth
-    assert depths[True] < depths[False]
+    assert 0 < depths[True] < 0.6 * depths[False]
 
 
 def test_why_nothing_is_drafted_is_told():

@@ -89,7 +89,7 @@ class Batch(NamedTuple):
             mine.sampling.put(seats, theirs.sampling),
             inputs,
             _references(mine, seats, theirs),
-            unread=max(mine.unread, theirs.unread),
+            unread=max(mine.unread if self.rows else 0, theirs.unread),
         )
         return Batch(
             context,
@@ -129,7 +129,8 @@ class Batch(NamedTuple):
 class Prefill:
     """Rows on their way into a batch of their own: their prompts are read, a part at a time.
 
-    Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end.
+    Rows are padded to the longest of them: see `groups`. The drafter reads in one go at the end;
+    `later`: a draft model reads when it is asked for its first draft.
     With `prefixes` the beginning that each has in common with a prompt read before is copied.
     """
 
@@ -140,11 +141,13 @@ class Prefill:
         requests: Sequence[Request],
         capacity: int,
         prefixes: Prefixes | None = None,
+        later: bool = False,
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests
         self.capacity = capacity
         prompts = [request.prompt for request in requests]
         self._need = max(map(len, prompts)) - 1
+        self._unread = self._need if later else 0
         device = torch.device(target.device)
         tokens_BL = torch.zeros(len(prompts), capacity, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -216,6 +219,7 @@ class Prefill:
         if self._known is not None:
             self._known.keep(self.target, self.cache)
         hidden = tuple(torch.cat(chunks, 1) for chunks in zip(*self._hidden, strict=True))
+        context = context._replace(unread=self._unread)
         opening = context._replace(hidden=hidden, known=self._known)
         memory = self.drafter.open(opening, self.capacity)
         device = context.length_B.device

@@ -25,7 +25,7 @@ from outrider.engine.blocks import HostBlock, Pending
 from outrider.engine.graphs import Graphed, Made, verbs
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.logprobs import Logprobs, Told, told
-from outrider.engine.planner import Finished, Row, View
+from outrider.engine.planner import Finished, Fixed, Row, View
 from outrider.engine.request import Request, capped, check, check_fit
 from outrider.engine.seating import Seating
 from outrider.errors import CapacityError, ConfigurationError
@@ -88,7 +88,10 @@ class Run(Iterator[HostBlock]):
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
-        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
+        free = None if isinstance(engine.planner, Fixed) else self._free
+        self._seating = Seating(
+            engine.target, engine.drafter, self._ledger, seats, room, prefixes, free
+        )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
@@ -350,7 +353,14 @@ class Run(Iterator[HostBlock]):
         lengths = [self._ledger.entries[number].length for number in self._seating.rows]
         ahead = len(self._unread) * self._size
         bound = min(max(lengths) + ahead, self._seating.capacity - self._size)
-        return batch._replace(context=batch.context._replace(bound=bound, least=min(lengths)))
+        unread = min(batch.context.unread, bound)  # longer rows may have left
+        context = batch.context._replace(bound=bound, unread=unread, least=min(lengths))
+        return batch._replace(context=context)
+
+    def _free(self, requests: Sequence[Request]) -> bool:
+        """Whether no text of these can depend on what is drafted."""
+        greedy = all(request.sampling.temperature == 0 for request in requests)
+        return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
     def _shape(self, batch: Batch) -> Shape:
         foreseeing, numbers = self.engine.foreseeing, self._seating.rows
@@ -362,9 +372,9 @@ class Run(Iterator[HostBlock]):
             Row(number, entry.request, entry.length, each)
             for number, entry, each in zip(numbers, entries, gains, strict=True)
         ]
-        greedy = all(row.request.sampling.temperature == 0 for row in rows)
-        free = verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
-        view = View(rows, self._seating.seats.count, free, self._closed)
+        free = self._free([row.request for row in rows])
+        seats, unread = self._seating.seats, batch.context.unread
+        view = View(rows, seats.count, free, self._closed and not seats.waiting, unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:

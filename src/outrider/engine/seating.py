@@ -1,7 +1,7 @@
 """Requests find a row in the batch, and rows that are over leave it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.ledger import Ledger, Phase
@@ -11,13 +11,15 @@ from outrider.models.prefixes import Prefixes
 from outrider.types import Drafter, LanguageModel
 
 CHUNK = 64  #: prompt tokens read between two steps of those who run
+RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 
 
 class Seating:
     """The batch of a run, its seats, and the group whose prompts are being read.
 
     `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
-    the one row that moves into a free seat.
+    the one row that moves into a free seat. `free`: whether no text of these requests depends on
+    what is drafted, nor on when a draft model reads; None: it drafts in every step anyway.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class Seating:
         seats: int,
         capacity: int,
         prefixes: Prefixes | None = None,
+        free: Callable[[Sequence[Request]], bool] | None = None,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.taps
         self.prefixes = prefixes if plain else None
+        self._free = free
         self.ledger, self.seats = ledger, Seats(seats)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
@@ -115,8 +119,9 @@ class Seating:
             some = self.prefixes.together(self.target, prompts)
         group = next(sorted(g) for g in groups([len(prompts[at]) for at in some]) if 0 in g)
         numbers = [ahead[some[at]] for at in group]
+        requests = self.requests(numbers)
         prefill = Prefill(
-            self.target, self.drafter, self.requests(numbers), self.capacity, self.prefixes
+            self.target, self.drafter, requests, self.capacity, self.prefixes, self._later(requests)
         )
         self._prefill = numbers, prefill
         for number in numbers:
@@ -125,6 +130,20 @@ class Seating:
             entry.move(Phase.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
+
+    def _later(self, newcomers: Sequence[Request]) -> bool:
+        """Whether a draft model leaves these prompts for its first draft, which may never come.
+
+        That is what a drafter at rest will have to do anyway; one at work would read every row
+        anew for their sake. Heads are told the target's states of a prompt once.
+        """
+        if self._free is None or self.drafter.taps:
+            return False
+        if not self._free([*newcomers, *self.requests(self.rows)]):
+            return False
+        if not self.rows:
+            return self.prefixes is None  # what is kept of other prompts is copied now or never
+        return self.batch is not None and self.batch.context.unread >= RESTS
 
     def _sit(self, numbers: list[int], newcomers: Batch) -> None:
         """Sit down behind those who run: the newcomers' slots are copied, nobody else's."""

@@ -74,7 +74,7 @@ def key(*configs: Config | None, about: str = "") -> str:
         str(os.cpu_count()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, "OUTRIDER_COMPILED")),
-        "12",
+        "13",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

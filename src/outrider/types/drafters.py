@@ -32,8 +32,9 @@ class Context(NamedTuple):
     reference_BS: Tensor | None = None
     #: at `open`: the target's states [B, L - 1, E] of the prompts, one per tap of the drafter
     hidden: tuple[Tensor, ...] = ()
-    #: host constant: plain steps since the last proposal, at most one token of any row each, which
-    #: a draft model has not read
+    #: host constant: a draft model has not read at most so many tokens of any row, ahead of the
+    #: pending one: what plain steps have emitted since the last proposal, one each, and prompts
+    #: that nobody has drafted behind yet. At `open`: so many of the prompts may wait
     unread: int = 0
     #: at `propose`: the target's own cache, for a drafter that is made of the target's layers. What
     #: it writes there lies at and behind the pending token's slot, which the target writes anew
@@ -92,6 +93,8 @@ class Drafter(Protocol):
     def open(self, context: Context, capacity: int) -> Any:
         """Memory for these rows, a `RowStore`, with all but the pending token ingested.
 
+        A draft model may leave the last `context.unread` tokens for later, too: `propose` is told
+        of them until it has been asked.
         It does not depend on a shape: another one may be asked for in every step.
         """
 

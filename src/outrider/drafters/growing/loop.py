@@ -208,7 +208,7 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level, sampling: Sampli
 
 
 def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
-    """A draft model's cache, with all but the last committed token ingested."""
+    """A draft model's cache, with all ingested but what may wait and the last committed token."""
     rows = context.tokens_BL.shape[0]
     cache: Cache = model.open(rows, capacity, inputs_for(model, context.inputs))
     if model.taps:
@@ -218,8 +218,9 @@ def open_cache(model: LanguageModel, context: Context, capacity: int) -> Cache:
         model.learn(cache, at, at, wide, context.hidden, context.length_B - 1)
     if not model.taps or model.follows:
         start = 0 if context.known is None else context.known.begin(model, cache)
-        ingest(model, cache, context.tokens_BL, context.bound - 1, start=start)
-        if context.known is not None:
+        stop = context.bound - 1 - context.unread
+        ingest(model, cache, context.tokens_BL, stop, start=start)
+        if context.known is not None and not context.unread:
             context.known.keep(model, cache)
     return cache
 

@@ -7,34 +7,41 @@ largest rate is found by taking the best step for the rate so far (Dinkelbach 19
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, field
+from math import exp, prod
 from operator import mul
 
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner.memory import RowMemory, Wait
-from outrider.engine.planner.prices import Prices, Pricing
+from outrider.engine.planner.memory import LEVEL, RowMemory, Wait
+from outrider.engine.planner.pool import Pool
+from outrider.engine.planner.prices import CONTEXT, Prices, Pricing
 from outrider.engine.planner.protocol import Finished, Report, Row, View
 from outrider.errors import ConfigurationError
 from outrider.types import Shape
 
+SURE = 2.0  #: what reading must be expected to bring, of what it takes
+AHEAD = 256  #: tokens that a row without a budget is expected to write yet
+UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
 class Session:
     """What a run of `Adaptive` has shown so far."""
 
-    def __init__(self, shapes: Sequence[Shape], costs: Costs) -> None:
+    def __init__(self, shapes: Sequence[Shape], costs: Costs, before: Pool) -> None:
         drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
         self.drafts = tuple(drafts)
         self.deepest = max((shape.max_depth for shape in drafts), default=0)
         self.plain = next(shape for shape in shapes if not shape.max_depth)
         self.prices, self.costs = Pricing(costs, drafts), costs
         self.rows: dict[int, RowMemory] = {}
-        self.wait = Wait()
+        self.pool, self.wait = Pool(before), Wait()
         self.view, self.context = View(()), 0  #: of the step under way
+        self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
+        self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
+        self.loses = 0.0  #: plain steps that a look is expected to lose them
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
@@ -43,7 +50,8 @@ class Session:
         """What is remembered of a row."""
         found = self.rows.get(row.number)
         if found is None:
-            found = self.rows[row.number] = RowMemory()
+            greedy = row.request.sampling.temperature == 0
+            found = self.rows[row.number] = RowMemory(greedy)
         return found
 
     def own(self, memory: RowMemory, drafted: int, told_late: bool) -> Shape:
@@ -62,10 +70,11 @@ class Session:
 class Adaptive:
     """The shape that is worth most by what a row has shown and by measured costs, or none.
 
-    Acceptance is learnt row by row: what one row shows is never counted for another. Where nothing
-    pays, a drafter that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy,
-    placed and coupled texts never depend on the choice; other sampled texts follow from the seed
-    and the costs. docs/planner.md says what the choice may depend on, and why.
+    Acceptance is learnt row by row: what one row shows counts for another only in a batch whose
+    texts do not depend on it, until that one has shown more itself. Where nothing pays, a drafter
+    that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy, placed and
+    coupled texts never depend on the choice; other sampled texts follow from the seed and the
+    costs. docs/planner.md says what the choice may depend on, and why.
 
     >>> from outrider.engine.request import Request
     >>> from outrider.types import PLAIN
@@ -76,14 +85,16 @@ class Adaptive:
     [4, 0]
     """
 
+    _before: Pool = field(init=False, repr=False, compare=False, default_factory=Pool)
+
     def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Session:
-        """Nothing is known yet. Raises ConfigurationError without costs."""
+        """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
         if costs is None:
             raise ConfigurationError(
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        return Session(shapes, costs)
+        return Session(shapes, costs, self._before)
 
     def plan(self, state: Session, view: View) -> Shape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
@@ -91,9 +102,13 @@ class Adaptive:
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts:
             return state.plain
+        state.reading = state.costs.read_on(view.unread, len(rows))
+        if view.free and state.rests == _who(state):
+            return state.drafts[0] if _due(state, state.loses) else state.plain
         memories = [state.memory(row) for row in rows]
+        levels = state.pool.levels if view.free and len(rows) > 1 else (LEVEL, LEVEL)
         gains = [
-            memory.gains(row, state.drafts, state.deepest)
+            memory.gains(row, state.drafts, state.deepest, levels[memory.greedy])
             for row, memory in zip(rows, memories, strict=True)
         ]
         if not view.free:
@@ -109,7 +124,8 @@ class Adaptive:
         rows, context = len(view.rows), state.context
         took = prices.step(step.nodes, rows, context, corrected=view.free)
         plain_steps = took / prices.step(1, rows, context, corrected=view.free)
-        state.predicted += took
+        reading = state.reading if step.depth else 0.0
+        state.predicted += took + reading
         state.steps += 1
         state.bare += step.nodes == 1
         for block in step.blocks:
@@ -123,17 +139,20 @@ class Adaptive:
                 full = prices.step(1, view.seats, 0)
                 plain_steps = prices.step(own.max_nodes, view.seats, 0) / full
             elif depth:
-                memory.found.saw(0, block.drafted > 0)
+                memory.found.saw(block.drafted > 0)
+                state.pool.found(memory.greedy, block.drafted > 0)
             if block.drafted:
                 depth = min(depth, block.drafted)
                 memory.saw(depth, min(block.accepted, depth))
+                if view.free:
+                    state.pool.saw(memory.greedy, depth, min(block.accepted, depth))
                 state.kept += block.accepted
                 state.tried += min(block.accepted + 1, depth)
             memory.emitted(len(block.token_ids), plain_steps)
             if block.finish_reason is not None:
                 del state.rows[block.row]
         if view.free and step.milliseconds is not None:
-            prices.took(step.nodes, rows, context, step.milliseconds)
+            prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
 
     def report(self, state: Session) -> Report:
@@ -152,7 +171,8 @@ def _jointly(
 ) -> int:
     """The draft that is worth most to the rows together, -1 for none.
 
-    A step costs more as soon as one row has a draft; a row that has none gains nothing by it.
+    A step costs more as soon as one row has a draft; a row that has none gains nothing by it. What
+    a draft model has not read it reads first, which what is left to be written has to be worth.
     """
     view = state.view
     rows = view.rows
@@ -160,20 +180,52 @@ def _jointly(
     if len(rows) == 1:  # without a draft it is a plain step: how often matters to no choice
         total, rate = gains[0], memories[0].speed / prices.plain
     else:
-        supplies = [memory.supply(row) for memory, row in zip(memories, rows, strict=True)]
+        believed = state.pool.supplies
+        supplies = [
+            memory.supply(row, believed[memory.greedy])
+            for memory, row in zip(memories, rows, strict=True)
+        ]
         drafted = 1 - prod(1 - supply for supply in supplies)
         prices = Prices(prices.plain, tuple(more * drafted for more in prices.more))
         found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
-        total = _summed(found, _weights(rows) if view.closed else None)
+        total = _summed(found, _weights(state, rows, memories) if view.closed else None)
         tokens = sum(memory.tokens for memory in memories)
         speed = max(1.0, tokens / sum(memory.time for memory in memories))
         rate = speed * len(rows) / prices.plain
-    best = _best(total, prices, rate)
+    best, reading = _best(total, prices, rate), rate * state.reading
+    if best >= 0 and reading:
+        each = 1 + total[best] / len(rows)
+        worth = total[best] - rate * prices.more[best]
+        if worth * _ahead(rows) / each < SURE * reading:
+            best = -1
     if best >= 0:
         state.wait.reset()
-    elif rows[0].gains is None and state.wait.over():
-        return 0
+        state.rests = ()
+    elif rows[0].gains is None:
+        loses = max(rate * prices.more[0] - total[0], 0.0) + reading
+        return 0 if _due(state, loses / (rate * prices.plain)) else -1
     return best
+
+
+def _who(state: Session) -> tuple[int, ...]:
+    """The rows under way, and about how long they are."""
+    return (state.context // CONTEXT, *(row.number for row in state.view.rows))
+
+
+def _due(state: Session, loses: float) -> bool:
+    """Count a step for which nothing pays; whether it is time to look again in its place.
+
+    Until then nothing is learnt, so that while the rows stay the same nothing is weighed anew.
+    """
+    due = state.wait.over(loses)
+    state.rests, state.loses = () if due or len(state.view.rows) == 1 else _who(state), loses
+    return due
+
+
+def _ahead(rows: Sequence[Row]) -> float:
+    """Tokens that a row has yet to write, on average."""
+    left = [AHEAD if row.left is None else row.left for row in rows]
+    return sum(left) / len(left)
 
 
 def _apart(
@@ -190,8 +242,9 @@ def _apart(
         best = _best(gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()
-        elif row.gains is None and memory.wait.over():
-            best = 0
+        elif row.gains is None:
+            loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
+            best = 0 if memory.wait.over(loses / memory.speed) else -1
         memory.asked = state.plain if best < 0 else state.drafts[best]
         chosen.append(best)
     widest = max(chosen)
@@ -214,14 +267,27 @@ def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:
     return best
 
 
-def _weights(rows: Sequence[Row]) -> list[float] | None:
-    """What each row's tokens count for: in a closed batch the row with most to write is awaited."""
+def _weights(
+    state: Session, rows: Sequence[Row], memories: Sequence[RowMemory]
+) -> list[float] | None:
+    """What each row's tokens count for where no row comes after it, 1 on average.
+
+    A step of k rows takes S(k), so a step less of any row saves what it takes beside the others,
+    about (S(B) - S(1)) / (B - 1), and of the last one S(1). Who that will be is guessed from what
+    the rows have left to write and how fast they have been.
+    """
     left = [row.left for row in rows]
     known = [max(each, 1) for each in left if each is not None]
     if len(known) < len(left):
         return None
-    mean = sum(known) / len(known)
-    return [each / mean for each in known]
+    count = len(rows)
+    one, all_of = (state.prices.of(many, state.context).plain for many in (1, count))
+    beside = (all_of - one) / (count - 1)
+    due = [n * memory.time / memory.tokens for n, memory in zip(known, memories, strict=True)]
+    scale = 1 + UNSURE * max(due)
+    last = [exp((each - max(due)) / scale) for each in due]
+    premium = (one - beside) / sum(last)
+    return [(beside + premium * each) * count / all_of for each in last]
 
 
 def _summed(gains: Sequence[Sequence[float]], weights: Sequence[float] | None) -> list[float]:

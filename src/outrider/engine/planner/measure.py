@@ -26,7 +26,8 @@ from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Ver
 #: what a step costs jumps behind these.
 SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
-CONTEXTS = (64, 448)  #: committed tokens of a row; of batches the first alone
+CONTEXTS = (64, 448)  #: committed tokens of a row
+UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS = 3  #: looks at each size behind the one that warms up
 MOST_ROWS = 16  #: of a batch that is measured
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
@@ -79,27 +80,24 @@ def measured(engine: Stepping, rows: int) -> Costs:
     most = max(shape.max_nodes for shape in engine.shapes)
     room = engine.target.context - most - 1
     fitting = [each for each in CONTEXTS if each <= room] or [max(room, 1)]
-    contexts = fitting if rows == 1 else fitting[:1]
-    first = _curve(engine, rows, contexts[0], SIZES)
-    found = {contexts[0]: first}
-    for context in contexts[1:]:
-        some = _curve(engine, rows, context, FEW)
+    batch = _made_up(engine, rows, fitting[0])
+    first = _curve(engine, batch, SIZES)
+    found = {fitting[0]: first}
+    for context in fitting[1:]:
+        batch = _made_up(engine, rows, context)
+        some = _curve(engine, batch, FEW)
         each = zip(some.at, some.times, strict=True)
         longer = Curve.of({n: max(took - first.milliseconds(n), 0.0) for n, took in each})
         found[context] = Curve.of(
             {n: took + longer.milliseconds(n) for n, took in zip(*first, strict=True)}
         )
-    return Costs({rows: found})
+    return Costs({rows: found}, {rows: _reading(engine, batch)})
 
 
-def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> Curve:
-    """By nodes of a row, at one context."""
-    target = engine.target
-    shapes = _timed(engine.shapes, rows, sizes)
-    most = max(shape.max_nodes for shape in shapes)
-    capacity = target.width(context + 2 * most)
-    batch = begin(target, engine.drafter, _made_up(target, rows, context), capacity)
-    device, step = torch.device(target.device), engine.stepper()
+def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
+    """By nodes of a row."""
+    shapes = _timed(engine.shapes, batch.rows, sizes)
+    device, step = torch.device(engine.target.device), engine.stepper()
     least: dict[int, float] = {}
     for count in range(ROUNDS + 1):
         for shape in shapes:
@@ -113,17 +111,14 @@ def _curve(engine: Stepping, rows: int, context: int, sizes: Sequence[int]) -> C
 
 
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
-    """Nodes and milliseconds of a step of these rows' copy, behind another one.
-
-    One thread is timed by its own clock, which stands while others run.
-    """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    """Nodes and milliseconds of a step of these rows' copy, behind another one."""
     state = _roomy(engine, batch, shape)
-    started = clock()
+    device = state.context.length_B.device
+    started = _clock(device)
     if engine.foreseeing is not None:
         engine.foreseeing.foresee(state.memory, state.context)
     made = step(state, shape)
-    return made.draft.tree.nodes, 1e3 * (clock() - started)
+    return made.draft.tree.nodes, 1e3 * (_clock(device) - started)
 
 
 def _roomy(engine: Stepping, batch: Batch, shape: Shape) -> Batch:
@@ -155,6 +150,33 @@ def _on_cuda(step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
     return nodes, start.elapsed_time(end) / _IN_A_ROW
 
 
+def _reading(engine: Stepping, batch: Batch) -> float:
+    """Milliseconds for a token of every row that a draft model has not read."""
+    shape = _timed(engine.shapes, batch.rows, SIZES)[:2][-1]
+    unread = min(UNREAD, batch.context.bound - 1)
+    if not shape.max_depth or unread < 1:
+        return 0.0
+    state, device = batch.take(range(batch.rows)), torch.device(engine.target.device)
+    least: dict[int, float] = {}
+    for count in range(ROUNDS + 1):
+        for each in (0, unread):
+            some = state._replace(context=state.context._replace(unread=each))
+            started = _clock(device)
+            propose(engine.drafter, some, shape)
+            took = _clock(device) - started
+            if count:
+                least[each] = min(took, least.get(each, took))
+    return round(1e3 * max(least[unread] - least[0], 0.0) / unread, 6)
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds. One thread is timed by its own clock, which stands while others run."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def _timed(shapes: Sequence[Shape], rows: int, sizes: Sequence[int]) -> list[Shape]:
     """Some of the shapes, from none to the largest that so many rows are likely to use."""
     drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
@@ -165,10 +187,12 @@ def _timed(shapes: Sequence[Shape], rows: int, sizes: Sequence[int]) -> list[Sha
     return [PLAIN, *sorted(some | {fitting[-1]}, key=lambda shape: shape.max_nodes)]
 
 
-def _made_up(target: LanguageModel, rows: int, context: int) -> list[Request]:
-    """Requests for text that repeats itself."""
-    draws = random.Random(0)
+def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
+    """So many rows of one text that repeats itself, read once."""
+    target, draws = engine.target, random.Random(0)
     period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]
     text = (period * (context // _PERIOD + 1))[:context]
-    inputs = target.probe(1)
-    return [Request(text, Sampling(seed=row), Limits(), inputs) for row in range(rows)]
+    most = max(shape.max_nodes for shape in engine.shapes)
+    request = Request(text, Sampling(seed=0), Limits(), target.probe(1))
+    capacity = target.width(context + 2 * most)
+    return begin(target, engine.drafter, [request], capacity).take([0] * rows)

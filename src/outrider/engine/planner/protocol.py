@@ -37,7 +37,8 @@ class View(NamedTuple):
     rows: Sequence[Row]
     seats: int = 1  #: most rows of the run: known before anything is drawn
     free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
-    closed: bool = False  #: whether no more requests come: the slowest row is the run's time
+    closed: bool = False  #: whether nobody comes after these rows: the slowest is the run's time
+    unread: int = 0  #: tokens of every row that a draft model reads before it drafts
 
 
 class Finished(NamedTuple):
