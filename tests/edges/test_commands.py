@@ -27,6 +27,9 @@ def places(tmp_path):
     shutil.copytree(
         shipped("target"), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors")
     )
+    for name, config in (("odd", '{"model_type": "none"}'), ("half", '{"model_type": ')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
     return tmp_path
 
 
@@ -42,6 +45,9 @@ def places(tmp_path):
         ("generate x --width 1000000 --drafter beam", RANGE),
         ("generate x --branching 1000,1000", "at most 4096 nodes"),
         ("generate x --device mps", "device"),
+        ("generate x --target {0}/bare", "cannot read the weights of the target model"),
+        ("generate x --target {0}/odd", "a folder whose config.json cannot be used"),
+        ("generate x --target {0}/half", "a folder whose config.json cannot be used"),
         ("compare --threads 0", RANGE),
         ("compare --assisted -1", RANGE),
         ("compare -k 4 -k 0", RANGE),
@@ -103,6 +109,15 @@ def test_one_line_and_code_2(outrider, places, words, part):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert part in err
+
+
+def test_weights_that_were_cut_off_are_one_line(outrider, places):
+    whole = (shipped("target") / "model.safetensors").read_bytes()
+    (places / "bare" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    code, _, err = outrider("generate", "x", "--target", places / "bare", *FAST)
+    assert code == 2
+    assert "cannot read the weights of the target model" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [[], ["bench"]])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
@@ -58,11 +59,14 @@ class Source:
         try:
             self.config = AutoConfig.from_pretrained(self._where, **self._how)
         except (OSError, ValueError) as error:
-            is_no = "local folder with a config.json and no hub name that can be reached"
+            kind = "no local folder with a config.json and no hub name that can be reached"
+            if self._how:
+                kind = "no GGUF file that can be read"
+            elif (Path(given) / "config.json").is_file():
+                kind = "a folder whose config.json cannot be used"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no "
-                f"{'GGUF file that can be read' if self._how else is_no} ({first_line(error)}); "
-                "check the path or download the model first"
+                f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
+                f"({first_line(error)}); check the path or download the model first"
             ) from error
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
@@ -156,12 +160,18 @@ class Source:
             logging.disable_progress_bar()
             made = auto_class(self.config).from_pretrained
             read = partial(made, self._where, dtype=DTYPES[dtype], **self._how)
-            if self._how:
-                self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
-            elif self.group is not None:
-                self._models[dtype] = self._sharded(read)
-            else:
-                self._models[dtype] = read().to(device)
+            try:
+                if self._how:
+                    self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
+                elif self.group is not None:
+                    self._models[dtype] = self._sharded(read)
+                else:
+                    self._models[dtype] = read().to(device)
+            except (OSError, SafetensorError) as error:
+                raise ConfigurationError(
+                    f"cannot read the weights of the {self.role} model; got {str(self.given)!r} "
+                    f"({first_line(error)}); download it again, or save it whole"
+                ) from error
         return self._models[dtype]
 
     def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
