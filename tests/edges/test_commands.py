@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
@@ -111,13 +112,22 @@ def test_one_line_and_code_2(outrider, places, words, part):
     assert part in err
 
 
-def test_weights_that_were_cut_off_are_one_line(outrider, places):
-    whole = (shipped("target") / "model.safetensors").read_bytes()
-    (places / "bare" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+@pytest.mark.parametrize("how", ["cut off", "one is missing", "one is of another size"])
+def test_weights_that_are_not_whole_are_refused(outrider, places, how):
+    """Without that, transformers would draw those that are missing at random."""
+    path, key = places / "bare" / "model.safetensors", "model.layers.0.mlp.gate_proj.weight"
+    raw = (shipped("target") / "model.safetensors").read_bytes()
+    weights = safetensors.torch.load(raw)
+    if how == "cut off":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        other = {} if how == "one is missing" else {key: weights[key][:-1].clone()}
+        del weights[key]
+        path.write_bytes(safetensors.torch.save(weights | other, {"format": "pt"}))
     code, _, err = outrider("generate", "x", "--target", places / "bare", *FAST)
     assert code == 2
     assert "cannot read the weights of the target model" in err
-    assert err.count("\n") == 1
+    assert how == "cut off" or f"1 of them are not there, or of another size: {key}" in err
 
 
 @pytest.mark.parametrize("words", [[], ["bench"]])
