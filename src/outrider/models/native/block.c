@@ -4,7 +4,7 @@
  * specification and judges the rows that are left to it: sums are NumPy's pairwise ones in
  * float32, what is made of them is float64. Compile with -ffp-contract=off.
  */
-#include "lanes.h"
+#include "draws.h"
 
 #define WIDE 8    /* sums that run side by side */
 #define LEAF 128  /* numbers that are added up without being halved */
@@ -35,57 +35,62 @@ typedef struct {
     const double *sums; /* [laws, B] */
 } Draft;
 
-static float sum(const float *x, int64_t count) {
-    if (count > LEAF) {
-        int64_t half = count / 2;
-        half -= half % WIDE;
-        return sum(x, half) + sum(x + half, count - half);
-    }
+typedef int32_t signs __attribute__((vector_size(WIDE * 4)));
+
+enum { ALONE, COMMON, SURPLUS }; /* p, min(p, f q), (p - f q)+ */
+
+static inline float one(int how, float p, float drawn) {
+    if (how == ALONE) return p;
+    if (how == COMMON) return p < drawn ? p : drawn;
+    return p - drawn > 0 ? p - drawn : 0;
+}
+
+static inline eight some(int how, const float *p, const float *q, float factor) {
+    eight mine = *(const eight *)p;
+    if (how == ALONE) return mine;
+    eight drawn = *(const eight *)q * factor, left = mine - drawn;
+    signs less = how == COMMON ? mine < drawn : left > (eight){0};
+    if (how == COMMON) return (eight)((less & (signs)mine) | (~less & (signs)drawn));
+    return (eight)(less & (signs)left);
+}
+
+/* The sum of what `how` makes of each pair; nothing but p is read for the first. */
+__attribute__((always_inline)) static inline float leaf(
+    int how, const float *p, const float *q, float factor, int64_t count
+) {
     int64_t i = 0;
     float total = 0;
     if (count >= WIDE) {
-        eight r = *(const eight *)x;
-        for (i = WIDE; i < count - count % WIDE; i += WIDE) r += *(const eight *)(x + i);
+        eight r = some(how, p, q, factor);
+        for (i = WIDE; i < count - count % WIDE; i += WIDE)
+            r += some(how, p + i, how ? q + i : q, factor);
         total = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
     }
-    for (; i < count; i++) total += x[i];
+    for (; i < count; i++) total += one(how, p[i], how ? q[i] * factor : 0);
     return total;
 }
 
-static float common(
-    const float *p, const float *q, float factor, int64_t count, float *restrict room
-) {
-    for (int64_t i = 0; i < count; i++) {
-        float drawn = q[i] * factor;
-        room[i] = p[i] < drawn ? p[i] : drawn;
+static float summed(int how, const float *p, const float *q, float factor, int64_t count) {
+    if (count > LEAF) {
+        int64_t half = count / 2;
+        half -= half % WIDE;
+        float first = summed(how, p, q, factor, half);
+        return first + summed(how, p + half, how ? q + half : q, factor, count - half);
     }
-    return sum(room, count);
+    if (how == ALONE) return leaf(ALONE, p, q, factor, count);
+    return leaf(how == COMMON ? COMMON : SURPLUS, p, q, factor, count);
 }
 
-static void surplus(
-    const float *p, const float *q, float factor, int64_t count, float *restrict room
-) {
-    for (int64_t i = 0; i < count; i++) {
-        float left = p[i] - q[i] * factor;
-        room[i] = left > 0 ? left : 0;
-    }
-}
-
-static uint64_t mixed(uint64_t word) {
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
-    return word ^ (word >> 31);
-}
+static float sum(const float *x, int64_t count) { return summed(ALONE, x, NULL, 0, count); }
 
 static uint64_t word(int64_t seed, int64_t position, uint64_t purpose, uint64_t index) {
-    uint64_t golden = 0x9E3779B97F4A7C15u, key = mixed((uint64_t)seed + purpose * golden);
-    key = mixed(key ^ ((uint64_t)position * 0xBF58476D1CE4E5B9u));
-    return mixed(key + (index + 1) * golden);
+    uint64_t key = mixed((uint64_t)seed + purpose * 0x9E3779B97F4A7C15u);
+    return word_of(mixed(key ^ ((uint64_t)position * 0xBF58476D1CE4E5B9u)), index);
 }
 
 /* A token in proportion to the weights, by inverse transform, a block first; and their sum. */
 static int64_t picked(const float *row, int64_t vocab, double uniform, double *mass) {
-    int64_t blocks = (vocab + BLOCK - 1) / BLOCK, at = 0, place = 0;
+    int64_t blocks = (vocab + BLOCK - 1) / BLOCK;
     double upto[blocks];
     for (int64_t k = 0; k < blocks; k++) {
         const float *part = row + k * BLOCK;
@@ -94,21 +99,8 @@ static int64_t picked(const float *row, int64_t vocab, double uniform, double *m
         if (count > 1) block += sum(part + 1, count - 1);
         upto[k] = k ? upto[k - 1] + block : block;
     }
-    double whole = *mass = upto[blocks - 1];
-    if (!(whole > 0)) return 0;
-    double mark = uniform * whole;
-    while (at < blocks && upto[at] <= mark) at++;
-    if (at == blocks) /* rounding at the end: the last block with weight */
-        for (at = 0; upto[at] < whole; at++) {}
-    if (at) mark -= upto[at - 1];
-    row += at * BLOCK;
-    int64_t count = vocab - at * BLOCK < BLOCK ? vocab - at * BLOCK : BLOCK;
-    double inside[BLOCK];
-    for (int64_t k = 0; k < count; k++) inside[k] = k ? inside[k - 1] + row[k] : row[k];
-    while (place < count && inside[place] <= mark) place++;
-    if (place == count)
-        for (place = 0; inside[place] < inside[count - 1]; place++) {}
-    return at * BLOCK + place;
+    *mass = upto[blocks - 1];
+    return found(row, 0, vocab, BLOCK, upto, blocks, uniform);
 }
 
 /* One row; 0 leaves it to others. */
@@ -146,15 +138,16 @@ static int judged(
             whole = draft->sums[law * n->batch + b];
             if (!(whole > limits->least)) return 0;
             against = q[token] / whole;
-            if (shared) known = (float)(common(p, q, (float)(mass / whole), vocab, room) / mass);
+            if (shared) known = (float)(
+                summed(COMMON, p, q, (float)(mass / whole), vocab) / mass);
         }
         if (length) {
             double keep = 1;
             if (to < limits->nothing) excess = 0;
             else if (!placed && to < 1) {
                 double factor = mass / fmax(whole * to, 1e-300);
-                surplus(p, q, (float)fmin(factor, limits->factor), vocab, room);
-                excess = sum(room, vocab) * to / mass;
+                float by = (float)fmin(factor, limits->factor);
+                excess = summed(SURPLUS, p, q, by, vocab) * to / mass;
             }
             if (to < 1) {
                 double bottom = excess + 1 - to;
@@ -183,10 +176,11 @@ static int judged(
             whole = draft->sums[law * n->batch + b];
             q = draft->drawn[law] + b * draft->stride[law];
             double factor = mass / fmax(whole * reach[best], 1e-300);
-            surplus(p, q, (float)fmin(factor, limits->factor), vocab, room);
+            float by = (float)fmin(factor, limits->factor);
+            for (int64_t i = 0; i < vocab; i++) room[i] = one(SURPLUS, p[i], q[i] * by);
         }
     }
-    uniform = (double)(word(draft->seeds[b], draft->starts[b], RESIDUAL, 0) >> 11) * 0x1p-53;
+    uniform = fine(word(draft->seeds[b], draft->starts[b], RESIDUAL, 0));
     double got;
     *next = picked(left, vocab, uniform, &got);
     if (!(got > limits->empty * mass)) *next = picked(p, vocab, uniform, &got);

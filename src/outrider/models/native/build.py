@@ -25,7 +25,8 @@ from tempfile import TemporaryDirectory
 
 from outrider.models import calibrate
 
-SOURCES, SHARED = ("kernels.c", "int8.c", "cross.c", "block.c"), ("lanes.h",)
+SOURCES = ("kernels.c", "int8.c", "cross.c", "block.c", "draws.c")
+SHARED = ("lanes.h", "draws.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.

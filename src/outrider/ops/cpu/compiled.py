@@ -1,7 +1,9 @@
-"""Block verification of all rows of a batch in one compiled call (`models/native/block.c`).
+"""All rows of a batch in one compiled call, bit for bit what Python does with one after another.
 
-It takes rows of up to some thousand tokens whose draft carries the weights that it was drawn from,
-with the noise of their seeds; what it does not take is walked in NumPy, bit for bit the same.
+    block  block verification (`models/native/block.c`): of rows of up to some thousand tokens whose
+           draft carries the weights that it was drawn from, with the noise of their seeds; what it
+           does not take is walked in NumPy
+    draw   a token of every urn (`models/native/draws.c`)
 """
 
 import ctypes
@@ -19,7 +21,8 @@ from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, Draws, Laws, Scores
 
 _AT_ONCE = 1 << 19  #: weights
-_POINTER = ctypes.c_void_p
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+_DRAW = (*(_WHOLE,) * 5, *(_POINTER,) * 3, _WHOLE, _POINTER, _POINTER)
 _LIMITS = (ctypes.c_double * 5)(LEAST, MOST, LARGEST, NOTHING, EMPTY)
 
 
@@ -27,7 +30,7 @@ class _Sizes(ctypes.Structure):
     """`Sizes` of block.c."""
 
     _fields_ = [
-        (name, ctypes.c_int64)
+        (name, _WHOLE)
         for name in ("first", "stop", "batch", "nodes", "vocab", "draws", "laws", "depth", "shared")
     ]
 
@@ -103,6 +106,21 @@ class _Guesses(NamedTuple):
         sums = np.array(weights.sums, dtype=np.float64)
         at = ctypes.addressof(rows), apart.ctypes.data, sums.ctypes.data
         return cls(len(rows), at, (rows, apart, sums))
+
+
+def draw(weights: Array, sums: Array, block: int, keys: Array, index: int) -> tuple[Array, Array]:
+    """`Urns.draw_one` of every row of `weights` [rows, V], whose blocks have these `sums`.
+
+    Word `index` of each of the `keys` is its noise. Weights are float32 or float64.
+    """
+    weights, sums, keys = map(np.ascontiguousarray, (weights, sums, keys))
+    rows, vocab = weights.shape
+    tokens, masses = np.empty(rows, dtype=np.int64), np.empty(rows)
+    build.function("outrider_draw", _DRAW)(
+        rows, vocab, block, sums.shape[1], weights.itemsize == 8, weights.ctypes.data,
+        sums.ctypes.data, keys.ctypes.data, index, tokens.ctypes.data, masses.ctypes.data,
+    )  # fmt: skip
+    return tokens, masses
 
 
 @per_thread

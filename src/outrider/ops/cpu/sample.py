@@ -47,7 +47,7 @@ def several(
         )
     if keys_BR.numel() == count == 1 and not most and laws.greedy == "none":
         return _one(laws, keys.fine_uniform(int(keys_BR), 0))
-    names, urns = keys_BR.flatten().tolist(), Urns(laws)
+    names, urns = keys_BR.contiguous().numpy().ravel(), Urns(laws)
     above = _place(urns, np.tile(placed, len(keys_BR)), most) if most else _Above([], [], [])
     tokens, masses = _without(urns, names, count, above)
     gone = [np.where(w, t, tokens[0]) for t, w in zip(above.tokens, above.which, strict=True)]
@@ -154,10 +154,10 @@ def _place(urns: Urns, few: Array, most: int) -> _Above:
 
 
 def _without(
-    urns: Urns, names: list[int], count: int, above: _Above
+    urns: Urns, names: Array, count: int, above: _Above
 ) -> tuple[list[Array], list[Array]]:
     """Tokens without replacement, by rank, and their masses. The urns stay as they were."""
-    token, mass = urns.draw([keys.fine_uniform(name, 0) for name in names])
+    token, mass = urns.draw(names, 0)
     tokens, masses = [token], [mass]
     if count == 1:
         return tokens, masses
@@ -165,7 +165,7 @@ def _without(
     for k in range(1, count):
         urns.take(token)
         urns.renew(above.tokens + tokens, above.which + [every] * k)
-        token, mass = urns.draw([keys.fine_uniform(name, k) for name in names])
+        token, mass = urns.draw(names, k)
         tokens.append(token)
         masses.append(mass)
     urns.restore(whole)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outrider.ops.cpu import lists
-from outrider.ops.cpu.rows import weights_of
+from outrider.ops.cpu.rows import Array, weights_of
 from outrider.ops.reference import settling as reference
 from outrider.types import FAULT, RUNNING, STOP, Block, BlockLists, Draft, Ends, Scores, Verdict
 
@@ -37,6 +37,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
     offered: list[int] = (draft.draws_BNK.numpy() >= 0).sum((1, 2)).tolist()
     offered = offered * (len(rows) // len(offered))  # a table may be shared
     tops, guesses = _tops(draft, scores)
+    sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
     block = BlockLists([], [], [], counts, [], [], [])
     for b, row in enumerate(rows):
@@ -44,7 +45,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
         tokens[counts[b]] = following[b]
         emitted, reason = _cut(row, tokens[: counts[b] + 1])
         running = row.reason == RUNNING
-        if running and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
+        if running and not sound and _fault(tops[b], guesses[b], [0, *paths[b]][:emitted]):
             reason = FAULT
         known = [share for share in shares[b] if share == share] if running else []
         block.tokens.append(tokens)
@@ -84,28 +85,27 @@ def _cut(row: _Row, tokens: list[int]) -> tuple[int, int]:
     return min(emitted, max(room, 0)), reason
 
 
-def _tops(draft: Draft, scores: Scores) -> tuple[list[list[float]], list[list[float]]]:
+def _tops(draft: Draft, scores: Scores) -> tuple[Array, Array]:
     """The largest logits of the target's laws, and those of the draft's that may be at fault."""
     tops = _largest(scores.laws.logits_BRV, scores.dead_BN)
     weights = None if draft.laws is None else weights_of(draft.laws)
     if draft.laws is None or (weights is not None and not weights.fault):
-        return tops, [[]] * len(tops)
+        return tops, np.empty((len(tops), 0))
     return tops, _largest(draft.laws.logits_BRV)
 
 
-def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> list[list[float]]:
+def _largest(logits_BRV: torch.Tensor, dead_BR: torch.Tensor | None = None) -> Array:
     """The largest logit of every law, NaN if there is one; -inf where the law is `dead_BR`."""
     logits = logits_BRV.detach()
     wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    highest = wide.numpy().max(-1)
+    highest: Array = wide.numpy().max(-1)
     if dead_BR is not None:
         highest = np.where(dead_BR.numpy(), -math.inf, highest)
-    tops: list[list[float]] = highest.tolist()
-    return tops
+    return highest
 
 
-def _fault(tops: list[float], guesses: list[float], emitting: list[int]) -> bool:
+def _fault(tops: Array, guesses: Array, emitting: list[int]) -> bool:
     """NaN or +inf anywhere, or no possible token at a node that a token was emitted from."""
-    if any(top != top or top == math.inf for top in (*tops, *guesses)):
+    if not (tops < math.inf).all() or not (guesses < math.inf).all():
         return True
-    return any(tops[node] == -math.inf for node in emitting)
+    return bool((tops[emitting] == -math.inf).any())

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.models.native import build
+from outrider.ops.cpu import compiled, keys
 from outrider.ops.cpu.rows import block_of, find, running, upto
 from outrider.types import Laws
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LITTLE = 1e-3  #: an urn with less left is made again from its logits
-_FEW = 5  #: so many rows are drawn one by one: arrays of a few elements cost more
 
 
 class Urns:
@@ -82,20 +83,16 @@ class Urns:
             self._blocks[row] = np.add.reduce(self._cells[row], 1)
             self.sums[row] = float(self._blocks[row].sum())
 
-    def draw(self, uniforms: list[float]) -> tuple[Array, Array]:
-        """A token of each row and its probability mass, 0 if none is left. It stays in."""
-        if self.rows <= _FEW:
-            found = [self.draw_one(row, u) for row, u in enumerate(uniforms)]
-            return np.array([token for token, _ in found]), np.array([mass for _, mass in found])
-        sums = np.zeros((self.rows, self._blocks.shape[1] + 1))
-        np.cumsum(self._blocks, 1, out=sums[:, 1:])
-        mark = _below(np.array(uniforms) * sums[:, -1], sums[:, -1])
-        at = (sums[:, 1:] > mark[:, None]).argmax(1)
-        inside = self._cells[self._all, at].cumsum(1, dtype=np.float64)
-        mark = _below(mark - sums[self._all, at], inside[:, -1])
-        token = at * self._block + (inside > mark[:, None]).argmax(1)
-        weight = self._wide[self._all, token]
-        return token * (weight > 0), weight
+    def draw(self, names: Array, index: int) -> tuple[Array, Array]:
+        """A token of each row and its probability mass, 0 if none is left. It stays in.
+
+        The uniforms are word `index` of the streams with these names.
+        """
+        if build.unbuilt() is None:
+            return compiled.draw(self._wide, self._blocks, self._block, names, index)
+        uniforms = (keys.fine_uniform(name, index) for name in names.tolist())
+        found = [self.draw_one(row, u) for row, u in enumerate(uniforms)]
+        return np.array([token for token, _ in found]), np.array([mass for _, mass in found])
 
     def draw_one(self, row: int, uniform: float) -> tuple[int, float]:
         """A token of one row and its mass, 0 if none is left. It stays in."""
@@ -122,8 +119,3 @@ class Urns:
         """Put it back: the declared laws are those of the first draw."""
         np.copyto(self._wide, saved[0])
         self.sums = saved[1]
-
-
-def _below(mark: Array, whole: Array) -> Array:
-    """Marks that rounding may not carry past the last token with weight."""
-    return np.minimum(mark, np.nextafter(whole, 0))
