@@ -1,9 +1,9 @@
 """All rows of a batch in one compiled call, bit for bit what Python does with one after another.
 
-    block  block verification (`models/native/block.c`): of rows of up to some thousand tokens whose
-           draft carries the weights that it was drawn from, with the noise of their seeds; what it
-           does not take is walked in NumPy
-    draw   a token of every urn (`models/native/draws.c`)
+block  block verification (`models/native/block.c`): of rows of up to some thousand tokens whose
+       draft carries the weights that it was drawn from, with the noise of their seeds; what it
+       does not take is walked in NumPy
+draw   a token of every urn (`models/native/draws.c`)
 """
 
 import ctypes
