@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 
 from outrider import DraftModel, PromptLookup
-from outrider.drafters import Beam
 from outrider.testing import CHECKS, check_drafter
 from outrider.types import Cache, Drafter
 from tiny import Mislabelled
@@ -22,11 +21,11 @@ def test_right_drafters_pass_and_every_check_is_run(monkeypatch):
             body(case)
 
         monkeypatch.setitem(CHECKS, name, check._replace(body=noted))
-    check_drafter(lambda model: Beam(model, 2, 2))
+    check_drafter(lambda model: DraftModel(model, (1, 1)))
     assert list(dict.fromkeys(names)) == list(CHECKS)
 
 
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
+@pytest.mark.parametrize("counts", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2)])
 def test_a_drafter_that_lies_about_its_law_is_caught(counts):
     with pytest.raises(AssertionError, match=r"the law is the targets \(usual shape\).*p = "):
         check_drafter(lambda model: Mislabelled(DraftModel(model, counts)))
@@ -72,7 +71,7 @@ class WithForgetfulMemory(Wrapped):
         self.drafter.commit(memory.cache, context, draft, verdict, scores)
 
 
-@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("coupled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_memory_that_forgets_a_row_in_put_is_caught(coupled):
     """Also where the text is the target's own, whatever is drafted: less of it is accepted."""
     with pytest.raises(AssertionError, match=r"rows come and go \(setting \w+, usual shape\)"):

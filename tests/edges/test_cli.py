@@ -4,12 +4,14 @@ import json
 import os
 import pty
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 
 from outrider import Sampling, Stop, load, verifiers
+from outrider.cli import console
 from outrider.engine import step
 from outrider.load import shipped
 from outrider.models.native import build
@@ -194,7 +196,7 @@ def test_a_pipe_gets_no_colour_codes():
     assert not COLOUR.search(run.stdout + run.stderr)
 
 
-@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize("silent", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_terminal_gets_colours_unless_no_color_is_set(silent):
     more = {"NO_COLOR": "1"} if silent else {}
     parent, child = pty.openpty()
@@ -218,6 +220,13 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(silent):
     os.close(parent)
     assert run.wait() == 0
     assert bool(COLOUR.search(shown)) != silent
+
+
+def test_no_color_reaches_both_consoles(monkeypatch):
+    for silent in (True, False):
+        monkeypatch.setenv("NO_COLOR", "1" if silent else "")
+        made = runpy.run_path(console.__file__)
+        assert made["out"].no_color == made["err"].no_color == silent
 
 
 def test_the_packaged_pair_is_complete():

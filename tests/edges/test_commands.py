@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
@@ -27,6 +28,9 @@ def places(tmp_path):
     shutil.copytree(
         shipped("target"), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors")
     )
+    for name, config in (("odd", '{"model_type": "none"}'), ("half", '{"model_type": ')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
     return tmp_path
 
 
@@ -42,6 +46,9 @@ def places(tmp_path):
         ("generate x --width 1000000 --drafter beam", RANGE),
         ("generate x --branching 1000,1000", "at most 4096 nodes"),
         ("generate x --device mps", "device"),
+        ("generate x --target {0}/bare", "cannot read the weights of the target model"),
+        ("generate x --target {0}/odd", "a folder whose config.json cannot be used"),
+        ("generate x --target {0}/half", "a folder whose config.json cannot be used"),
         ("compare --threads 0", RANGE),
         ("compare --assisted -1", RANGE),
         ("compare -k 4 -k 0", RANGE),
@@ -103,6 +110,24 @@ def test_one_line_and_code_2(outrider, places, words, part):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert part in err
+
+
+@pytest.mark.parametrize("how", ["cut off", "one is missing", "one is of another size"])
+def test_weights_that_are_not_whole_are_refused(outrider, places, how):
+    """Without that, transformers would draw those that are missing at random."""
+    path, key = places / "bare" / "model.safetensors", "model.layers.0.mlp.gate_proj.weight"
+    raw = (shipped("target") / "model.safetensors").read_bytes()
+    weights = safetensors.torch.load(raw)
+    if how == "cut off":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        other = {} if how == "one is missing" else {key: weights[key][:-1].clone()}
+        del weights[key]
+        path.write_bytes(safetensors.torch.save(weights | other, {"format": "pt"}))
+    code, _, err = outrider("generate", "x", "--target", places / "bare", *FAST)
+    assert code == 2
+    assert "cannot read the weights of the target model" in err
+    assert how == "cut off" or f"1 of them are not there, or of another size: {key}" in err
 
 
 @pytest.mark.parametrize("words", [[], ["bench"]])

@@ -55,7 +55,7 @@ def forest(name: str) -> e.Forest:
 
 
 #: Seconds each; by default smaller trees of their kinds show the same.
-DEAR = {"RSD-C 2,2,1", "i.i.d. children 3,2 V=3"}
+DEAR = {"RSD-C 2,2,1", "i.i.d. children 3,2 V=3", "i.i.d. paths 3x2"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_what_is_asked_across_a_pipe_is_answered_as_here(server, shipped):
 
 def test_rows_and_the_queue_across_a_pipe(shipped):
     with far(shipped, rows=1, most_waiting=1) as server:
-        first, second = events(server, BODY), events(server, BODY)
+        first, second = events(server, BODY), events(server, BODY | {"max_tokens": 8})
         next(first)
         waits = threading.Thread(target=lambda: [None for _ in second])
         waits.start()

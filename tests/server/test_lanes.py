@@ -41,3 +41,7 @@ def test_methods_are_lanes_over_one_target():
     assert lanes[COUPLED] is made[COUPLED]
     with pytest.raises(UnknownName, match="'magic'"):
         methods.named("magic")
+    alone = Lanes(Engine(target, Recall(8))).methods
+    assert alone.named("recall") == methods.named("default")
+    with pytest.raises(UnknownName, match="'draft_model'"):  # there is none
+        alone.named("draft_model")

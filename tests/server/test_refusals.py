@@ -72,9 +72,12 @@ def test_bodies_that_contradict_themselves(server):
     refused(server, 400, BODY | {"n": 5}, "more than 4 rows")
     regex = {"guided_regex": "a", "response_format": {"type": "json_object"}}
     refused(server, 400, BODY | regex, "give one")
-    refused(server, 400, BODY | {"guided_regex": "(["}, "does not compile")
+    for name, text in (("guided_regex", "(["), ("guided_grammar", "start: (((")):
+        error = refused(server, 400, BODY | {name: text}, "does not compile")
+        assert error["param"] == name
     refused(server, 400, BODY | {"guided_regex": "a" * 70_000}, "shorten")
-    refused(server, 400, BODY | {"speculative_config": {"method": "magic"}}, "unknown method")
+    error = refused(server, 400, BODY | {"speculative_config": {"method": "magic"}}, "unknown")
+    assert error["param"] == "speculative_config"
     refused(server, 400, BODY | {"speculative_config": {"model": "x"}}, "not supported")
     refused(server, 400, BODY | {"max_tokens": 4096}, "needs")
     refused(server, 400, BODY | {"logit_bias": {"999999": 1}}, "999999")

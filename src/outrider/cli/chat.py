@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from outrider.cli import paint
-from outrider.cli.console import EXIT_ERROR, fail, out
+from outrider.cli.console import fail, out
 from outrider.cli.options import Dtype, MinP, Setup, Temperature, TopK, TopP, with_setup
+from outrider.errors import ConfigurationError, OutriderError
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -69,13 +70,14 @@ class Talk:
             out.print(paint.legend(out.is_terminal and not out.no_color))
 
     def answer(self, text: str) -> None:
-        """Say something and print what comes back; an answer that is stopped stays as it is."""
-        self.turns.append({"role": "user", "content": text})
+        """Say something and print what comes back; an answer that is stopped stays as it is.
+
+        Raises OutriderError for what the model cannot answer, and forgets it.
+        """
+        asked = [*self.turns, {"role": "user", "content": text}]
         first = [{"role": "system", "content": self.system}] if self.system else []
         stop = Stop(self.most)
-        stream = self.speculator.stream(
-            [[*first, *self.turns]], self.sampling, stop, trace=self.trace
-        )
+        stream = self.speculator.stream([[*first, *asked]], self.sampling, stop, trace=self.trace)
         written, colour = "", out.is_terminal and not out.no_color
         try:
             for block in stream:
@@ -88,7 +90,7 @@ class Talk:
         except KeyboardInterrupt:
             out.print(" (stopped)", end="")
         out.print()
-        self.turns.append({"role": "assistant", "content": written})
+        self.turns = [*asked, {"role": "assistant", "content": written}]
         stats = stream.result().completions[0].stats
         self.said = (
             f"{stats.new_tokens} tokens in {stats.steps} calls of the target: "
@@ -146,11 +148,14 @@ def chat(
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     speculator = setup.load(dtype)
     if speculator.tokenizer is None or speculator.tokenizer.chat_template is None:
-        fail(
-            f"{setup.target or 'the shipped target'} has no chat template; got a model that goes "
-            "on from text; use `outrider generate`, or --target with an instruct model"
+        name = setup.target or "the shipped target"
+        does = "goes on from text; use `outrider generate`"
+        if speculator.hearing is not None:
+            does = "turns speech into text; use `outrider transcribe`"
+        raise ConfigurationError(
+            f"{name} has no chat template; got a model that {does}, or --target with an instruct "
+            "model"
         )
-        raise typer.Exit(EXIT_ERROR)
     talk = Talk(speculator, sampling, max_new_tokens, trace)
     talk.system = system
     asks = "> " if sys.stdin.isatty() else ""
@@ -171,4 +176,7 @@ def chat(
             if not talk.order(text.strip()):
                 return
             continue
-        talk.answer(text)
+        try:
+            talk.answer(text)
+        except OutriderError as error:  # the talk so far stays
+            fail(f"{error}; /new forgets the conversation")

@@ -202,7 +202,7 @@ def _parted(processes: int | None) -> tuple[bool, str]:
         return True, "decoding in a process of its own"
     if processes == 1:
         return False, "one process"
-    return False, "one process for one core, where two are slower: --processes 2"
+    return False, "one process for one core; --processes 2 makes it two"
 
 
 def _engine(load: Callable[[], Speculator], room: "Room", apart: bool) -> "tuple[Known, Decoder]":

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
@@ -58,11 +59,14 @@ class Source:
         try:
             self.config = AutoConfig.from_pretrained(self._where, **self._how)
         except (OSError, ValueError) as error:
-            is_no = "local folder with a config.json and no hub name that can be reached"
+            kind = "no local folder with a config.json and no hub name that can be reached"
+            if self._how:
+                kind = "no GGUF file that can be read"
+            elif (Path(given) / "config.json").is_file():
+                kind = "a folder whose config.json cannot be used"
             raise ConfigurationError(
-                f"cannot load the {role} model; got {str(given)!r}, which is no "
-                f"{'GGUF file that can be read' if self._how else is_no} ({first_line(error)}); "
-                "check the path or download the model first"
+                f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
+                f"({first_line(error)}); check the path or download the model first"
             ) from error
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
@@ -154,8 +158,7 @@ class Source:
             from transformers.utils import logging
 
             logging.disable_progress_bar()
-            made = auto_class(self.config).from_pretrained
-            read = partial(made, self._where, dtype=DTYPES[dtype], **self._how)
+            read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
             if self._how:
                 self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
             elif self.group is not None:
@@ -163,6 +166,26 @@ class Source:
             else:
                 self._models[dtype] = read().to(device)
         return self._models[dtype]
+
+    def _weights(self, **how: Any) -> PreTrainedModel:
+        """The model with all of its weights from the checkpoint. Raises ConfigurationError."""
+        made = auto_class(self.config).from_pretrained
+        more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
+        try:
+            model, told = made(self._where, **more, **how)
+        except (OSError, SafetensorError) as error:
+            self._refuse(first_line(error), error)
+        wrong = sorted([*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])])
+        if wrong:
+            self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
+        loaded: PreTrainedModel = model
+        return loaded
+
+    def _refuse(self, why: str, error: Exception | None = None) -> NoReturn:
+        raise ConfigurationError(
+            f"cannot read the weights of the {self.role} model; got {str(self.given)!r} ({why}); "
+            "download it again, or save it whole"
+        ) from error
 
     def _sharded(self, made: Callable[..., PreTrainedModel]) -> PreTrainedModel:
         """This process's part of the model, by the plan that transformers has for its family."""

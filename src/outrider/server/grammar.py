@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from outrider.errors import ConfigurationError
 from outrider.server.bodies import Common
 from outrider.server.faults import Refusal
 
@@ -27,15 +28,18 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
     return llguidance.hf.from_tokenizer(tokenizer, n_vocab=max(size, len(tokenizer)))
 
 
+def grammar_field(body: Common) -> str:
+    """The field by which a request asks for a grammar, if it does."""
+    if body.guided_regex is not None:
+        return "guided_regex"
+    return "response_format" if body.guided_grammar is None else "guided_grammar"
+
+
 def grammar_of(body: Common) -> str | None:
     """The grammar that a request asks for; None for free text."""
-    name, text = "response_format", None
-    asked = body.response_format
-    if body.guided_regex is not None:
-        name, text = "guided_regex", body.guided_regex
-    elif body.guided_grammar is not None:
-        name, text = "guided_grammar", body.guided_grammar
-    elif asked is not None and asked.type != "text":
+    name, asked = grammar_field(body), body.response_format
+    text = body.guided_regex if body.guided_grammar is None else body.guided_grammar
+    if text is None and asked is not None and asked.type != "text":
         schema = {"type": "object"} if asked.json_schema is None else asked.json_schema.schema_
         text = json.dumps(schema)
     if text is None:
@@ -53,14 +57,14 @@ def grammar_of(body: Common) -> str | None:
 class Grammar:
     """A processor for one row whose prompt has `prompt` tokens.
 
-    Raises Refusal for a grammar that does not compile.
+    Raises ConfigurationError for a grammar that does not compile.
     """
 
     def __init__(self, words: LLTokenizer, text: str, prompt: int) -> None:
         self._matcher = LLMatcher(words, text)
         error = self._matcher.get_error()
         if error:
-            raise Refusal(f"the schema or grammar does not compile: {error}", "response_format")
+            raise ConfigurationError(f"the schema or grammar does not compile: {error}")
         self._given = words, text, prompt
         self._prompt, self._read = prompt, list[int]()
         self._mask = llguidance.numpy.allocate_token_bitmask(1, words.vocab_size)

@@ -28,7 +28,7 @@ from outrider.types import Drafter
 
 DEFAULT, COUPLED, PREDICTION, NONE = "default", "coupled", "prediction", "none"
 #: Other servers' names for drafters.
-ALIASES = {"ngram": "prompt_lookup", "draft_model": DEFAULT}
+ALIASES = {"ngram": "prompt_lookup"}
 #: Tokens of a prediction that are judged at once: they cost nothing to draft.
 PREDICTED = 16
 

@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 from outrider.engine.blocks import HostBlock
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
-from outrider.errors import OutriderError
+from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
 from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent, plain
 from outrider.server.faults import Refusal, unknown_model
-from outrider.server.grammar import Grammar, grammar_of, vocabulary
+from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
 from outrider.server.known import Writes
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
@@ -136,7 +136,10 @@ class Orders:
         config = body.speculative_config
         depth = None if config is None else config.num_speculative_tokens
         if config is not None and config.method is not None:
-            return self.known.methods.named(config.method), depth
+            try:
+                return self.known.methods.named(config.method), depth
+            except UnknownName as error:
+                raise Refusal(str(error), "speculative_config") from error
         if depth == 0:
             return lane.NONE, None
         if body.prediction is not None:
@@ -161,9 +164,12 @@ class Orders:
         processors: tuple[Grammar, ...] = ()
         if grammar is not None:
             if not isinstance(self.known.tokenizer, PreTrainedTokenizerBase):
-                raise Refusal("grammars need a tokenizer of transformers", "response_format")
+                raise Refusal("grammars need a tokenizer of transformers", grammar_field(body))
             words = vocabulary(self.known.tokenizer, self.known.vocab_size)
-            processors = (Grammar(words, grammar, len(ids)),)
+            try:
+                processors = (Grammar(words, grammar, len(ids)),)
+            except ConfigurationError as error:
+                raise Refusal(str(error), grammar_field(body)) from error
         given = {
             "temperature": body.temperature,
             "top_p": body.top_p,
