@@ -88,10 +88,7 @@ class Run(Iterator[HostBlock]):
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
         self._ledger = Ledger()
-        free = None if isinstance(engine.planner, Fixed) else self._free
-        self._seating = Seating(
-            engine.target, engine.drafter, self._ledger, seats, room, prefixes, free
-        )
+        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
@@ -266,7 +263,8 @@ class Run(Iterator[HostBlock]):
             self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
         self._sweep()
-        spent = self._seating.arrive()
+        rests = not isinstance(self.engine.planner, Fixed)
+        spent = self._seating.arrive(self._free if rests else None)
         if self._seating.rows:
             self._advance()
         now, stats = time.perf_counter(), self._ledger.stats

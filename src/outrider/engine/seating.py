@@ -13,13 +13,15 @@ from outrider.types import Drafter, LanguageModel
 CHUNK = 64  #: prompt tokens read between two steps of those who run
 RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 
+#: Whether no text of these requests depends on what is drafted, nor on when a draft model reads.
+Free = Callable[[Sequence[Request]], bool]
+
 
 class Seating:
     """The batch of a run, its seats, and the group whose prompts are being read.
 
     `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
-    the one row that moves into a free seat. `free`: whether no text of these requests depends on
-    what is drafted, nor on when a draft model reads; None: it drafts in every step anyway.
+    the one row that moves into a free seat.
     """
 
     def __init__(
@@ -30,13 +32,11 @@ class Seating:
         seats: int,
         capacity: int,
         prefixes: Prefixes | None = None,
-        free: Callable[[Sequence[Request]], bool] | None = None,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.taps
         self.prefixes = prefixes if plain else None
-        self._free = free
         self.ledger, self.seats = ledger, Seats(seats)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
@@ -82,14 +82,15 @@ class Seating:
             batch = batch._replace(context=batch.context._replace(sampling=plain))
         self.batch = batch
 
-    def arrive(self) -> float:
+    def arrive(self, free: Free | None = None) -> float:
         """Read prompts of those who wait: all of them while nobody runs, else a piece of a group.
 
-        Returns the seconds that it took.
+        `free`: the drafter may rest where it holds (None: it drafts in every step). Returns the
+        seconds that it took.
         """
         through = not self.seats.rows
         started = time.perf_counter()
-        while self._prefill is not None or self._call():
+        while self._prefill is not None or self._call(free):
             assert self._prefill is not None
             numbers, prefill = self._prefill
             entries = [self.ledger.entries[number] for number in numbers]
@@ -108,7 +109,7 @@ class Seating:
                 break
         return time.perf_counter() - started
 
-    def _call(self) -> bool:
+    def _call(self, free: Free | None) -> bool:
         """Begin to read the next in the queue, with those behind it who fit and are as long."""
         ahead = self.seats.ahead()
         if not ahead:
@@ -120,9 +121,8 @@ class Seating:
         group = next(sorted(g) for g in groups([len(prompts[at]) for at in some]) if 0 in g)
         numbers = [ahead[some[at]] for at in group]
         requests = self.requests(numbers)
-        prefill = Prefill(
-            self.target, self.drafter, requests, self.capacity, self.prefixes, self._later(requests)
-        )
+        later = self._later(requests, free)
+        prefill = Prefill(self.target, self.drafter, requests, self.capacity, self.prefixes, later)
         self._prefill = numbers, prefill
         for number in numbers:
             self.seats.waiting.remove(number)
@@ -131,15 +131,15 @@ class Seating:
             entry.stats.cached_tokens = prefill.copied
         return True
 
-    def _later(self, newcomers: Sequence[Request]) -> bool:
+    def _later(self, newcomers: Sequence[Request], free: Free | None) -> bool:
         """Whether a draft model leaves these prompts for its first draft, which may never come.
 
         That is what a drafter at rest will have to do anyway; one at work would read every row
         anew for their sake. Heads are told the target's states of a prompt once.
         """
-        if self._free is None or self.drafter.taps:
+        if free is None or self.drafter.taps:
             return False
-        if not self._free([*newcomers, *self.requests(self.rows)]):
+        if not free([*newcomers, *self.requests(self.rows)]):
             return False
         if not self.rows:
             return self.prefixes is None  # what is kept of other prompts is copied now or never
