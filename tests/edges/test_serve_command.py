@@ -1,5 +1,6 @@
 """`outrider serve`: how many processes it is, and what it refuses before a model is read."""
 
+import logging
 import os
 import socket
 
@@ -10,6 +11,16 @@ from starlette.testclient import TestClient
 
 from outrider.cli.serve import _parted
 from outrider.server import apart
+
+
+class Handler(logging.Handler):
+    """Somebody else's, which no command may close."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
 
 ASK = {"model": "outrider-pair", "prompt": "import", "max_tokens": 4, "seed": 3}
 
@@ -43,8 +54,10 @@ def test_where_one_core_is_all_there_is_one_process(
     monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
     monkeypatch.setattr(apart, "started", started)
     monkeypatch.setattr(uvicorn.Server, "run", run)
+    others_log = Handler()
     code, _, err = outrider("serve", "--port", 0, "--rows", 2, "--capacity", 128, *words.split())
     assert code == 0
+    assert not others_log.closed
     assert told in err
     assert bool(others) == parted
     assert answers[0]["choices"][0]["text"]

@@ -1,7 +1,8 @@
-"""Two real tokenizers, certified: SmolLM2 and the shipped draft for Python code, in float32.
+"""Two real tokenizers, certified: SmolLM2 and the shipped pair for Python code, in float32.
 
-Ours is exact; transformers' sampling over the same two is flagged. The folder `smollm2` of
-OUTRIDER_MODELS; two minutes on one core.
+Ours is exact, by draws over common tokens and by whole strings, with SmolLM2 as the target and as
+the draft; transformers' sampling over the same two is flagged. The folder `smollm2` of
+OUTRIDER_MODELS; four minutes on one core.
 """
 
 import pytest
@@ -19,25 +20,44 @@ pytestmark = pytest.mark.real
 NEW = 16
 
 
-@pytest.fixture(scope="module")
-def pair(smollm2):
-    how = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 3}
-    return outrider.load(smollm2, shipped("draft"), **how)
+HOW = {"dtype": "float32", "threads": 1, "packed": False, "num_speculative_tokens": 3}
 
 
-@pytest.fixture(scope="module")
-def prompts(pair):
+def prompts_for(pair):
     texts = read_prompts(shipped("heldout_prompts.jsonl"))[:16]
     return [pair.tokenizer.encode(text)[-24:] for text in texts]
 
 
-def test_draws_over_common_tokens_are_exact(pair, prompts):
-    assert pair.engine.drafter.name == "translated"
+@pytest.fixture(scope="module")
+def pair(smollm2):
+    return outrider.load(smollm2, shipped("draft"), **HOW)
+
+
+@pytest.fixture(scope="module")
+def prompts(pair):
+    return prompts_for(pair)
+
+
+def certified(pair):
     power = Power(tokens=768, samples=32, equality=32, new_tokens=NEW, rows=16, effect=0.1)
-    report = certify(pair.engine, prompts, Sampling(1.0), power)
+    report = certify(pair.engine, prompts_for(pair), Sampling(1.0), power)
     assert not report.failed, report.as_dict()
     assert report.verdict == "exact", report.as_dict()
     assert report.setup["alpha"] > 0.05
+
+
+def test_draws_over_common_tokens_are_exact(pair):
+    assert pair.engine.drafter.name == "translated"
+    certified(pair)
+
+
+def test_whole_strings_are_exact(smollm2):
+    certified(outrider.load(smollm2, shipped("draft"), drafter="string_match", **HOW))
+
+
+@pytest.mark.parametrize("drafter", ["translated", "string_match"])
+def test_the_larger_model_as_the_draft_is_exact(smollm2, drafter):
+    certified(outrider.load(shipped("target"), smollm2, drafter=drafter, **HOW))
 
 
 def test_transformers_sampling_is_flagged(smollm2, pair, prompts):

@@ -27,7 +27,8 @@ class Server:
         self.app, self.loop = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2, http=http)
+        how = {"log_level": "error", "log_config": None, "timeout_graceful_shutdown": 2}
+        config = uvicorn.Config(self.app, http=http, **how)
         self.uvicorn = uvicorn.Server(config)
         self.clients = []
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)

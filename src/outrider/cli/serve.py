@@ -127,7 +127,12 @@ def _run(
             )
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
-            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+            config = uvicorn.Config(
+                app,
+                log_level="warning",
+                log_config=None,  # its own would close the handlers of everybody else's loggers
+                timeout_graceful_shutdown=5,
+            )
             with suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run([place])
         finally:
