@@ -10,7 +10,9 @@ import openai
 import pytest
 from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
+from outrider.server.bodies import CompletionBody
 from outrider.server.lanes import Lanes
+from outrider.types import Output
 
 
 def asked(server, body, path="/v1/completions", headers=None, method="POST"):
@@ -46,9 +48,18 @@ FIELDS = [
     ("seed", "7"),
     ("logprobs", 21),
     ("stream_options.no_such", {"no_such": 1}),
+    ("max_tokens", 4096),
     ("logit_bias", {"x": 1}),
+    ("logit_bias", {"5": 1e6}),
+    ("logit_bias", {"999999": 1}),
     ("stop", ["a", "b", "c", "d", "e"]),
+    ("stop", ""),
+    ("stop", ["a", ""]),
+    ("stop_token_ids", [10**7]),
     ("prompt", []),
+    ("prompt", ""),
+    ("prompt", [10**7]),
+    ("prompt", "x = 1\n" * 300),
     ("suffix", "x"),
     ("response_format.type", {"type": "xml"}),
 ]
@@ -65,6 +76,16 @@ def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
     assert param.split(".")[0] in str(error["param"])
 
 
+def test_null_is_a_field_that_is_left_out(server):
+    free = [name for name, field in CompletionBody.model_fields.items() if not field.is_required()]
+    asked_for = BODY | {"seed": 3, "max_tokens": 8}
+    plain, nulls = (asked(server, more | asked_for)[1] for more in ({}, dict.fromkeys(free)))
+    assert nulls["choices"] == plain["choices"]
+    for name in ("model", "prompt"):
+        assert refused(server, 400, asked_for | {name: None})["param"].startswith(name)
+    refused(server, 400, BODY | {"no_such": None}, "not supported")
+
+
 def test_bodies_that_contradict_themselves(server):
     refused(server, 400, BODY | {"stream_options": {}}, "stream_options are for streams")
     refused(server, 400, BODY | {"best_of": 3}, "best_of must equal n")
@@ -79,9 +100,13 @@ def test_bodies_that_contradict_themselves(server):
     error = refused(server, 400, BODY | {"speculative_config": {"method": "magic"}}, "unknown")
     assert error["param"] == "speculative_config"
     refused(server, 400, BODY | {"speculative_config": {"model": "x"}}, "not supported")
-    refused(server, 400, BODY | {"max_tokens": 4096}, "needs")
+    fits = refused(server, 400, BODY | {"max_tokens": 4096}, "ask for at most")["message"]
+    most = int(fits.rsplit(" ", 1)[1])
+    assert asked(server, BODY | {"max_tokens": most, "stop": "e"})[0] == 200
+    refused(server, 400, BODY | {"max_tokens": most + 1}, "ask for at most")
     refused(server, 400, BODY | {"logit_bias": {"999999": 1}}, "999999")
     refused(server, 400, BODY | {"prompt": [10**7]}, "outside the vocabulary")
+    refused(server, 400, BODY | {"resume": [{"token_ids": [10**7]}], "stream": True}, "outside")
     refused(server, 404, BODY | {"model": "other"}, "no model 'other'")
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     chat = {"model": NAME, "messages": [message]}
@@ -137,6 +162,38 @@ def test_a_deadline_counts_from_arrival(server):
     told = list(events(server, body | {"stream": True, "timeout": 0.8}))
     assert "[DONE]" not in told
     assert json.loads(told[-1])["error"]["code"] == "deadline"
+
+
+def test_a_row_of_nan_is_no_fault_of_its_request_and_disturbs_nobody(shipped, monkeypatch):
+    target, poison = shipped.engine.target, 11
+    sound = target.forward
+
+    def forward(cache, nodes, **how):
+        output = sound(cache, nodes, **how)
+        bad = (nodes.tokens_BQ == poison).any(1)
+        logits = output.logits_BQV.masked_fill(bad[:, None, None], float("nan"))
+        return Output(logits, output.hidden)
+
+    ask = BODY | {"prompt": [5, 6], "seed": 3, "max_tokens": 40, "logit_bias": {str(poison): -100}}
+    ill = BODY | {"prompt": [5, poison], "max_tokens": 8}
+    with serving(shipped) as server:
+        alone = asked(server, ask)[1]["choices"]
+        monkeypatch.setattr(target, "forward", forward)
+        others = []
+        beside = threading.Thread(target=lambda: others.append(asked(server, ask)))
+        beside.start()
+        error = refused(server, 500, ill, "NaN")
+        assert error["type"] == "server_error"
+        plain = {"method": "none"}  # a draft would have the token in the first step
+        later = ask | {"logit_bias": {str(poison): 100}, "stream": True}
+        later["speculative_config"] = plain
+        told = list(events(server, later))
+        assert len(told) > 1
+        assert "[DONE]" not in told
+        assert json.loads(told[-1])["error"]["type"] == "server_error"
+        beside.join()
+        assert others[0][1]["choices"] == alone
+        assert idle(server)
 
 
 @pytest.mark.parametrize(

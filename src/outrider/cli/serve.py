@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -115,6 +116,7 @@ def _run(
         from outrider.server.known import Hears
     with _bound(host, port) as place:  # before the model is read, which takes longer
         apart, how = _parted(processes)
+        err.print(f"reading {service.names[0]}")
         known, engine = _engine(load, service.room, apart)
         try:
             app, _ = around(known, engine, service)
@@ -133,7 +135,7 @@ def _run(
                 log_config=None,  # its own would close the handlers of everybody else's loggers
                 timeout_graceful_shutdown=5,
             )
-            with suppress(KeyboardInterrupt):
+            with _ended_by_signals():
                 uvicorn.Server(config).run([place])
         finally:
             engine.close()
@@ -141,6 +143,17 @@ def _run(
     if engine.fault is not None:
         fail(f"{type(engine.fault).__name__}: {engine.fault}")
         raise typer.Exit(EXIT_ERROR)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are how a server ends: uvicorn finishes, then raises them once more."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

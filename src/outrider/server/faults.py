@@ -6,7 +6,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from outrider.errors import OutriderError
+from outrider.errors import NumericalError, OutriderError
 from outrider.server.loop import Full, Stopped
 
 
@@ -46,6 +46,8 @@ def told(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 429, content("the queue is full; try again", 429, code="queue_full")
     if isinstance(error, TimeoutError):
         return 504, content("the answer took longer than its deadline", 504, code="deadline")
+    if isinstance(error, NumericalError):  # no request makes a model's numbers
+        return 500, content(str(error), 500, code="numbers")
     if isinstance(error, OutriderError):
         return 400, content(str(error), 400)
     if isinstance(error, Stopped):
