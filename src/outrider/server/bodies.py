@@ -10,13 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Size], Field(min_length=1)]
 
 
 class Body(BaseModel):
-    """No field but those that are listed."""
+    """No field but those that are listed; null is a field left out, wherever one may be."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls(cls, given: object) -> object:
+        """Clients with typed structures write all of OpenAI's fields, with null in most."""
+        if not isinstance(given, dict):
+            return given
+        needed = {
+            field.alias or name for name, field in cls.model_fields.items() if field.is_required()
+        }
+        return {name: value for name, value in given.items() if value is not None or name in needed}
 
 
 class Fault(Body):
@@ -126,7 +138,7 @@ class Common(Routing):
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Bias] | None = None
     max_tokens: Count | None = None
     min_tokens: Size | None = None
     stop: str | list[str] | None = None

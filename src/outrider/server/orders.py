@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
 _MOST_STOPS = 4
+_TOO_LONG = "context_length_exceeded"  #: OpenAI's code
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
 
 
@@ -65,7 +67,8 @@ class Orders:
         prompts = [asked] if one else asked
         logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
         tokenizer = self.known.tokenizer
-        ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
+        with _blaming("prompt"):
+            ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
         return self._choices(body, ids, logs, body.max_tokens or _COMPLETION)
 
     def chat(self, body: ChatBody) -> list[Choice]:
@@ -76,7 +79,8 @@ class Orders:
             turn = {"role": role, "content": plain(message.content)}
             turns.append(turn if message.name is None else turn | {"name": message.name})
         logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
-        ids = encode(self.known.tokenizer, turns)
+        with _blaming("messages"):
+            ids = encode(self.known.tokenizer, turns)
         budget = body.max_tokens or body.max_completion_tokens
         return self._choices(body, [ids], logs, budget)
 
@@ -89,7 +93,8 @@ class Orders:
             what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
             raise Refusal(f"{what}; ask for fewer", "n")
         stop = self._stop(body)
-        ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
+        with _blaming("stop_token_ids"):
+            ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
         method, depth = self._method(body)
         predicted = None
         if body.prediction is not None:
@@ -101,7 +106,7 @@ class Orders:
             for copy in range(body.n):
                 index = len(choices)
                 had = sent[index].token_ids
-                left = self._budget(ids, budget, method) - len(had)
+                left = self._budget(body, ids, budget, method) - len(had)
                 if left < 1 and sent[index].finish_reason is None:
                     raise Refusal(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
@@ -127,6 +132,8 @@ class Orders:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if len(strings) > _MOST_STOPS:
             raise Refusal(f"at most {_MOST_STOPS} stop strings; got {len(strings)}", "stop")
+        if "" in strings:
+            raise Refusal("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
         ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
         return Stop(None, tuple(strings), ids)
@@ -146,15 +153,31 @@ class Orders:
             return lane.PREDICTION, depth
         return (lane.DEFAULT if body.seed is None else lane.COUPLED), depth
 
-    def _budget(self, ids: Sequence[int], asked: int | None, method: str) -> int:
-        """Tokens that are asked for; or all that a row has room for."""
-        if asked is not None:
-            return asked
-        nodes = self.known.methods.nodes[method]
-        room = min(self.known.context, self.capacity - nodes) - len(ids)
+    def _budget(self, body: Common, ids: Sequence[int], asked: int | None, method: str) -> int:
+        """Tokens that are asked for; or all that a row has room for.
+
+        Who asks for more than the model's context has them to its end, if a row is as long.
+        """
+        prompt = "messages" if isinstance(body, ChatBody) else "prompt"
+        size, vocab, context = len(ids), self.known.vocab_size, self.known.context
+        strange = next((token for token in ids if token >= vocab), None)
+        if strange is not None:
+            what = f"token id {strange} is outside the vocabulary of {vocab}"
+            raise Refusal(f"{what}; encode the prompt with the target's tokenizer", prompt)
+        length = self.capacity - self.known.methods.nodes[method]  # of prompt and answer
+        room = min(context, length) - size
         if room < 1:
-            raise Refusal(f"the prompt's {len(ids)} tokens leave no room for an answer", "messages")
-        return room
+            what = f"the prompt's {size} tokens leave no room for an answer: the model's context "
+            what += f"is {context}, and a row has room for {max(length, 0)}; shorten it"
+            raise Refusal(what, prompt, code=_TOO_LONG)
+        if asked is None:
+            return room
+        if min(size + asked, context) > length:
+            what = f"the prompt's {size} tokens and {asked} of an answer need more than the "
+            what += f"{length} that a row has room for; ask for {room} at most, or shorten it"
+            fields = body.model_fields_set & {"max_tokens", "max_completion_tokens"}
+            raise Refusal(what, min(fields, default=prompt), code=_TOO_LONG)
+        return asked
 
     def _sampling(
         self, body: Common, copy: int, ids: Sequence[int], grammar: str | None
@@ -179,7 +202,7 @@ class Orders:
             "presence_penalty": body.presence_penalty,
             "repetition_penalty": body.repetition_penalty,
             "min_new_tokens": body.min_tokens,
-            "logit_bias": _biases(body.logit_bias),
+            "logit_bias": _biases(body.logit_bias, self.known.vocab_size),
         }
         said = {name: value for name, value in given.items() if value is not None}
         try:
@@ -194,12 +217,25 @@ class Orders:
         return ids
 
 
-def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """What is wrong in here is wrong with this field."""
+    try:
+        yield
+    except OutriderError as error:
+        raise Refusal(str(error), field) from error
+
+
+def _biases(given: dict[str, float] | None, vocab: int) -> dict[int, float] | None:
     if given is None:
         return None
-    wrong = next((token for token in given if not token.isdecimal()), None)
+    wrong = next((token for token in given if not (token.isascii() and token.isdecimal())), None)
     if wrong is not None:
         raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
+    strange = next((token for token in given if len(token) > 9 or int(token) >= vocab), None)
+    if strange is not None:
+        what = f"logit_bias has token id {strange[:20]}, outside the vocabulary of {vocab}"
+        raise Refusal(f"{what}; leave it out", "logit_bias")
     return {int(token): bias for token, bias in given.items()}
 
 
