@@ -92,6 +92,26 @@ def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
     assert param.split(".")[0] in str(error["param"])
 
 
+@pytest.mark.parametrize(
+    ("param", "more"),
+    [
+        ("stop", {"stop": 3}),
+        ("stop", {"stop": [None]}),
+        ("top_k", {"top_k": 10**30}),
+        ("repetition_penalty", {"repetition_penalty": 1e-300}),
+        ("resume", {"stream": True, "resume": [{"token_ids": [10**6]}]}),
+        (None, {"prompt": "\ud800"}),
+    ],
+)
+def test_the_field_at_fault_is_one_that_was_sent(server, param, more):
+    """Not a kind that it was tried as, nor a penalty so small that the model's numbers overflow."""
+    assert refused(server, 400, BODY | more)["param"] == param
+
+
+def test_a_body_that_is_no_json_blames_no_field(server):
+    assert refused(server, 400, b"\xff\xfe", "JSON")["param"] is None
+
+
 def test_what_has_no_room_says_which_field_is_too_long(server):
     """The prompt alone, or what is asked for beside it; the default of 16 is the prompt's."""
     for param, more in (

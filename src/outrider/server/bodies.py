@@ -133,11 +133,11 @@ class Common(Routing):
     model: str
     temperature: float | None = Field(None, ge=0, le=1e6)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: Annotated[int, Field(ge=-1, strict=True)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63, strict=True)] | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     presence_penalty: float | None = Field(None, ge=-100, le=100)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, Bias] | None = None
     max_tokens: Count | None = None
     min_tokens: Size | None = None

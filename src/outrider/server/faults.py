@@ -77,8 +77,10 @@ def invalid(error: RequestValidationError) -> JSONResponse:
 def rejected(errors: Sequence[Any]) -> dict[str, Any]:
     """The body of an error: the first of pydantic's, with the field's name."""
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(place) or None
+    broken = first["type"] == "json_invalid"  # its place is a character, no field
+    place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
+    # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
+    param = ".".join(part for part in place if part != "str" and "[" not in part) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         reason = "this field is not supported; leave it out"

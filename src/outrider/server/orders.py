@@ -106,6 +106,7 @@ class Orders:
             for copy in range(body.n):
                 index = len(choices)
                 had = sent[index].token_ids
+                self._within(had, "resume")
                 left = self._budget(body, ids, budget, method) - len(had)
                 if left < 1 and sent[index].finish_reason is None:
                     raise Refusal(f"choice {index} has all of its tokens already", "resume")
@@ -159,11 +160,8 @@ class Orders:
         Who asks for more than the model's context has them to its end, if a row is as long.
         """
         prompt = "messages" if isinstance(body, ChatBody) else "prompt"
-        size, vocab, context = len(ids), self.known.vocab_size, self.known.context
-        strange = next((token for token in ids if token >= vocab), None)
-        if strange is not None:
-            what = f"token id {strange} is outside the vocabulary of {vocab}"
-            raise Refusal(f"{what}; encode the prompt with the target's tokenizer", prompt)
+        size, context = len(ids), self.known.context
+        self._within(ids, prompt)
         length = self.capacity - self.known.methods.nodes[method]  # of prompt and answer
         room = min(context, length) - size
         if room < 1:
@@ -178,6 +176,14 @@ class Orders:
             fields = body.model_fields_set & {"max_tokens", "max_completion_tokens"}
             raise Refusal(what, min(fields, default=prompt), code=_TOO_LONG)
         return asked
+
+    def _within(self, ids: Sequence[int], field: str) -> None:
+        """Refuse tokens that the model has not."""
+        vocab = self.known.vocab_size
+        strange = next((token for token in ids if token >= vocab), None)
+        if strange is not None:
+            what = f"token id {strange} is outside the vocabulary of {vocab}"
+            raise Refusal(f"{what}; use the target's tokenizer", field)
 
     def _sampling(
         self, body: Common, copy: int, ids: Sequence[int], grammar: str | None
