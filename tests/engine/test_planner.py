@@ -322,6 +322,22 @@ def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
     assert curve.times[-1] > 2 * curve.times[0]  # twelve calls of a draft model
 
 
+@pytest.mark.parametrize(("depth", "each"), [(1, 15), (2, 10), (12, 3)])
+def test_few_sizes_are_looked_at_more_often(depth, each, monkeypatch):
+    """A tree of few depths rested on three looks: one busy moment was believed for ever."""
+    looks, sound = [], measure._on_cpu
+
+    def look(engine, step, batch, shape):
+        looks.append(shape)
+        return sound(engine, step, batch, shape)
+
+    target, small = pair()
+    monkeypatch.setattr(measure, "_on_cpu", look)
+    monkeypatch.setattr(measure, "CONTEXTS", (8,))
+    MEASURED(Engine(target, DraftModel(small, (1,) * depth), None, "adaptive"), 1)
+    assert {looks.count(shape) for shape in looks} == {each + 1}  # and one that warms up
+
+
 def kept_what_was_right(engine, batch, shape):
     """A step whose token is the target's own: nothing of the made-up text goes on behind it."""
     return engine.stepper()(batch.take(range(batch.rows)), shape).batch

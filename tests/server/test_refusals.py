@@ -21,6 +21,7 @@ from outrider.server.bodies import (
 )
 from outrider.server.lanes import Lanes
 from outrider.server.orders import Orders
+from outrider.types import Output
 
 
 def asked(server, body, path="/v1/completions", headers=None, method="POST"):
@@ -56,12 +57,14 @@ FIELDS = [
     ("seed", "7"),
     ("logprobs", 21),
     ("stream_options.no_such", {"no_such": 1}),
+    ("max_tokens", 4096),
     ("logit_bias", {"x": 1}),
+    ("logit_bias", {"5": 1e6}),
+    ("logit_bias", {"999999": 1}),
     ("stop", ["a", "b", "c", "d", "e"]),
     ("stop", ""),
     ("stop", ["a", ""]),
-    ("stop_token_ids", [10**6]),
-    ("logit_bias", {"999999": 1}),
+    ("stop_token_ids", [10**7]),
     ("logit_bias", {"1" * 5000: 1}),
     ("logit_bias", {"\u0664": 1}),
     ("logit_bias", {"5": 101}),
@@ -72,10 +75,11 @@ FIELDS = [
     ("timeout", float("inf")),
     ("max_tokens", 505),
     ("max_tokens", 10**9),
-    ("prompt", ""),
-    ("prompt", [10**7]),
     ("prompt", [7] * 512),
     ("prompt", []),
+    ("prompt", ""),
+    ("prompt", [10**7]),
+    ("prompt", "x = 1\n" * 300),
     ("suffix", "x"),
     ("response_format.type", {"type": "xml"}),
 ]
@@ -113,16 +117,16 @@ def test_a_body_that_is_no_json_blames_no_field(server):
 
 
 def test_what_has_no_room_says_which_field_is_too_long(server):
-    """The prompt alone, or what is asked for beside it; the default of 16 is the prompt's."""
+    """The prompt alone, or what is asked for beside it; the default of 16 is as many as fit."""
     for param, more in (
         ("prompt", {"prompt": [7] * 512, "max_tokens": 1}),
-        ("prompt", {"prompt": [7] * 498}),
         ("max_tokens", {"prompt": [7] * 498, "max_tokens": 40}),
     ):
-        error = refused(server, 400, BODY | more, "room")
+        error = refused(server, 400, BODY | more)
         assert (error["param"], error["code"]) == (param, "context_length_exceeded"), more
-    told = asked(server, BODY | {"prompt": [7] * 498, "max_tokens": 5})
-    assert told[1]["usage"]["completion_tokens"] == 5
+    for more in ({"max_tokens": 5}, {}):
+        told = asked(server, BODY | {"prompt": [7] * 498, "ignore_eos": True} | more)
+        assert 0 < told[1]["usage"]["completion_tokens"] < 16
 
 
 @pytest.fixture
@@ -145,7 +149,7 @@ def test_null_is_a_field_left_out(chatty, path, kind):
     message = {"role": "user", "content": "x"}
     needed = {"model": NAME, "prompt": "x", "messages": [message | {"name": None}]}
     body = {name: needed[name] for name in required(kind)} | {"temperature": 0, "max_tokens": 8}
-    nulls = dict.fromkeys(kind.model_fields) | {"functions": None}
+    nulls = dict.fromkeys(kind.model_fields)
     inner = {"stream": True, "resume": [dict.fromkeys(Sent.model_fields)]}
     inner["stream_options"] = dict.fromkeys(StreamOptions.model_fields)
     inner["speculative_config"] = dict.fromkeys(SpeculativeConfig.model_fields)
@@ -162,6 +166,16 @@ def test_null_is_a_field_left_out(chatty, path, kind):
         refused(chatty, 400, nulls | body | {name: None}, name, path=path)
 
 
+def test_null_is_a_field_that_is_left_out(server):
+    free = [name for name, field in CompletionBody.model_fields.items() if not field.is_required()]
+    asked_for = BODY | {"seed": 3, "max_tokens": 8}
+    plain, nulls = (asked(server, more | asked_for)[1] for more in ({}, dict.fromkeys(free)))
+    assert nulls["choices"] == plain["choices"]
+    for name in ("model", "prompt"):
+        assert refused(server, 400, asked_for | {name: None})["param"].startswith(name)
+    refused(server, 400, BODY | {"no_such": None}, "not supported")
+
+
 def test_bodies_that_contradict_themselves(server):
     refused(server, 400, BODY | {"stream_options": {}}, "stream_options are for streams")
     refused(server, 400, BODY | {"best_of": 3}, "best_of must equal n")
@@ -176,8 +190,13 @@ def test_bodies_that_contradict_themselves(server):
     error = refused(server, 400, BODY | {"speculative_config": {"method": "magic"}}, "unknown")
     assert error["param"] == "speculative_config"
     refused(server, 400, BODY | {"speculative_config": {"model": "x"}}, "not supported")
+    fits = refused(server, 400, BODY | {"max_tokens": 4096}, "ask for at most")["message"]
+    most = int(fits.rsplit(" ", 1)[1])
+    assert asked(server, BODY | {"max_tokens": most, "stop": "e"})[0] == 200
+    refused(server, 400, BODY | {"max_tokens": most + 1}, "ask for at most")
     refused(server, 400, BODY | {"logit_bias": {"999999": 1}}, "999999")
     refused(server, 400, BODY | {"prompt": [10**7]}, "outside the vocabulary")
+    refused(server, 400, BODY | {"resume": [{"token_ids": [10**7]}], "stream": True}, "outside")
     refused(server, 404, BODY | {"model": "other"}, "no model 'other'")
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     chat = {"model": NAME, "messages": [message]}
@@ -233,6 +252,38 @@ def test_a_deadline_counts_from_arrival(server):
     told = list(events(server, body | {"stream": True, "timeout": 0.8}))
     assert "[DONE]" not in told
     assert json.loads(told[-1])["error"]["code"] == "deadline"
+
+
+def test_a_row_of_nan_is_no_fault_of_its_request_and_disturbs_nobody(shipped, monkeypatch):
+    target, poison = shipped.engine.target, 11
+    sound = target.forward
+
+    def forward(cache, nodes, **how):
+        output = sound(cache, nodes, **how)
+        bad = (nodes.tokens_BQ == poison).any(1)
+        logits = output.logits_BQV.masked_fill(bad[:, None, None], float("nan"))
+        return Output(logits, output.hidden)
+
+    ask = BODY | {"prompt": [5, 6], "seed": 3, "max_tokens": 40, "logit_bias": {str(poison): -100}}
+    ill = BODY | {"prompt": [5, poison], "max_tokens": 8}
+    with serving(shipped) as server:
+        alone = asked(server, ask)[1]["choices"]
+        monkeypatch.setattr(target, "forward", forward)
+        others = []
+        beside = threading.Thread(target=lambda: others.append(asked(server, ask)))
+        beside.start()
+        error = refused(server, 500, ill, "NaN")
+        assert error["type"] == "server_error"
+        plain = {"method": "none"}  # a draft would have the token in the first step
+        later = ask | {"logit_bias": {str(poison): 100}, "stream": True}
+        later["speculative_config"] = plain
+        told = list(events(server, later))
+        assert len(told) > 1
+        assert "[DONE]" not in told
+        assert json.loads(told[-1])["error"]["type"] == "server_error"
+        beside.join()
+        assert others[0][1]["choices"] == alone
+        assert idle(server)
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,19 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
     ):
         assert told[f"vllm:spec_decode_{name}_total"] == sum(one[field] for one in metrics)
     assert told["vllm:request_success_total"] == sum(len(a.choices) for a in answers) + 1
-    assert told["vllm:num_requests_running"] == 0
-    steps = told["vllm:step_seconds_count"]
-    assert max(one["num_spec_steps"] for one in metrics) <= steps
-    assert steps <= sum(one["num_spec_steps"] for one in metrics)  # rows share them
-    assert told["vllm:iteration_tokens_total_count"] == told["vllm:planner_nodes_count"] == steps
+    assert told["vllm:num_requests_running"] == told["vllm:kv_cache_usage_perc"] == 0
+    choices = sum(len(answer.choices) for answer in answers) + 1
+    steps = sum(one["num_spec_steps"] for one in metrics)
+    assert told["vllm:request_prefill_time_seconds_count"] == choices
+    assert told["vllm:inter_token_latency_seconds_count"] == steps - choices
+    spent = (
+        told["vllm:request_prefill_time_seconds_sum"] + told["vllm:request_queue_time_seconds_sum"]
+    )
+    assert spent == pytest.approx(told["vllm:time_to_first_token_seconds_sum"])
+    taken = told["vllm:step_seconds_count"]
+    assert max(one["num_spec_steps"] for one in metrics) <= taken
+    assert taken <= sum(one["num_spec_steps"] for one in metrics)  # rows share them
+    assert told["vllm:iteration_tokens_total_count"] == told["vllm:planner_nodes_count"] == taken
     assert 0 < told["vllm:step_seconds_sum"] < time.monotonic() - began
 
 

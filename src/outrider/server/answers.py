@@ -36,6 +36,8 @@ def absorb(choice: Choice, block: HostBlock) -> TextBlock:
     choice.histogram.extend([0] * (said.accepted + 1 - len(choice.histogram)))
     choice.histogram[said.accepted] += 1
     choice.likeliest += (block.likeliest or [])[: len(said.token_ids)]
+    if choice.last is not None and said.token_ids:
+        choice.waits.append((now - choice.last) / len(said.token_ids))
     choice.first = choice.first or now
     choice.last, choice.reason = now, said.finish_reason
     return said

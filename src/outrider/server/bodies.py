@@ -6,7 +6,15 @@ effect on an answer.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
@@ -15,20 +23,33 @@ Ids = Annotated[list[Size], Field(min_length=1)]
 
 
 class Body(BaseModel):
-    """No field but those that are listed; null is a field left out, wherever one may be."""
+    """No field but those that are listed; null is a field that is left out, unless it is needed."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _nulls(cls, given: object) -> object:
-        """Clients with typed structures write all of OpenAI's fields, with null in most."""
+    def _null_is_left_out(cls, given: object) -> object:
+        """Clients write null for what they do not set."""
         if not isinstance(given, dict):
             return given
-        needed = {
-            field.alias or name for name, field in cls.model_fields.items() if field.is_required()
-        }
-        return {name: value for name, value in given.items() if value is not None or name in needed}
+        fields = cls.model_fields
+        free = {field.alias or name for name, field in fields.items() if not field.is_required()}
+        return {name: one for name, one in given.items() if one is not None or name not in free}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, JsonValue]:
+        """The description says so, too."""
+        schema = handler(core_schema)
+        whole = handler.resolve_ref_schema(schema)
+        needed = whole.get("required", [])
+        for name, one in whole.get("properties", {}).items():
+            if name not in needed and {"type": "null"} not in one.get("anyOf", []):
+                about = {key: one.pop(key) for key in ("title", "default") if key in one}
+                whole["properties"][name] = {"anyOf": [one, {"type": "null"}]} | about
+        return schema
 
 
 class Fault(Body):

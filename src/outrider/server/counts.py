@@ -51,9 +51,13 @@ class Counts:
         self.first = self._histogram("time_to_first_token_seconds", "From arrival to first tokens")
         self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end")
         self.queued = self._histogram("request_queue_time_seconds", "Waiting for a row")
+        self.read = self._histogram("request_prefill_time_seconds", "From a row to first tokens")
         self.decoded = self._histogram("request_decode_time_seconds", "From first tokens to last")
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Decoding time by tokens after the first"
+        )
+        self.between = self._histogram(
+            "inter_token_latency_seconds", "Since the tokens before, by those that came together"
         )
         self.rate = self._histogram(
             "request_acceptance_rate", "Share of a request's drafted tokens that were kept", _RATES
@@ -73,6 +77,11 @@ class Counts:
         for name, text, read in (
             ("num_requests_running", "Rows under way", lambda: loop.load.running),
             ("num_requests_waiting", "Requests in the queue", lambda: loop.load.waiting),
+            (
+                "kv_cache_usage_perc",
+                "Rows under way by rows there are: each has a cache of its own; 1 is full",
+                lambda: loop.load.running / loop.load.rows,
+            ),
         ):
             gauge = Gauge(self._prefix + name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)
@@ -125,6 +134,10 @@ class Counts:
         if choice.first is None or choice.last is None:
             return
         self.first.observe(choice.first - choice.arrived)
+        if choice.seated is not None:
+            self.read.observe(choice.first - choice.seated)
+        for wait in choice.waits:
+            self.between.observe(wait)
         self.whole.observe(choice.last - choice.arrived)
         self.decoded.observe(choice.last - choice.first)
         if stats.new_tokens > 1:

@@ -2,9 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,7 +25,6 @@ from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
 _MOST_STOPS = 4
-_TOO_LONG = "context_length_exceeded"  #: OpenAI's code
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
 
 
@@ -49,6 +49,19 @@ class Choice:
     seated: float | None = None
     first: float | None = None  #: when its first tokens came
     last: float | None = None  #: and its last ones
+    waits: list[float] = field(default_factory=list)  #: seconds a token of each block behind those
+
+
+class Asked(NamedTuple):
+    """What a route calls a prompt and the most tokens of its answer, and what was asked of these.
+
+    usual  tokens where none are asked for; None: as many as there is room for
+    """
+
+    prompt: str
+    budget: str
+    given: int | None
+    usual: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,11 @@ class Orders:
         one = isinstance(asked, str) or isinstance(asked[0], int)
         prompts = [asked] if one else asked
         logs = None if body.logprobs is None else Logprobs(body.logprobs, body.logprobs_law)
-        tokenizer = self.known.tokenizer
-        with _blaming("prompt"):
+        with _blamed("prompt"):
+            tokenizer = self.known.tokenizer
             ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
-        return self._choices(body, ids, logs, body.max_tokens or _COMPLETION)
+        asked_for = Asked("prompt", "max_tokens", body.max_tokens, _COMPLETION)
+        return self._choices(body, ids, logs, asked_for)
 
     def chat(self, body: ChatBody) -> list[Choice]:
         """The next turn of a conversation, `n` times."""
@@ -79,13 +93,14 @@ class Orders:
             turn = {"role": role, "content": plain(message.content)}
             turns.append(turn if message.name is None else turn | {"name": message.name})
         logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
-        with _blaming("messages"):
+        with _blamed("messages"):
             ids = encode(self.known.tokenizer, turns)
-        budget = body.max_tokens or body.max_completion_tokens
-        return self._choices(body, [ids], logs, budget)
+        asked = "max_tokens" if body.max_tokens else "max_completion_tokens"
+        asked_for = Asked("messages", asked, body.max_tokens or body.max_completion_tokens)
+        return self._choices(body, [ids], logs, asked_for)
 
     def _choices(
-        self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, budget: int | None
+        self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, asked: Asked
     ) -> list[Choice]:
         if body.model not in self.names:
             raise unknown_model(body.model, self.names)
@@ -93,7 +108,7 @@ class Orders:
             what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
             raise Refusal(f"{what}; ask for fewer", "n")
         stop = self._stop(body)
-        with _blaming("stop_token_ids"):
+        with _blamed("stop_token_ids"):
             ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
         method, depth = self._method(body)
         predicted = None
@@ -106,8 +121,8 @@ class Orders:
             for copy in range(body.n):
                 index = len(choices)
                 had = sent[index].token_ids
-                self._within(had, "resume")
-                left = self._budget(body, ids, budget, method) - len(had)
+                self._within("resume", had)
+                left = self._budget(ids, asked, method) - len(had)
                 if left < 1 and sent[index].finish_reason is None:
                     raise Refusal(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
@@ -137,7 +152,8 @@ class Orders:
             raise Refusal("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
         ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
-        return Stop(None, tuple(strings), ids)
+        with _blamed("stop"):
+            return Stop(None, tuple(strings), ids)
 
     def _method(self, body: Common) -> tuple[str, int | None]:
         """The lane, and how deep its drafts may be."""
@@ -154,36 +170,37 @@ class Orders:
             return lane.PREDICTION, depth
         return (lane.DEFAULT if body.seed is None else lane.COUPLED), depth
 
-    def _budget(self, body: Common, ids: Sequence[int], asked: int | None, method: str) -> int:
-        """Tokens that are asked for; or all that a row has room for.
-
-        Who asks for more than the model's context has them to its end, if a row is as long.
-        """
-        prompt = "messages" if isinstance(body, ChatBody) else "prompt"
-        size, context = len(ids), self.known.context
-        self._within(ids, prompt)
-        length = self.capacity - self.known.methods.nodes[method]  # of prompt and answer
-        room = min(context, length) - size
+    def _budget(self, ids: Sequence[int], asked: Asked, method: str) -> int:
+        """Tokens that are asked for; or what is usual, if a row has room for it."""
+        if not ids:
+            raise Refusal("the prompt has no tokens; write at least one", asked.prompt)
+        self._within(asked.prompt, ids)
+        most, context = self.capacity - self.known.methods.nodes[method], self.known.context
+        room = min(context, most) - len(ids)
         if room < 1:
-            what = f"the prompt's {size} tokens leave no room for an answer: the model's context "
-            what += f"is {context}, and a row has room for {max(length, 0)}; shorten it"
-            raise Refusal(what, prompt, code=_TOO_LONG)
-        if asked is None:
-            return room
-        if min(size + asked, context) > length:
-            what = f"the prompt's {size} tokens and {asked} of an answer need more than the "
-            what += f"{length} that a row has room for; ask for {room} at most, or shorten it"
-            fields = body.model_fields_set & {"max_tokens", "max_completion_tokens"}
-            raise Refusal(what, min(fields, default=prompt), code=_TOO_LONG)
-        return asked
+            raise Refusal(
+                f"the prompt's {len(ids)} tokens leave no room for an answer; a row has "
+                f"{min(context, most)} here; shorten it",
+                asked.prompt,
+                code="context_length_exceeded",
+            )
+        if asked.given is None:
+            return room if asked.usual is None else min(room, asked.usual)
+        if min(len(ids) + asked.given, context) > most:  # the context's own end is no error
+            raise Refusal(
+                f"a prompt of {len(ids)} tokens and {asked.given} more need a row of "
+                f"{len(ids) + asked.given}; it has {most} here; ask for at most {room}",
+                asked.budget,
+                code="context_length_exceeded",
+            )
+        return asked.given
 
-    def _within(self, ids: Sequence[int], field: str) -> None:
-        """Refuse tokens that the model has not."""
-        vocab = self.known.vocab_size
-        strange = next((token for token in ids if token >= vocab), None)
+    def _within(self, param: str, ids: Iterable[int]) -> None:
+        """Refuse tokens that the model does not have."""
+        size = self.known.vocab_size
+        strange = next((token for token in ids if token >= size), None)
         if strange is not None:
-            what = f"token id {strange} is outside the vocabulary of {vocab}"
-            raise Refusal(f"{what}; use the target's tokenizer", field)
+            raise Refusal(f"token {strange} is outside the vocabulary of {size}", param)
 
     def _sampling(
         self, body: Common, copy: int, ids: Sequence[int], grammar: str | None
@@ -208,13 +225,29 @@ class Orders:
             "presence_penalty": body.presence_penalty,
             "repetition_penalty": body.repetition_penalty,
             "min_new_tokens": body.min_tokens,
-            "logit_bias": _biases(body.logit_bias, self.known.vocab_size),
+            "logit_bias": self._biases(body.logit_bias),
         }
         said = {name: value for name, value in given.items() if value is not None}
         try:
             return Sampling(**said, seed=seed, processors=processors)  # type: ignore[arg-type]
         except OutriderError as error:
             raise Refusal(str(error)) from error
+
+    def _biases(self, given: dict[str, float] | None) -> dict[int, float] | None:
+        if given is None:
+            return None
+        wrong = next(
+            (token for token in given if not (token.isascii() and token.isdecimal())), None
+        )
+        if wrong is not None:
+            raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
+        long = next((token for token in given if len(token) > 9), None)  # int() has a limit
+        if long is not None:
+            what = f"token {long[:20]} is outside the vocabulary of {self.known.vocab_size}"
+            raise Refusal(what, "logit_bias")
+        biases = {int(token): bias for token, bias in given.items()}
+        self._within("logit_bias", biases)
+        return biases
 
     def _ids(self, text: str) -> list[int]:
         """Tokens of a text without special ones."""
@@ -224,25 +257,12 @@ class Orders:
 
 
 @contextmanager
-def _blaming(field: str) -> Iterator[None]:
-    """What is wrong in here is wrong with this field."""
+def _blamed(param: str) -> Iterator[None]:
+    """What is refused here is this field's fault."""
     try:
         yield
     except OutriderError as error:
-        raise Refusal(str(error), field) from error
-
-
-def _biases(given: dict[str, float] | None, vocab: int) -> dict[int, float] | None:
-    if given is None:
-        return None
-    wrong = next((token for token in given if not (token.isascii() and token.isdecimal())), None)
-    if wrong is not None:
-        raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
-    strange = next((token for token in given if len(token) > 9 or int(token) >= vocab), None)
-    if strange is not None:
-        what = f"logit_bias has token id {strange[:20]}, outside the vocabulary of {vocab}"
-        raise Refusal(f"{what}; leave it out", "logit_bias")
-    return {int(token): bias for token, bias in given.items()}
+        raise Refusal(str(error), param) from error
 
 
 def _sent(body: Common, count: int) -> list[Sent]:

@@ -28,7 +28,8 @@ SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
 CONTEXTS = (64, 448)  #: committed tokens of a row
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
-ROUNDS = 3  #: looks at each size behind the one that warms up
+ROUNDS = 3  #: looks at each size behind the one that warms up, at least
+LOOKS = 30  #: at all sizes together: where there are few, each is looked at more often
 MOST_ROWS = 16  #: of a batch that is measured
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
@@ -99,7 +100,8 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     shapes = _timed(engine.shapes, batch.rows, sizes)
     device, step = torch.device(engine.target.device), engine.stepper()
     least: dict[int, float] = {}
-    for count in range(ROUNDS + 1):
+    rounds = max(ROUNDS, LOOKS // len(shapes))
+    for count in range(rounds + 1):
         for shape in shapes:
             if device.type == "cuda":
                 nodes, took = _on_cuda(step, batch, shape)
