@@ -172,10 +172,21 @@ def test_a_server_that_is_asked_to_end_answers_who_waits(process, how):
     stream = events(process, process.body | {"max_tokens": 120})
     next(stream)
     engines = process.engines
-    for each in [process.process.pid, *(engines if how == signal.SIGINT else ())]:
-        os.kill(each, how)  # Ctrl-C goes to all of a terminal's processes
+    for each in [*engines, process.process.pid]:
+        os.kill(each, how)  # a terminal's Ctrl-C and a service manager's SIGTERM go to all of them
     assert list(stream)[-1] == "[DONE]"
-    process.process.wait(15)
-    assert process.process.returncode == 0
+    assert process.process.wait(15) == 0
     assert len(engines) == process.processes - 1
     assert all(map(gone, engines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_that_is_asked_to_end_while_it_reads_its_model_is_no_failure(processes):
+    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--threads", "1"]
+    command += ["--processes", str(processes)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "reading outrider-pair\n"
+        process.terminate()
+        assert process.wait(15) == 0
+        assert "Traceback" not in process.stderr.read()

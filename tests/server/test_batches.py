@@ -127,7 +127,7 @@ def test_bad_lines_are_rows_with_an_error_and_lose_nothing(shipped, tmp_path):
         ({"stream": True}, 400, "has no streams"),
         ({"model": "another"}, 404, "no model 'another'"),
         ({"prompt": []}, 400, "prompt"),
-        ({"max_tokens": 10_000}, 400, "raise capacity or lower max_new_tokens"),
+        ({"max_tokens": 10_000}, 400, "ask for at most 240"),
         ({"n": 4}, 400, "more than 3 rows"),
         ({"timeout": 1e-9}, 504, "deadline"),
         ({"messages": [{"role": "user", "content": "x"}]}, 400, "chat template"),

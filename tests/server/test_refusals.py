@@ -5,13 +5,22 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import openai
 import pytest
+import torch
 from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
-from outrider.server.bodies import CompletionBody
+from outrider.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    Sent,
+    SpeculativeConfig,
+    StreamOptions,
+)
 from outrider.server.lanes import Lanes
+from outrider.server.orders import Orders
 from outrider.types import Output
 
 
@@ -56,6 +65,17 @@ FIELDS = [
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop_token_ids", [10**7]),
+    ("logit_bias", {"1" * 5000: 1}),
+    ("logit_bias", {"\u0664": 1}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": -1e6}),
+    ("logit_bias", {"5": 1e300}),
+    ("logit_bias", {"5": float("nan")}),
+    ("temperature", float("nan")),
+    ("timeout", float("inf")),
+    ("max_tokens", 505),
+    ("max_tokens", 10**9),
+    ("prompt", [7] * 512),
     ("prompt", []),
     ("prompt", ""),
     ("prompt", [10**7]),
@@ -74,6 +94,76 @@ def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
     error = refused(server, 400, body)
     assert error["type"] == "invalid_request_error"
     assert param.split(".")[0] in str(error["param"])
+
+
+@pytest.mark.parametrize(
+    ("param", "more"),
+    [
+        ("stop", {"stop": 3}),
+        ("stop", {"stop": [None]}),
+        ("top_k", {"top_k": 10**30}),
+        ("repetition_penalty", {"repetition_penalty": 1e-300}),
+        ("resume", {"stream": True, "resume": [{"token_ids": [10**6]}]}),
+        (None, {"prompt": "\ud800"}),
+    ],
+)
+def test_the_field_at_fault_is_one_that_was_sent(server, param, more):
+    """Not a kind that it was tried as, nor a penalty so small that the model's numbers overflow."""
+    assert refused(server, 400, BODY | more)["param"] == param
+
+
+def test_a_body_that_is_no_json_blames_no_field(server):
+    assert refused(server, 400, b"\xff\xfe", "JSON")["param"] is None
+
+
+def test_what_has_no_room_says_which_field_is_too_long(server):
+    """The prompt alone, or what is asked for beside it; the default of 16 is as many as fit."""
+    for param, more in (
+        ("prompt", {"prompt": [7] * 512, "max_tokens": 1}),
+        ("max_tokens", {"prompt": [7] * 498, "max_tokens": 40}),
+    ):
+        error = refused(server, 400, BODY | more)
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded"), more
+    for more in ({"max_tokens": 5}, {}):
+        told = asked(server, BODY | {"prompt": [7] * 498, "ignore_eos": True} | more)
+        assert 0 < told[1]["usage"]["completion_tokens"] < 16
+
+
+@pytest.fixture
+def chatty(server, shipped, monkeypatch):
+    """The server of a model that can chat."""
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", template)
+    return server
+
+
+def required(kind):
+    return {name for name, field in kind.model_fields.items() if field.is_required()}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/v1/completions", CompletionBody), ("/v1/chat/completions", ChatBody)]
+)
+def test_null_is_a_field_left_out(chatty, path, kind):
+    """Every field of the body and of what is in it, and a text is the one without them."""
+    message = {"role": "user", "content": "x"}
+    needed = {"model": NAME, "prompt": "x", "messages": [message | {"name": None}]}
+    body = {name: needed[name] for name in required(kind)} | {"temperature": 0, "max_tokens": 8}
+    nulls = dict.fromkeys(kind.model_fields)
+    inner = {"stream": True, "resume": [dict.fromkeys(Sent.model_fields)]}
+    inner["stream_options"] = dict.fromkeys(StreamOptions.model_fields)
+    inner["speculative_config"] = dict.fromkeys(SpeculativeConfig.model_fields)
+
+    def text(told):
+        choice = told["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+
+    plain = asked(chatty, body, path)
+    assert plain[0] == 200, plain
+    assert text(asked(chatty, nulls | body, path)[1]) == text(plain[1])
+    assert kind.model_validate(body | inner).stream_options == StreamOptions()
+    for name in required(kind):
+        refused(chatty, 400, nulls | body | {name: None}, name, path=path)
 
 
 def test_null_is_a_field_that_is_left_out(server):
@@ -220,6 +310,51 @@ def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch, served_by, fau
         assert fault in str(server.loop.fault)
         assert asked(server, None, "/health", method="GET")[0] == 503
         assert asked(server, BODY)[0] == 503
+
+
+class Broken:
+    """What a model with bad weights says, from some place on."""
+
+    def __init__(self, start, said):
+        self.start, self.said = start, said
+
+    def __call__(self, input_ids, scores):
+        return scores if input_ids.shape[1] < self.start else torch.full_like(scores, self.said)
+
+
+@pytest.mark.parametrize("served_by", [serving, far], ids=["here", "across a pipe"])
+@pytest.mark.parametrize(("tokens", "value"), [(0, -float("inf")), (30, float("nan"))])
+def test_a_row_with_a_nan_is_the_servers_fault_and_nobody_elses(
+    shipped, monkeypatch, served_by, tokens, value
+):
+    """At once or in mid-answer: 500 or an event of a stream, and its neighbour has its text."""
+    sampling, bad, texts = Orders._sampling, BODY | {"seed": 13, "max_tokens": 400}, []
+
+    def broken(orders, body, copy, ids, grammar):
+        made = sampling(orders, body, copy, ids, grammar)
+        processors = (Broken(len(ids) + tokens, value),) if body.seed == 13 else ()
+        return replace(made, processors=processors)
+
+    monkeypatch.setattr(Orders, "_sampling", broken)
+    with served_by(shipped) as server:
+        alone = write(server.client(), seed=5, max_tokens=200).choices[0].text
+        beside = threading.Thread(
+            target=lambda: texts.append(streamed(server.client(), seed=5, max_tokens=200)[0])
+        )
+        beside.start()
+        error = refused(server, 500, bad, "NaN")
+        assert error["type"] == "server_error"
+        assert error["code"] == "decoding_failed"
+        if tokens:
+            told = list(events(server, bad | {"stream": True}))
+            assert "[DONE]" not in told
+            assert len(told) > 1
+            last = json.loads(told[-1])["error"]
+            assert (last["type"], last["code"]) == (error["type"], error["code"])
+        beside.join()
+        assert texts == [alone]
+        assert idle(server)
+        assert server.loop.alive
 
 
 def test_a_text_is_the_same_after_what_was_refused(server):

@@ -1,6 +1,7 @@
 """What clients of OpenAI's API ask for, asked by its own client."""
 
 import json
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -233,6 +234,7 @@ def test_a_chunk_for_every_token_and_events_of_one_size(server):
 
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
 def test_counters_equal_the_sum_of_the_answers(shipped, opened):
+    began = time.monotonic()
     with opened(shipped, prefix="vllm:") as server:
         client = server.client()
         answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
@@ -264,6 +266,32 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
         told["vllm:request_prefill_time_seconds_sum"] + told["vllm:request_queue_time_seconds_sum"]
     )
     assert spent == pytest.approx(told["vllm:time_to_first_token_seconds_sum"])
+    taken = told["vllm:step_seconds_count"]
+    assert max(one["num_spec_steps"] for one in metrics) <= taken
+    assert taken <= sum(one["num_spec_steps"] for one in metrics)  # rows share them
+    assert told["vllm:iteration_tokens_total_count"] == told["vllm:planner_nodes_count"] == taken
+    assert 0 < told["vllm:step_seconds_sum"] < time.monotonic() - began
+
+
+@pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
+def test_steps_are_counted_with_all_that_they_wrote_and_read(shipped, opened):
+    """One row at a time: a step is a step of its answer, and every token is in one of them."""
+    with opened(shipped, rows=1) as server:
+        client = server.client()
+        answers = [write(client, seed=s, max_tokens=20) for s in range(3)]
+        plain = {"speculative_config": {"method": "none"}}
+        answers.append(write(client, seed=3, max_tokens=20, extra_body=plain))
+        page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+    metrics = [answer.model_extra["metrics"]["speculative_decoding"] for answer in answers]
+    steps = sum(one["num_spec_steps"] for one in metrics)
+    lines = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("outrider:")]
+    told = {name.replace('{model_name="pair"}', ""): float(value) for name, value in lines}
+    for name in ("step_seconds", "iteration_tokens_total", "planner_nodes"):
+        assert told[f"outrider:{name}_count"] == steps
+    written = sum(answer.usage.total_tokens for answer in answers)
+    assert told["outrider:iteration_tokens_total_sum"] == written
+    drafted = sum(one["num_draft_tokens"] for one in metrics)
+    assert told["outrider:planner_nodes_sum"] == drafted + steps
 
 
 def test_models_health_and_page(server, client):

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -114,9 +115,9 @@ def _run(
 
         from outrider.server.app import around
         from outrider.server.known import Hears
-    with _bound(host, port) as place:  # before the model is read, which takes longer
-        apart, how = _parted(processes)
+    with _ended(), _bound(host, port) as place:  # before the model is read, which takes longer
         err.print(f"reading {service.names[0]}")
+        apart, how = _parted(processes)
         known, engine = _engine(load, service.room, apart)
         try:
             app, _ = around(known, engine, service)
@@ -140,9 +141,35 @@ def _run(
         finally:
             engine.close()
             engine.join(10)
-    if engine.fault is not None:
-        fail(f"{type(engine.fault).__name__}: {engine.fault}")
-        raise typer.Exit(EXIT_ERROR)
+        if engine.fault is not None:
+            fail(f"{type(engine.fault).__name__}: {engine.fault}")
+            raise typer.Exit(EXIT_ERROR)
+
+
+class _Asked(KeyboardInterrupt):
+    """SIGTERM: somebody wants the server to end, as with Ctrl-C."""
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """In here SIGTERM ends a server as Ctrl-C does, and is no failure, while a model is read, too.
+
+    uvicorn waits for answers under way, and then raises the signal again: its default would end the
+    process with a code that says so, before the engine is closed.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals go to that one
+        yield
+        return
+
+    def ask(number: int, frame: object) -> None:
+        raise _Asked
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        with suppress(_Asked):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from llguidance import LLTokenizer
 
 from outrider.engine.request import Request
-from outrider.errors import OutriderError
+from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.decoding import Room, opened
 from outrider.server.grammar import vocabulary
 from outrider.server.known import Known, Writes
@@ -71,12 +71,14 @@ def started(load: Callable[[], Speculator], room: Room) -> "Apart":
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
     here, there = context.Pipe()
     process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
-    # Ctrl-C goes to both processes; this one answers who waits, and then ends the other
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to both processes, and so does a service manager's SIGTERM; this one answers who
+    # waits, and then ends the other
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         process.start()
     finally:
-        signal.signal(signal.SIGINT, interrupt)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     there.close()
     return Apart(here, process, room.rows)
 
@@ -106,8 +108,8 @@ class Apart:
             said: Known | Exception = self._pipe.recv()
         except EOFError:
             raise self._loss() from None
-        except BaseException:  # Ctrl-C while the model is loaded
-            self._process.terminate()
+        except BaseException:  # asked to end while the model is loaded
+            self._process.kill()  # it hears no other signal
             raise
         if isinstance(said, Exception):
             raise said
@@ -264,6 +266,8 @@ def _portable(error: BaseException) -> BaseException:
     with suppress(Exception):
         if str(pickle.loads(pickle.dumps(error))) == str(error):
             return error
+    if isinstance(error, ConfigurationError):  # UnknownName takes more than a message
+        return ConfigurationError(str(error))
     if isinstance(error, OutriderError):
         return OutriderError(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -89,10 +89,11 @@ def make(speculator: Speculator, service: Service) -> Site:
 
 def around(known: Known, loop: Decoder, service: Service) -> Site:
     """The application of a model that is decoded by `loop`, here or in another process."""
+    counts = Counts(service.prefix, service.names[0])
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
-        lifespan=lambda app: running(loop),
+        lifespan=lambda app: running(loop, counts.spread),
         responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
     _errors(app)
@@ -103,7 +104,6 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type"],
         )
-    counts = Counts(service.prefix, service.names[0])
     if isinstance(known, Hears):
         _speech(app, known, loop, service, counts)
     else:

@@ -18,13 +18,14 @@ from pydantic_core import CoreSchema
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Size], Field(min_length=1)]
 
 
 class Body(BaseModel):
     """No field but those that are listed; null is a field that is left out, unless it is needed."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -153,12 +154,12 @@ class Common(Routing):
     model: str
     temperature: float | None = Field(None, ge=0, le=1e6)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: Annotated[int, Field(ge=-1, strict=True)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63, strict=True)] | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     presence_penalty: float | None = Field(None, ge=-100, le=100)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[str, Bias] | None = None
     max_tokens: Count | None = None
     min_tokens: Size | None = None
     stop: str | list[str] | None = None

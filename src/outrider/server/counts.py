@@ -1,4 +1,7 @@
-"""What `/metrics` tells: vLLM's names behind a prefix of ours, counted when answers end."""
+"""What `/metrics` tells: vLLM's names behind a prefix of ours.
+
+Answers are counted when they end, steps as they come.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +10,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 
 from outrider.server.answers import prompts
-from outrider.server.loop import Decoder, Ticket
+from outrider.server.loop import Decoder, Event, Ticket, spread
 from outrider.server.orders import Choice
 from outrider.stats import RequestStats
 from outrider.text.speech.result import Transcript
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOKENS = tuple(2**power for power in range(15))
+_NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _RATES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
@@ -54,13 +59,18 @@ class Counts:
         self.between = self._histogram(
             "inter_token_latency_seconds", "Since the tokens before, by those that came together"
         )
-        self.rate = Histogram(
-            f"{prefix}request_acceptance_rate",
-            "Share of a request's drafted tokens that were kept",
-            ["model_name"],
-            buckets=_RATES,
-            registry=self.registry,
-        ).labels(model)
+        self.rate = self._histogram(
+            "request_acceptance_rate", "Share of a request's drafted tokens that were kept", _RATES
+        )
+        self.step_seconds = self._histogram("step_seconds", "Of a step that wrote something")
+        self.step_tokens = self._histogram(
+            "iteration_tokens_total",
+            "Tokens that a step wrote, and prompts that were read",
+            _TOKENS,
+        )
+        self.nodes = self._histogram(
+            "planner_nodes", "Of a step: most drafted tokens of a row, and its pending one", _NODES
+        )
 
     def watch(self, loop: Decoder) -> None:
         """Gauges of the loop's load, read when somebody asks."""
@@ -75,6 +85,15 @@ class Counts:
         ):
             gauge = Gauge(self._prefix + name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)
+
+    def spread(self, events: list[tuple[Ticket, Event]]) -> None:
+        """Hand each ticket its events, and count the steps that brought them. A `Delivery`."""
+        for _, event in events:
+            if event.step is not None:
+                self.step_seconds.observe(event.step.seconds)
+                self.step_tokens.observe(event.step.tokens)
+                self.nodes.observe(event.step.nodes)
+        spread(events)
 
     def over(self, choices: Sequence[Choice]) -> None:
         """Count an answer, whole or cut off by its client."""
@@ -136,8 +155,8 @@ class Counts:
         counter = Counter(self._prefix + name, text, ["model_name"], registry=self.registry)
         return counter.labels(self._model)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
+    def _histogram(self, name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         histogram = Histogram(
-            self._prefix + name, text, ["model_name"], buckets=_SECONDS, registry=self.registry
+            self._prefix + name, text, ["model_name"], buckets=buckets, registry=self.registry
         )
         return histogram.labels(self._model)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.server.answers import Chats, Completions, Writer
 from outrider.server.bodies import ChatBody, CompletionBody
-from outrider.server.loop import Decoder, Event, Ticket, spread
+from outrider.server.loop import Decoder, Delivery, Event, Ticket, spread
 from outrider.server.orders import Choice, Orders
 from outrider.server.words import Words
 
@@ -33,13 +33,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def running(loop: Decoder) -> AsyncIterator[None]:
-    """It decodes; its events come to this event loop's thread, once a turn."""
+async def running(loop: Decoder, heard: Delivery = spread) -> AsyncIterator[None]:
+    """It decodes; `heard` has its events on this event loop's thread, once a turn."""
     asynchronous = asyncio.get_running_loop()
 
     def deliver(events: list[tuple[Ticket, Event]]) -> None:
         with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            asynchronous.call_soon_threadsafe(spread, events)
+            asynchronous.call_soon_threadsafe(heard, events)
 
     loop.deliver = deliver
     loop.start()

@@ -6,7 +6,13 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from outrider.errors import NumericalError, OutriderError
+from outrider.errors import (
+    AudioError,
+    CapacityError,
+    ConfigurationError,
+    OutriderError,
+    PromptError,
+)
 from outrider.server.loop import Full, Stopped
 
 
@@ -26,6 +32,8 @@ def unknown_model(name: str, served: Sequence[str]) -> Refusal:
     return Refusal(message, "model", 404, "model_not_found")
 
 
+#: What a request itself is to blame for; other errors of ours are the server's.
+_ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
 
 
@@ -46,10 +54,10 @@ def told(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 429, content("the queue is full; try again", 429, code="queue_full")
     if isinstance(error, TimeoutError):
         return 504, content("the answer took longer than its deadline", 504, code="deadline")
-    if isinstance(error, NumericalError):  # no request makes a model's numbers
-        return 500, content(str(error), 500, code="numbers")
-    if isinstance(error, OutriderError):
+    if isinstance(error, _ITS_OWN):
         return 400, content(str(error), 400)
+    if isinstance(error, OutriderError):
+        return 500, content(str(error), 500, code="decoding_failed")
     if isinstance(error, Stopped):
         return 503, content("the server is closing", 503, code="closing")
     return 503, content("the engine has stopped", 503, code="engine_stopped")
@@ -69,8 +77,10 @@ def invalid(error: RequestValidationError) -> JSONResponse:
 def rejected(errors: Sequence[Any]) -> dict[str, Any]:
     """The body of an error: the first of pydantic's, with the field's name."""
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(place) or None
+    broken = first["type"] == "json_invalid"  # its place is a character, no field
+    place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
+    # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
+    param = ".".join(part for part in place if part != "str" and "[" not in part) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         reason = "this field is not supported; leave it out"

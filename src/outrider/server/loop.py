@@ -28,12 +28,21 @@ class Stopped(Exception):
     """The engine's thread has died, or is being closed."""
 
 
+class Step(NamedTuple):
+    """What one step of a lane took and brought."""
+
+    seconds: float
+    tokens: int  #: written, with the prompts of those whose first tokens came
+    nodes: int  #: most tokens that a row's draft was given, and its pending one
+
+
 class Event(NamedTuple):
     """What has happened to a request: a block of its answer, or why there will be none."""
 
     block: HostBlock | Heard | None = None
     error: BaseException | None = None
     over: bool = False
+    step: Step | None = None  #: the step that brought the block: told with the first of its blocks
 
 
 @dataclass(eq=False)
@@ -48,6 +57,7 @@ class Ticket:
     seated: float | None = None  #: when a row was free for it
     number: int | None = None  #: in its lane's run
     cached: int = 0  #: tokens of its prompt that were copied from another one
+    begun: bool = False  #: whether any of its answer has come
     over: bool = False
     key: int = field(default_factory=itertools.count().__next__)  #: names it in its process
 
@@ -255,16 +265,32 @@ class Loop(threading.Thread):
 
     def _tell(self, lane: str, run: Running) -> None:
         """One step of a lane."""
-        for block in run.step():
+        began = time.perf_counter()
+        blocks = run.step()
+        step = self._step(lane, blocks, time.perf_counter() - began)
+        for block in blocks:
             ticket = self._seated.get((lane, block.row))
             if ticket is None:
                 continue
             ticket.cached = run.cached(block.row)
             reason = block.finish_reason
             error = run.errors.get(block.row) if reason == "error" else None
-            self._event(ticket, Event(block, error, reason is not None))
+            self._event(ticket, Event(block, error, reason is not None, step))
+            ticket.begun, step = True, None
             if reason is not None:
                 self._leave(ticket, run)
+
+    def _step(self, lane: str, blocks: Sequence[HostBlock | Heard], seconds: float) -> Step | None:
+        """The step that wrote these blocks; None where nothing was written, and for recordings."""
+        wrote = [block for block in blocks if isinstance(block, HostBlock) and block.token_ids]
+        if not wrote:
+            return None
+        tokens = sum(len(block.token_ids) for block in wrote)
+        for block in wrote:
+            ticket = self._seated.get((lane, block.row))
+            if ticket is not None and not ticket.begun and isinstance(ticket.request, Request):
+                tokens += len(ticket.request.asked)
+        return Step(seconds, tokens, 1 + max(block.drafted for block in wrote))
 
     def _end(self, ticket: Ticket, reason: str) -> None:
         """End a request from outside, wherever it stands; one that is over stays so."""

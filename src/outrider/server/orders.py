@@ -148,6 +148,8 @@ class Orders:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if len(strings) > _MOST_STOPS:
             raise Refusal(f"at most {_MOST_STOPS} stop strings; got {len(strings)}", "stop")
+        if "" in strings:
+            raise Refusal("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
         ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
         with _blamed("stop"):
@@ -234,9 +236,15 @@ class Orders:
     def _biases(self, given: dict[str, float] | None) -> dict[int, float] | None:
         if given is None:
             return None
-        wrong = next((token for token in given if not token.isdecimal()), None)
+        wrong = next(
+            (token for token in given if not (token.isascii() and token.isdecimal())), None
+        )
         if wrong is not None:
             raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
+        long = next((token for token in given if len(token) > 9), None)  # int() has a limit
+        if long is not None:
+            what = f"token {long[:20]} is outside the vocabulary of {self.known.vocab_size}"
+            raise Refusal(what, "logit_bias")
         biases = {int(token): bias for token, bias in given.items()}
         self._within("logit_bias", biases)
         return biases
