@@ -10,8 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError
 from outrider.models.calibrate import Setting
 from outrider.models.check import ordinary
-from outrider.models.config import decoder_of, vocabulary_of
-from outrider.models.heads import formats
+from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.heads import formats, lean
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
@@ -51,6 +51,9 @@ class HeadSource(Lent):
         if self._taps is None:
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
+        if lean.fits(head):
+            positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
+            return HeadModel(Following(lean.Lean(head, setting.packed, positions)), vocab)
         if setting.packed:
             head.pack()
         return HeadModel(Following(head), vocab)
