@@ -197,12 +197,12 @@ class Eagle3(Head):
             return self._packed(states.read_BQE)
         return F.linear(states.read_BQE, self.output)
 
-    def pack(self) -> None:
-        """Lay its weights out for this processor; they must not change any more."""
+    def pack(self, int8: bool = False) -> None:
+        """Lay its weights out for this processor, or in 8 bits; they must not change any more."""
         for part in self.modules():
             if type(part) is nn.Linear:
-                vars(part)["forward"] = product(part.weight, part.bias, packed=True)
-        self._packed = product(self.output, None, packed=True)
+                vars(part)["forward"] = product(part.weight, part.bias, True, int8)
+        self._packed = product(self.output, None, True, int8)
 
 
 class _First(nn.Module):

@@ -32,14 +32,15 @@ def fits(head: Eagle3) -> bool:
 class Lean:
     """A `StateHead` with the weights of an EAGLE-3 head, which must not change any more.
 
-    `positions` are those that a text may have: the head's configuration may say fewer.
+    `positions` are those that a text may have: the head's configuration may say fewer. `int8` keeps
+    the weights of its products in 8 bits.
 
     >>> HeadModel(Following(Lean(head, packed=True, positions=8192)), 49152)  # doctest: +SKIP
     """
 
     window: int | None = None
 
-    def __init__(self, head: Eagle3, packed: bool, positions: int) -> None:
+    def __init__(self, head: Eagle3, packed: bool, positions: int, int8: bool = False) -> None:
         config = head.config.layer
         self.taps, self.depth, self.width = head.taps, head.depth, head.width
         self.ids_K, self.device, self.dtype = head.ids_K, head.device, head.dtype
@@ -52,12 +53,12 @@ class Lean:
         self._between, *_ = chosen(
             self, config.hidden_act, head.rotary, self._last + 1, head.fc.weight
         )
-        self._layers = [Layer(layer, packed, False, self._between) for layer in head.layers]
+        self._layers = [Layer(layer, packed, int8, self._between) for layer in head.layers]
         weight = self._between.weight
         self._state_norm = weight(head.get_parameter("layers.0.hidden_norm.weight"))
         self._norm = weight(head.get_parameter("norm.weight"))
-        self._embedding, self._output = head.table, product(head.output, None, packed)
-        self.module, self._fc = head, product(head.fc.weight, None, packed)
+        self._embedding, self._output = head.table, product(head.output, None, packed, int8)
+        self.module, self._fc = head, product(head.fc.weight, None, packed, int8)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
