@@ -17,7 +17,8 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, Root
-from outrider.drafters import DynamicTree, Recall
+from outrider.drafters import DynamicTree, Either, Recall
+from outrider.drafters.recall import MOST
 from outrider.engine.planner import Adaptive
 from outrider.text.speculator import Speculator
 
@@ -36,8 +37,11 @@ def engines(base: Speculator) -> dict[str, Engine]:
     }
     return {
         "plain": Engine(target, Root()),
-        "recall": Engine(target, Recall(), planner=Adaptive()),
+        "recall": Engine(target, Recall(MOST), planner=Adaptive()),
         "head": base.engine,
+        "either": Engine(
+            target, Either(Recall(MOST), DraftModel(model, (1,) * 4)), planner=Adaptive()
+        ),
         **chains,
         **trees,
     }
