@@ -52,10 +52,16 @@ CORRECTOR = "corrector"
 #: The shipped draft folder for openai/whisper-base.
 WHISPER_DRAFT = "whisper-base-draft"
 
+#: The shipped head for HuggingFaceTB/SmolLM2-135M-Instruct.
+SMOLLM2_HEAD = "smollm2-head"
+
+#: Shipped drafts of targets that are not shipped.
+DRAFTS = (WHISPER_DRAFT, SMOLLM2_HEAD)
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
-    "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft",
+    "smollm2-head" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -124,8 +130,8 @@ def load(
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
                     (docs/heads.md) for this target, or have another tokenizer
-                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
-                    decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
+                    (docs/other-tokenizers.md). Shipped: the target "corrector", for damaged Python,
+                    "whisper-base-draft" of Whisper base, "smollm2-head" of SmolLM2-135M-Instruct
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
                     if there is a draft ("translated" if it has another tokenizer), else "recall"
                     ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
@@ -243,7 +249,7 @@ def _draft(
 ) -> "Model | Layers | Sequence[Model] | None":
     """The draft as it is to be read: a shipped one by its name, or layers of the target."""
     if layers is None:
-        return shipped(WHISPER_DRAFT) if draft == WHISPER_DRAFT else draft
+        return shipped(draft) if isinstance(draft, str) and draft in DRAFTS else draft
     if draft is not None:
         raise ConfigurationError(
             f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
