@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--arms", nargs="+", help="those to run; all if left out")
     asked = parser.parse_args()
-    base = outrider.load(asked.model, asked.head, threads=1)
+    base = outrider.load(asked.model, asked.head, drafter="draft_model", threads=1)
     jobs = [
         job for job in lookups.jobs_of(base.tokenizer, asked.each, 1) if job.kind in asked.kinds
     ]

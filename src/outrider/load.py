@@ -133,8 +133,8 @@ def load(
                     (docs/other-tokenizers.md). Shipped: the target "corrector", for damaged Python,
                     "whisper-base-draft" of Whisper base, "smollm2-head" of SmolLM2-135M-Instruct
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft ("translated" if it has another tokenizer), else "recall"
-                    ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
+                    for a draft ("translated" for another tokenizer's, "either" for the shipped
+                    head), else "recall" ("suffix" on a GPU), "reference_lookup" with an encoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -182,7 +182,7 @@ def load(
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     words = shared(sources, tokenizer, draft_tokenizer)
-    drafter = drafter or _usual(first, draft, words, place, options)
+    drafter = drafter or _usual(first, draft, words, place, options, judge)
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
     planner, options = planners.chosen(planner, recipe, options)
@@ -347,9 +347,17 @@ class _Running(NamedTuple):
 
 
 def _usual(
-    first: Source, draft: object, words: Words, place: torch.device, options: DraftOptions
+    first: Source,
+    draft: object,
+    words: Words,
+    place: torch.device,
+    options: DraftOptions,
+    rule: Verifier | None,
 ) -> str:
-    """The drafter of a user who names none."""
+    """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
+    asked = options.asked() or rule is not None
+    if draft == shipped(SMOLLM2_HEAD) and place.type == "cpu" and not asked:
+        return "either"
     reads, differs = reads_more(first.config), any(words.drafts)
     return drafters.usual(draft, reads, differs, place, options)
 

@@ -41,3 +41,20 @@ def test_texts_are_plain_decodings_in_fewer_steps(speculator):
     steps = sum(each.stats.steps for each in found[0])
     print(f"{tokens / steps:.2f} tokens a step")
     assert tokens / steps > 1.6
+
+
+def test_with_nothing_asked_rows_draft_by_copies_or_with_the_head(smollm2):
+    speculator = outrider.load(smollm2, draft="smollm2-head", threads=1, dtype="bfloat16")
+    assert speculator.engine.drafter.name == "either"
+    asked = "Copy this list five times: red, green, blue, violet, orange, brown, grey."
+    chats = [[{"role": "user", "content": each}] for each in (ASKED[0], asked)]
+    ends = Sampling(temperature=0), Stop(96)
+    for chat in chats:
+        drafted, plain = (one.generate(chat, *ends) for one in (speculator, speculator.plain()))
+        assert drafted.completions[0].token_ids == plain.completions[0].token_ids
+        assert drafted.stats.block_efficiency > 1.4
+    sampled = [
+        speculator.generate(chats[0], Sampling(temperature=0.7, seed=3), Stop(64)).texts
+        for _ in range(2)
+    ]
+    assert sampled[0] == sampled[1]

@@ -172,7 +172,9 @@ class Either:
     def propose(self, memory: Memory, context: Context, shape: Shape) -> Draft:
         """Trees of copies in some rows, chains of the model in the others."""
         draft = self._draft(memory, context, shape)
-        return draft if context.sampling.greedy == "all" else _alike(draft)
+        if self.copies.chain or context.sampling.greedy == "all":
+            return draft
+        return _alike(draft)
 
     def _draft(self, memory: Memory, context: Context, shape: Shape) -> Draft:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
