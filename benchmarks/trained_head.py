@@ -17,7 +17,8 @@ import torch
 
 import outrider
 from outrider import DraftModel, Engine, Root
-from outrider.drafters import DynamicTree, Recall
+from outrider.drafters import DynamicTree, Either, Recall
+from outrider.drafters.recall import MOST
 from outrider.engine.planner import Adaptive
 from outrider.text.speculator import Speculator
 
@@ -36,8 +37,11 @@ def engines(base: Speculator) -> dict[str, Engine]:
     }
     return {
         "plain": Engine(target, Root()),
-        "recall": Engine(target, Recall(), planner=Adaptive()),
+        "recall": Engine(target, Recall(MOST), planner=Adaptive()),
         "head": base.engine,
+        "either": Engine(
+            target, Either(Recall(MOST), DraftModel(model, (1,) * 4)), planner=Adaptive()
+        ),
         **chains,
         **trees,
     }
@@ -53,7 +57,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--arms", nargs="+", help="those to run; all if left out")
     asked = parser.parse_args()
-    base = outrider.load(asked.model, asked.head, threads=1)
+    base = outrider.load(asked.model, asked.head, drafter="draft_model", threads=1)
     jobs = [
         job for job in lookups.jobs_of(base.tokenizer, asked.each, 1) if job.kind in asked.kinds
     ]

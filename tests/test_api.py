@@ -183,6 +183,7 @@ EXCEPTIONS = {
     "drafters/placed.py:": "drafts from lists, by drafters that are kept on a CPU alone",
     "drafters/recall.py:commit": "kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",
+    "drafters/either.py:_chains": "beside copies, on a CPU alone",
     "drafters/string_match.py:_texts": "another tokenizer cuts texts on the host",
     "models/translated.py:": "another tokenizer cuts texts on the host",
     "models/heads/formats.py:": "reads a folder before any run",

@@ -9,6 +9,7 @@ from outrider.drafters import (
     Beam,
     Cascade,
     DynamicTree,
+    Either,
     HubTree,
     LayerSkip,
     Lookahead,
@@ -68,6 +69,8 @@ DRAFTERS = {
     "n-gram tree": lambda small: NgramTree(count(list(range(VOCAB)) * 3, VOCAB), 6, 3, 3),
     "random": lambda small: Random(small.vocab_size, 3),
     "cascade": lambda small: Cascade(small, num_speculative_tokens=5, guesses=3),
+    "either": lambda small: Either(Recall(8), DraftModel(small, (1, 1, 1))),
+    "either chain": lambda small: Either(Recall(6, chain=True), DraftModel(small, (1, 1, 1))),
     "layer skip": lambda small: LayerSkip(small, (1, 1, 1)),
     "lookahead": lambda small: Lookahead(4, 3, 2),
     "chain": lambda small: DraftModel(small, (1, 1, 1, 1)),
@@ -96,7 +99,7 @@ TRANSLATED = ("string match", "translated", "tree of common tokens")
 LOOKUPS = ("prompt_lookup", "reference_lookup", "two copies")
 
 #: Those that look at tokens where the models are on the host, and at none on a device.
-ON_HOST = ("suffix", "recall", "recall chain", "cascade", *LOOKUPS)
+ON_HOST = ("suffix", "recall", "recall chain", "cascade", "either", "either chain", *LOOKUPS)
 
 #: Those whose proposals are no model's.
 MODELLESS = (

@@ -52,10 +52,16 @@ CORRECTOR = "corrector"
 #: The shipped draft folder for openai/whisper-base.
 WHISPER_DRAFT = "whisper-base-draft"
 
+#: The shipped head for HuggingFaceTB/SmolLM2-135M-Instruct.
+SMOLLM2_HEAD = "smollm2-head"
+
+#: Shipped drafts of targets that are not shipped.
+DRAFTS = (WHISPER_DRAFT, SMOLLM2_HEAD)
+
 
 def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector", "whisper-base-draft" (folders), or
-    "ngram.safetensors"."""
+    """What the package brings: "target", "draft", "corrector", "whisper-base-draft",
+    "smollm2-head" (folders), or "ngram.safetensors"."""
     return Path(str(files("outrider") / "pair" / part))
 
 
@@ -124,11 +130,11 @@ def load(
                     list of draft models, which share its paths evenly (SpecInfer); a draft may
                     be a folder of trained layers (docs/shallow-drafts.md) or of a head
                     (docs/heads.md) for this target, or have another tokenizer
-                    (docs/other-tokenizers.md). Shipped are the target "corrector", an encoder-
-                    decoder for damaged Python, and "whisper-base-draft" of openai/whisper-base
+                    (docs/other-tokenizers.md). Shipped: the target "corrector", for damaged Python,
+                    "whisper-base-draft" of Whisper base, "smollm2-head" of SmolLM2-135M-Instruct
     drafter         a name in `drafters.DRAFTERS`, which says what each takes; None: "draft_model"
-                    if there is a draft ("translated" if it has another tokenizer), else "recall"
-                    ("suffix" on a GPU), or "reference_lookup" for an encoder-decoder
+                    for a draft ("translated" for another tokenizer's, "either" for the shipped
+                    head), else "recall" ("suffix" on a GPU), "reference_lookup" with an encoder
     num_speculative_tokens  the depth (gamma) of a chain or tree. None: the length of `branching`,
                     what the planner chooses, or what the drafter usually drafts
     branching       children per level, e.g. (3, 2, 1): a tree instead of a chain
@@ -176,7 +182,7 @@ def load(
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
     words = shared(sources, tokenizer, draft_tokenizer)
-    drafter = drafter or _usual(first, draft, words, place, options)
+    drafter = drafter or _usual(first, draft, words, place, options, judge)
     recipe = drafters.check(drafter, options, draft, table)
     ahead = options.num_speculative_tokens or recipe.depth
     planner, options = planners.chosen(planner, recipe, options)
@@ -243,7 +249,7 @@ def _draft(
 ) -> "Model | Layers | Sequence[Model] | None":
     """The draft as it is to be read: a shipped one by its name, or layers of the target."""
     if layers is None:
-        return shipped(WHISPER_DRAFT) if draft == WHISPER_DRAFT else draft
+        return shipped(draft) if isinstance(draft, str) and draft in DRAFTS else draft
     if draft is not None:
         raise ConfigurationError(
             f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
@@ -341,9 +347,17 @@ class _Running(NamedTuple):
 
 
 def _usual(
-    first: Source, draft: object, words: Words, place: torch.device, options: DraftOptions
+    first: Source,
+    draft: object,
+    words: Words,
+    place: torch.device,
+    options: DraftOptions,
+    rule: Verifier | None,
 ) -> str:
-    """The drafter of a user who names none."""
+    """The drafter of a user who names none: the shipped head's is the one it is fastest with."""
+    asked = options.asked() or rule is not None
+    if draft == shipped(SMOLLM2_HEAD) and place.type == "cpu" and not asked:
+        return "either"
     reads, differs = reads_more(first.config), any(words.drafts)
     return drafters.usual(draft, reads, differs, place, options)
 

@@ -71,8 +71,8 @@ class Odds:
         """The chance in this bucket."""
         return self._kept[at] / self._seen[at]
 
-    def saw(self, at: int, kept: bool) -> None:
-        """A token of this bucket was judged."""
+    def saw(self, at: int, kept: float) -> None:
+        """A token of this bucket was judged, or something of this worth was seen."""
         self._kept[at] = self._kept[at] * self.forget + kept
         self._seen[at] = self._seen[at] * self.forget + 1
 

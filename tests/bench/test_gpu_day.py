@@ -24,7 +24,8 @@ from gpu_stages.record import ATTEMPTS, DONE, FAILED, DamagedFile, Record
 
 NAMES = [stage.name for stage in STAGES]
 TREE_BYTES = 60 << 20
-LEFT = ("src/outrider/pair/whisper-base-draft/", "src/outrider/pair/corrector/")
+UNUSED = ("whisper-base-draft", "corrector", "smollm2-head")
+LEFT = tuple(f"src/outrider/pair/{part}/" for part in UNUSED)
 
 
 def command(out, *more):

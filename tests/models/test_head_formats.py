@@ -38,7 +38,7 @@ def test_a_speculators_checkpoint_is_read_whole(tmp_path, flags):
 def test_an_original_checkpoint_borrows_what_it_lacks(tmp_path):
     head, model = eagle3(TAPS), target()
     folder = original(tmp_path, head, lent=("embed_tokens.weight", "t2d"))
-    read = loaded(folder, model).engine.drafter.model.runner.head
+    read = loaded(folder, model).engine.drafter.model.runner.head.module
     tokens, states = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, 32)
     own = head.state_dict() | {"embed_tokens.weight": model.model.embed_tokens.weight}
     head.load_state_dict(own)
@@ -52,7 +52,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
     weights = {n: w for n, w in head.state_dict().items() if n != "lm_head.weight"}
     folder = speculators(tmp_path, head)
     save_file(weights, folder / "model.safetensors")
-    read = loaded(folder, model).engine.drafter.model.runner.head
+    read = loaded(folder, model).engine.drafter.model.runner.head.module
     tokens, states = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, 32)
     made = head(tokens, states).read_BQE
     assert torch.allclose(read.logits(read(tokens, states)), model.lm_head(made), atol=1e-5)
@@ -61,7 +61,7 @@ def test_a_head_of_all_tokens_may_have_the_targets_output_layer(tmp_path):
 def test_what_is_saved_is_read_again(tmp_path):
     head = eagle3(TAPS, fc_norm=True, norm_output=True)
     heads.save(head, tmp_path, "tiny")
-    read = loaded(tmp_path).engine.drafter.model.runner.head
+    read = loaded(tmp_path).engine.drafter.model.runner.head.module
     assert vars(read.config) | {"layer": None} == vars(head.config) | {"layer": None}
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in head.state_dict().items())
 

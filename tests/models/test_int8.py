@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 from tiny_whisper import audio, whisper
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 from transformers.pytorch_utils import Conv1D
 
 import tiny_heads
 from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling, load, verifiers
 from outrider.certify.laws import Text, law
 from outrider.models import CausalModel, LlamaRunner, adapt, eight_bits
+from outrider.models.heads import HeadStates, blockwise
 from outrider.models.native import build, cross, int8
 from outrider.models.native.int8 import Int8Product, rounded
 from outrider.models.nodes import causal
@@ -206,10 +207,40 @@ def test_what_cannot_be_had_is_refused(draft, more, said):
         load(llama(), draft and llama(1), **{"draft_dtype": "int8", **QUICK, **more})
 
 
-def test_a_head_is_refused(tmp_path):
-    tiny_heads.speculators(tmp_path, tiny_heads.eagle3((0, 1, 2)))
-    with pytest.raises(ConfigurationError, match="draft models and layers of the target; got the"):
-        load(tiny_heads.target(), tmp_path, draft_dtype="int8", **QUICK)
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+def test_a_head_may_be_kept_so_or_say_that_it_is(tmp_path, kind):
+    head, target = tiny_heads.eagle3((0, 1, 2), kind=kind), tiny_heads.target()
+
+    def logits(asked, **says):
+        made = load(target, tiny_heads.speculators(tmp_path, head, **says), **asked, **QUICK)
+        run, plain = (one.engine for one in (made, made.plain()))
+        texts = [list(e.run([PROMPTS[0]], [Sampling(0)], Limits(12))) for e in (run, plain)]
+        told = [[token for block in text for token in block.token_ids] for text in texts]
+        assert told[0] == told[1]
+        states = torch.linspace(-1, 1, 32).expand(1, 1, -1)
+        found = made.engine.drafter.model.runner.head.logits(HeadStates(states, states))
+        return found, made.notes.draft_dtype
+
+    whole, kept = logits({})
+    assert kept is None
+    small, kept = logits({"draft_dtype": "int8"})
+    assert kept == "int8"
+    assert 0 < (whole - small).abs().max() < 0.02 * whole.abs().max()
+    says, kept = logits({}, draft_dtype="int8")
+    assert kept == "int8"
+    assert torch.equal(says, small)
+    says, kept = logits({"draft_dtype": "target"}, draft_dtype="int8")
+    assert kept is None
+    assert torch.equal(says, whole)
+    with pytest.raises(ConfigurationError, match="draft_dtype='int4', which is not 'int8'"):
+        logits({}, draft_dtype="int4")
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path):
+    target = llama()
+    blockwise.save(blockwise.Blockwise(2, 32, 24, target.lm_head.weight), tmp_path, 32)
+    with pytest.raises(ConfigurationError, match="target and EAGLE-3 heads; got the head"):
+        load(target, tmp_path, draft_dtype="int8", **QUICK)
 
 
 def test_without_kernels_it_is_refused_with_the_reason(monkeypatch):

@@ -15,8 +15,8 @@ from outrider.models import (
     TransformersRunner,
     attention,
     calibrate,
+    layer,
     linear,
-    llama,
     rounding,
 )
 from outrider.models.causal import CausalModel
@@ -207,7 +207,7 @@ def patch(monkeypatch, switch=few_or_wide):
         with torch.no_grad():
             return attend(q, keys, values, attn_mask)
 
-    monkeypatch.setattr(llama, "attend", attend)
+    monkeypatch.setattr(layer, "attend", attend)
     monkeypatch.setattr(F, "scaled_dot_product_attention", below)
 
 

@@ -13,6 +13,7 @@ from outrider.drafters import (
     cascade,
     draft_model,
     dynamic_tree,
+    either,
     layer_skip,
     lookahead,
     ngram_table,
@@ -31,6 +32,7 @@ from outrider.drafters.beam import Beam
 from outrider.drafters.cascade import Cascade
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.dynamic_tree import DynamicTree
+from outrider.drafters.either import Either
 from outrider.drafters.hub_tree import HubTree
 from outrider.drafters.layer_skip import LayerSkip
 from outrider.drafters.lookahead import Lookahead
@@ -67,6 +69,7 @@ DRAFTERS: dict[str, Recipe] = {
     "ngram_table": ngram_table.RECIPE,
     "ngram_tree": ngram_tree.RECIPE,
     "cascade": cascade.RECIPE,
+    "either": either.RECIPE,
     "layer_skip": layer_skip.RECIPE,
     "lookahead": lookahead.RECIPE,
     "random": random.RECIPE,
@@ -183,6 +186,7 @@ __all__ = [
     "DraftModel",
     "DraftOptions",
     "DynamicTree",
+    "Either",
     "HubTree",
     "LayerSkip",
     "Lookahead",

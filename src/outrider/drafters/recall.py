@@ -87,7 +87,7 @@ class Row:
         self.text, self.after = text, after
         self.copied, self.recycled = copied, own
         self.instead: Sequence[int] = ()
-        self.grown: _Foreseen | None = None
+        self.grown: Foreseen | None = None
 
     def copy(self) -> "Row":
         """The same, to be continued apart."""
@@ -96,11 +96,11 @@ class Row:
         other.instead = self.instead
         return other
 
-    def foresee(self, most: "Most") -> "_Foreseen":
+    def foresee(self, most: "Most") -> "Foreseen":
         """The best tree within these limits, and what its first n nodes are expected to add."""
         length = len(self.text.tokens)
         if self.grown is None or self.grown[:2] != (length, most):
-            self.grown = _Foreseen(length, most, *grow(self, most))
+            self.grown = Foreseen(length, most, *grow(self, most))
         return self.grown
 
     def guesses(
@@ -157,7 +157,7 @@ class Most(NamedTuple):
     chain: bool  #: one child at every node
 
 
-class _Foreseen(NamedTuple):
+class Foreseen(NamedTuple):
     """A tree, and the length of the text that it grew below."""
 
     length: int
@@ -296,15 +296,16 @@ class Recall:
 
     def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
         """What the best tree of each size is expected to add."""
-        return [self._foreseen(row).gains for row in memory.rows]
+        return [self.foreseen(row).gains for row in memory.rows]
 
     def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
         nodes = shapes.declared(self, shape).max_nodes - 1
-        grown = [self._foreseen(row).tree.first(nodes) for row in memory.rows]
+        grown = [self.foreseen(row).tree.first(nodes) for row in memory.rows]
         return placed.trees(grown, self.kind)
 
-    def _foreseen(self, row: Row) -> _Foreseen:
+    def foreseen(self, row: Row) -> Foreseen:
+        """The best tree of a row, and what its first n nodes are expected to add."""
         return row.foresee(Most(self.total_tokens, self.depth or self.total_tokens, self.chain))
 
     def commit(
@@ -338,7 +339,7 @@ def _on_host(device: torch.device) -> None:
         )
 
 
-def _made(
+def made(
     target: LanguageModel,
     total_tokens: int | None = None,
     num_speculative_tokens: int | None = None,
@@ -358,7 +359,7 @@ def _made(
 
 
 RECIPE = recipes.Recipe(
-    _made,
+    made,
     ("target",),
     ("total_tokens", "num_speculative_tokens", "chain", "earlier"),
     depth=Recall.total_tokens,

@@ -7,27 +7,18 @@ to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from outrider.models import native
-from outrider.models.attention import fused as attend
-from outrider.models.attention import steady
-from outrider.models.between import Between, Operators
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader
 from outrider.models.config import read
+from outrider.models.layer import STATIC_ROPE, Layer, chosen, whole
 from outrider.models.linear import Product, fused
-from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
-
-STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -43,13 +34,8 @@ def fits(model: PreTrainedModel) -> bool:
         and type(model).__name__ == "LlamaForCausalLM"
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
-        and all(_whole(m) for m in _linears(model))
+        and all(whole(m) for m in _linears(model))
     )
-
-
-def _whole(layer: torch.nn.Module) -> bool:
-    """Whether it is a plain product with a weight of its own: not quantised, and not a shard."""
-    return type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
 
 
 def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
@@ -58,22 +44,6 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
         a, m = layer.self_attn, layer.mlp
         found += [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
     return found
-
-
-class _Layer:
-    """One decoder layer with fused products."""
-
-    def __init__(
-        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, between: Between
-    ) -> None:
-        a, m = layer.self_attn, layer.mlp
-        made = partial(fused, packed=packed, int8=int8)
-        self.before = between.weight(layer.input_layernorm.weight)
-        self.between = between.weight(layer.post_attention_layernorm.weight)
-        self.qkv = made([a.q_proj, a.k_proj, a.v_proj])
-        self.out = made([a.o_proj])
-        self.gate_up = made([m.gate_proj, m.up_proj])
-        self.down = made([m.down_proj])
 
 
 class LlamaRunner:
@@ -97,33 +67,12 @@ class LlamaRunner:
         self.inner: int = config.intermediate_size
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self.device, self.dtype = self._embedding.device, self._embedding.dtype
-        self._between, self.rounding, self.means = self._choose(model)
-        self._layers = [_Layer(layer, packed, int8, self._between) for layer in model.model.layers]
+        self._between, self.rounding, self.means = chosen(
+            self, config.hidden_act, model.model.rotary_emb, self.context, self._embedding
+        )
+        self._layers = [Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
         self._head = fused([model.lm_head], packed, int8=int8)
-
-    def _choose(self, model: LlamaForCausalLM) -> tuple[Between, Rounding, str]:
-        """What runs between the products, what is left to look after, and what it is called."""
-        config = model.config
-        with torch.no_grad():
-            every = torch.arange(self.context, device=self.device)[None]
-            cos, sin = model.model.rotary_emb(self._embedding[:1], every)
-        half = self.size // 2
-        sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
-        cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-        unfit = native.unfit(self, self.hidden, self.inner, config.hidden_act, self._embedding)
-        if unfit is None:
-            return native.Compiled(self, cos, sin), native.ROUNDING, "a lean decoder, compiled"
-        attention, rounding = steady(
-            attend, self.kv_heads, self.heads // self.kv_heads, self.size, self._embedding
-        )
-        # the function itself where it is one: a module call costs as much as the operator
-        act = F.silu if config.hidden_act in ("silu", "swish") else ACT2FN[config.hidden_act]
-        return (
-            Operators(self, attention, act, cos, sin),
-            rounding,
-            f"a lean decoder, torch's operators: {unfit}",
-        )
 
     def keep_layers(self, numbers: tuple[int, ...]) -> None:
         """Run these of its layers alone from now on."""

@@ -11,7 +11,7 @@ from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import CausalModel, calibrate
 from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
-from outrider.models.heads import HeadModel
+from outrider.models.heads import HeadModel, HeadSource
 from outrider.models.linear import can_pack
 from outrider.models.native import int8
 from outrider.models.shallow_source import ShallowSource
@@ -111,7 +111,10 @@ def _kept(wish: Wish, drafts: Sequence[Draft], place: torch.device) -> str | Non
 
 def _say_int8(drafts: Sequence[Draft]) -> bool:
     """Whether all drafts say of themselves that they are best kept in 8 bits."""
-    said = [isinstance(draft, ShallowSource) and draft.draft_dtype == INT8 for draft in drafts]
+    said = [
+        isinstance(draft, ShallowSource | HeadSource) and draft.draft_dtype == INT8
+        for draft in drafts
+    ]
     return bool(said) and all(said)
 
 
@@ -130,10 +133,10 @@ def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
             "leave it out"
         )
     for draft in drafts:
-        if not isinstance(draft, Source | ShallowSource):
+        if not isinstance(draft, Source | ShallowSource | HeadSource):
             raise ConfigurationError(
-                "draft_dtype='int8' is for draft models and layers of the target; got the head "
-                f"{draft}; leave it out"
+                "draft_dtype='int8' is for draft models, layers of the target and EAGLE-3 heads; "
+                f"got the head {draft}; leave it out"
             )
     unfit = int8.unfit(place)
     if unfit:

@@ -26,8 +26,11 @@ from transformers.cache_utils import Cache
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
+from outrider.models.cache import SlotCache
+from outrider.models.causal import additive
 from outrider.models.heads.head import Head
 from outrider.models.linear import Product, product
+from outrider.types import Nodes
 
 
 class Kind(NamedTuple):
@@ -119,7 +122,7 @@ class Eagle3(Head):
         self.fc = nn.Linear(count * each, wide, bias=False)
         rest = (kind.layer(inner, number) for number in range(1, inner.num_hidden_layers))
         self.layers = nn.ModuleList([_First(self.config), *rest])
-        self.taps, self.depth, self.target_width = config.taps, len(self.layers), each
+        self.taps, self.depth = config.taps, len(self.layers)
         self.norm = kind.norm(wide, eps=eps)
         if ids_K is None and config.draft_vocab_size < inner.vocab_size:
             ids_K = torch.arange(config.draft_vocab_size)
@@ -138,15 +141,24 @@ class Eagle3(Head):
         """Dtype of its weights."""
         return self.fc.weight.dtype
 
+    @property
+    def rotary(self) -> nn.Module:
+        """Cosines and sines of positions."""
+        return self._rotary[0]
+
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+        fused: Tensor = self.fc(self.joined(hidden))
+        return fused
+
+    def joined(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The states side by side, as they are before they are fused."""
         if self.config.fc_norm:
             hidden = [norm(state) for norm, state in zip(self.fc_norm, hidden, strict=True)]
         states = torch.cat(list(hidden), -1)
         if self.config.norm_before_fc:
             states = self.input_norm(states)
-        fused: Tensor = self.fc(states)
-        return fused
+        return states
 
     def forward(
         self,
@@ -163,7 +175,7 @@ class Eagle3(Head):
         if positions_BQ is None:
             positions_BQ = torch.arange(1, 1 + tokens_BQ.shape[1], device=tokens_BQ.device)[None]
         embedded = self.embedded(tokens_BQ)
-        turned = self._rotary[0](embedded, positions_BQ)
+        turned = self.rotary(embedded, positions_BQ)
         first, *rest = self.layers
         x = first(embedded, states_BQE, mask_B1QW, turned, cache)
         for layer in rest:
@@ -173,18 +185,24 @@ class Eagle3(Head):
         normed = self.norm(x)
         return HeadStates(normed if self.config.norm_output else x, normed)
 
+    def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
+        """Entries of nodes, each with the (fused) state of the token before it."""
+        mask = additive(nodes.visible_BQW, self.dtype)
+        made: HeadStates = self(nodes.tokens_BQ, states_BQE, nodes.positions_BQ, mask, cache)
+        return made
+
     def logits(self, states: HeadStates) -> Tensor:
         """[B, Q, K]: over the tokens that it can propose."""
         if self._packed is not None:
             return self._packed(states.read_BQE)
         return F.linear(states.read_BQE, self.output)
 
-    def pack(self) -> None:
-        """Lay its weights out for this processor; they must not change any more."""
+    def pack(self, int8: bool = False) -> None:
+        """Lay its weights out for this processor, or in 8 bits; they must not change any more."""
         for part in self.modules():
             if type(part) is nn.Linear:
-                vars(part)["forward"] = product(part.weight, part.bias, packed=True)
-        self._packed = product(self.output, None, packed=True)
+                vars(part)["forward"] = product(part.weight, part.bias, True, int8)
+        self._packed = product(self.output, None, True, int8)
 
 
 class _First(nn.Module):

@@ -11,10 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from outrider.models.cache import SlotCache
-from outrider.models.causal import additive
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
 from outrider.rows import Columns
@@ -27,8 +25,7 @@ class StateHead(Protocol):
 
     taps: tuple[int, ...]  #: the target's states that it reads
     depth: int  #: how many layers write cache entries
-    width: int  #: of its own states
-    target_width: int  #: of the target's states
+    width: int  #: of its states
     window: int | None  #: how many positions back its attention reaches; None: all
 
     @property
@@ -46,15 +43,11 @@ class StateHead(Protocol):
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
         """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
 
-    def __call__(
-        self,
-        tokens_BQ: Tensor,
-        states_BQE: Tensor,
-        positions_BQ: Tensor | None = None,
-        mask_B1QW: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> HeadStates:
-        """Entries of tokens, each with the state of the token before it."""
+    def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
+        """Write entries of nodes, each with the state of the token before it.
+
+        Where the cache's layers write is set already (`SlotCache.begin`).
+        """
 
     def logits(self, states: HeadStates) -> Tensor:
         """[B, Q, K]: over the tokens that it can propose."""
@@ -65,7 +58,7 @@ class HeadCache(Columns):
     """What a head keeps of its rows."""
 
     entries: SlotCache
-    told: SlotCache  #: the target's states of the tokens below `known_B`
+    told: SlotCache  #: the target's states of the tokens below `known_B`, fused
     own: SlotCache  #: the head's states of all tokens it has read
     known_B: Tensor
 
@@ -109,7 +102,8 @@ class Following:
     ) -> None:
         """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
         if hidden:
-            states.write(cache.told, slots_BQ, wide, torch.cat(hidden, -1))
+            fused = self.head.fuse([state.to(self.dtype) for state in hidden])
+            states.write(cache.told, slots_BQ, wide, fused)
         cache.known_B.copy_(known_B)
 
     def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
@@ -121,7 +115,7 @@ class Following:
 
     def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
         """Write the nodes' entries; [B, Q or last, K]."""
-        tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
+        _, positions_BQ, slots_BQ, visible_BQW = nodes
         wide, device = visible_BQW.shape[-1], slots_BQ.device
         slot_W = numbers(wide, device)
         # the last slot that a node sees before its own holds the token before it
@@ -133,8 +127,7 @@ class Following:
         if self.head.window is not None:  # nodes of a tree stand at slots of their own: near enough
             seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
         cache.entries.begin(slots_BQ, wide, 0)
-        mask = additive(seen, self.dtype)
-        made = self.head(tokens_BQ, state, positions_BQ, mask, cache.entries)
+        made = self.head.entries(nodes._replace(visible_BQW=seen), state, cache.entries)
         states.write(cache.own, slots_BQ, wide, made.next_BQE)
         if last is not None:
             made = HeadStates(*(state[:, -last:] for state in made))
@@ -143,9 +136,7 @@ class Following:
     def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
         """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""
         head, at_BQ = self.head, slots_BQ.clamp(min=0)
-        wide = len(head.taps) * head.target_width
-        told = states.read(cache.told, at_BQ, wide, head.dtype)
-        fused = head.fuse(told.chunk(len(head.taps), -1))
+        told = states.read(cache.told, at_BQ, head.width, head.dtype)
         own = states.read(cache.own, at_BQ, head.width, head.dtype)
         known = (slots_BQ < cache.known_B[:, None])[..., None]
-        return torch.where(known, fused, own).masked_fill(slots_BQ[..., None] < 0, 0.0)
+        return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)

@@ -33,6 +33,7 @@ INERT = frozenset(
     {
         "architectures",
         "auto_map",
+        "draft_dtype",
         "dtype",
         "embed_requires_grad",
         "enable_sp_ulysses",
@@ -70,6 +71,7 @@ class Checkpoint(NamedTuple):
     weights: dict[str, Tensor]  #: by the names of the speculators layout
     #: whether its layers' numbers count outputs for sure; some authors count the layer before
     sure: bool
+    draft_dtype: str | None  #: "int8" if it says that it is best kept so
 
 
 def said(folder: str | Path) -> dict[str, Any]:
@@ -109,7 +111,10 @@ def read(folder: Path, target: PretrainedConfig) -> Checkpoint:
             f"{config.target_width or wide}, and a target of width {wide}",
             "use it with the target that it was made for",
         )
-    return Checkpoint(_with_width(config, wide), weights, sure)
+    kept = fields.get("draft_dtype")
+    if kept not in (None, "int8"):
+        raise unfit(folder, f"draft_dtype={kept!r}, which is not 'int8'", "leave draft_dtype out")
+    return Checkpoint(_with_width(config, wide), weights, sure, kept)
 
 
 def save(head: Eagle3, folder: str | Path, verifier: str) -> None:

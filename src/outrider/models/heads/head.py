@@ -45,7 +45,11 @@ class Head(nn.Module):
         """Weights [K, E] of the output layer."""
         return self.lm_head.weight if self._read is None else self._read
 
+    @property
+    def table(self) -> Tensor:
+        """Weights [V, E] of the embedding."""
+        return self.embed_tokens.weight if self._lent is None else self._lent
+
     def embedded(self, tokens_BQ: Tensor) -> Tensor:
         """[B, Q, E], by its own table or the target's."""
-        table = self.embed_tokens.weight if self._lent is None else self._lent
-        return F.embedding(tokens_BQ, table)
+        return F.embedding(tokens_BQ, self.table)

@@ -16,13 +16,16 @@ from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
 
 from outrider.errors import ConfigurationError
+from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
+from outrider.models.causal import additive
 from outrider.models.config import decoder_of, read
 from outrider.models.heads.eagle3 import HeadStates
 from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
 from outrider.models.sources import Source
+from outrider.types import Nodes
 
 MTP = "mtp"  #: the draft of a target that brings such a layer
 
@@ -44,7 +47,7 @@ class Mtp:
         self._kind: str | None = kinds[0]
         slides = self._kind == "sliding_attention"
         self.window = read(model.config, "sliding_window", int) if slides else None
-        self.width = self.target_width = int(model.config.hidden_size)
+        self.width = int(model.config.hidden_size)
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +91,11 @@ class Mtp:
         if model.use_shared_post_norm:
             x = model.shared_post_norm(x)
         return HeadStates(x, x)
+
+    def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
+        """Entries of nodes, each with the state of the token before it."""
+        mask = additive(nodes.visible_BQW, self.dtype)
+        return self(nodes.tokens_BQ, states_BQE, nodes.positions_BQ, mask, cache)
 
     def logits(self, states: HeadStates) -> Tensor:
         """[B, Q, V], by the target's own output layer."""

@@ -10,8 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError
 from outrider.models.calibrate import Setting
 from outrider.models.check import ordinary
-from outrider.models.config import decoder_of, vocabulary_of
-from outrider.models.heads import formats
+from outrider.models.config import decoder_of, read, vocabulary_of
+from outrider.models.heads import formats, lean
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
@@ -38,6 +38,7 @@ class HeadSource(Lent):
         decoder = decoder_of(target.config)
         self._read = formats.read(self.given, decoder)
         self._taps: tuple[int, ...] | None = self._read.config.taps if self._read.sure else None
+        self.draft_dtype = self._read.draft_dtype  #: what it is best kept in; None: as the target
         self.config: PretrainedConfig = self._read.config.layer
         size, vocab = self._read.config.draft_vocab_size, int(self.config.vocab_size)
         self.ids_K = formats.known_ids(self.given, self._read.weights, size, vocab)
@@ -51,8 +52,13 @@ class HeadSource(Lent):
         if self._taps is None:
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
-        if setting.packed:
-            head.pack()
+        int8 = setting.draft_dtype == "int8"
+        if lean.fits(head):
+            positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
+            made = lean.Lean(head, setting.packed, positions, int8)
+            return HeadModel(Following(made), vocab)
+        if setting.packed or int8:
+            head.pack(int8)
         return HeadModel(Following(head), vocab)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:

@@ -1,0 +1,280 @@
+"""Either: a row drafts by copies or with its draft model, whichever has brought it more of late.
+
+Copies (`recall`) are long and cost nothing where a text repeats; a draft model, or a head, is right
+more often where it does not, and has to be called for every token. Which of them a row takes is
+decided by what was kept in that row alone:
+
+    copies     tokens of the tree that copies would have hung below the pending token, or did, that
+               the text then went on with, less what its nodes cost: a mean that forgets, one for
+               each number of tokens (`bucket`) that they have just had right in a row
+    the model  how often its first, second, ... token was kept, as a chain of the best length is
+               expected to add, less what its calls cost
+
+So copies are judged in every step, and the model in those in which it drafts; no score of either is
+looked at. What the model has not read because copies drafted it reads when its turn comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import pad
+
+from outrider.drafters import placed, recall, recipes
+from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.growing import shapes
+from outrider.drafters.memory import Rows
+from outrider.drafters.placed import Grown
+from outrider.drafters.recall import Recall
+from outrider.drafters.recycled import WIDTH
+from outrider.odds import Odds, bucket
+from outrider.rows import Columns
+from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+
+CALL = 0.1  #: of a plain step's tokens: a call of the draft model
+NODE = 0.05  #: and a node behind the first `FREE`, which take no time
+FREE = 2
+WORTH = 0.06  #: how often a node of copies must survive to be counted
+CHILDREN = WIDTH + 1  #: of a node, at most: what was likely there, and a copy
+DEPTH = 4  #: tokens of the model's chain, at most
+#: What copies bring by how many tokens they have had right in a row, before a row has shown it.
+COPIES = (0.2, 0.2, 0.9, 1.1, 1.3, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3)
+MODEL = (0.6, 0.55, 0.5, 0.45)  #: and how often the model's tokens are kept
+LOOKS = 4.0  #: that these are worth
+KEEP = 0.95  #: what a look counts for beside the next one
+
+
+class Sides:
+    """What copies and the model have brought one row.
+
+    streak  tokens in a row that copies have had right
+    unread  committed tokens that the model has not read
+    """
+
+    __slots__ = ("chances", "streak", "unread", "worth")
+
+    def __init__(self, worth: Odds, chances: Odds, unread: int) -> None:
+        self.worth, self.chances = worth, chances
+        self.streak, self.unread = 0, unread
+
+    @classmethod
+    def new(cls, unread: int) -> "Sides":
+        """Of a row that has shown nothing."""
+        return cls(Odds(COPIES, LOOKS, KEEP), Odds(MODEL, LOOKS, KEEP), unread)
+
+    def copy(self) -> "Sides":
+        """The same, to be continued apart."""
+        other = Sides(self.worth.copy(), self.chances.copy(), self.unread)
+        other.streak = self.streak
+        return other
+
+    def gains(self, depth: int) -> list[float]:
+        """Tokens that the model's chain of n adds, as is expected, less those its calls cost."""
+        survives, found = 1.0, [0.0]
+        for at in range(depth):
+            survives *= self.chances.chance(at)
+            found.append(found[-1] + survives - CALL)
+        return found
+
+    def copies(self, depth: int) -> bool:
+        """Whether copies are to draft."""
+        nodes = (max(n - FREE, 0) * NODE for n in range(depth + 1))
+        best = max(gain - cost for gain, cost in zip(self.gains(depth), nodes, strict=True))
+        return self.worth.chance(bucket(self.streak + 1)) >= best
+
+    def saw_copies(self, tree: Grown, tokens: Sequence[int]) -> None:
+        """The text went on with these tokens, whoever drafted them."""
+        kept, whole = followed(tree, tokens)
+        cost = max(len(tree.tokens) - 1 - FREE, 0) * NODE
+        self.worth.saw(bucket(self.streak + 1), kept - cost)
+        self.streak = self.streak + kept if whole and kept else 0
+
+    def saw_model(self, depth: int, kept: int) -> None:
+        """The model drafted so many tokens."""
+        for at in range(min(kept + 1, depth)):
+            self.chances.saw(at, at < kept)
+
+
+def followed(tree: Grown, tokens: Sequence[int]) -> tuple[int, bool]:
+    """How many tokens of a text stand along one path of a tree, and whether nothing else was there.
+
+    >>> followed(Grown([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 8, 9])
+    (2, True)
+    >>> followed(Grown([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 9])
+    (1, False)
+    """
+    node = kept = 0
+    for token in tokens:
+        below = [n for n, above in enumerate(tree.parents) if above == node]
+        hit = next((n for n in below if tree.tokens[n] == token), None)
+        if hit is None:
+            return kept, not below
+        node, kept = hit, kept + 1
+    return kept, True
+
+
+@dataclass(frozen=True)
+class Memory(Columns):
+    """What copies know of each row, what both have brought it, and the model's cache."""
+
+    text: Rows[recall.Row]
+    sides: Rows[Sides]
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class Either:
+    """`copies`, or a chain of `model`, row by row.
+
+    >>> Either(Recall(8), DraftModel(head, (1, 1, 1))).shapes[0].max_nodes   # doctest: +SKIP
+    9
+    """
+
+    copies: Recall
+    drafted: DraftModel
+    name: ClassVar[str] = "either"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's states that the draft model reads."""
+        return self.drafted.taps
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Those of both."""
+        return self.copies.kinds | self.drafted.kinds
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Those of copies; a chain takes as many nodes as it needs."""
+        return self.copies.shapes
+
+    @property
+    def _depth(self) -> int:
+        return self.drafted.shapes[0].max_depth
+
+    def open(self, context: Context, capacity: int) -> Memory:
+        """The model reads the prompts; nothing is known yet of what pays."""
+        text = self.copies.open(context, capacity)
+        sides = Rows(tuple(Sides.new(context.unread) for _ in text.rows))
+        return Memory(text, sides, self.drafted.open(context, capacity))
+
+    def foresee(self, memory: Memory, context: Context) -> Sequence[Sequence[float]]:
+        """What the side that drafts is expected to add."""
+        told = self.copies.foresee(memory.text, context)
+        return [
+            gains if sides.copies(self._depth) else sides.gains(self._depth)
+            for gains, sides in zip(told, memory.sides.rows, strict=True)
+        ]
+
+    def propose(self, memory: Memory, context: Context, shape: Shape) -> Draft:
+        """Trees of copies in some rows, chains of the model in the others."""
+        draft = self._draft(memory, context, shape)
+        if self.copies.chain or context.sampling.greedy == "all":
+            return draft
+        return _alike(draft)
+
+    def _draft(self, memory: Memory, context: Context, shape: Shape) -> Draft:
+        copied = [sides.copies(self._depth) for sides in memory.sides.rows]
+        if all(copied):
+            return self.copies.propose(memory.text, context, shape)
+        wanted = shapes.declared(self, shape)
+        depth = min(wanted.max_nodes - 1, self._depth)
+        chain = next(own for own in self.drafted.shapes if own.max_depth == depth)
+        unread = max(sides.unread for sides in memory.sides.rows)
+        drafted = self.drafted.propose(memory.cache, context._replace(unread=unread), chain)
+        if not any(copied):
+            return drafted
+        chains = _chains(drafted)
+        grown = [
+            self.copies.foreseen(row).tree.first(wanted.max_nodes - 1) if by_copies else chains[at]
+            for at, (row, by_copies) in enumerate(zip(memory.text.rows, copied, strict=True))
+        ]
+        return _both(placed.trees(grown, self.copies.kind), drafted, copied)
+
+    def commit(
+        self, memory: Memory, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+    ) -> None:
+        """What the model brought, and copies brought or would have; then both learn."""
+        copied = [sides.copies(self._depth) for sides in memory.sides.rows]
+        read = draft.tree.max_depth > 0 and not all(copied)
+        added = placed.committed(draft, verdict)
+        nodes = [len(own) - 1 for own in placed.bigrams(draft)]
+        each = zip(memory.text.rows, memory.sides.rows, copied, added, nodes, strict=True)
+        for row, sides, by_copies, tokens, drafted in each:
+            grown = self.copies.foreseen(row)
+            sides.saw_copies(grown.tree.first(_worthy(grown.gains)), tokens)
+            if not by_copies:
+                sides.saw_model(drafted, len(tokens) - 1)
+            sides.unread = 0 if read else sides.unread + len(tokens)
+        self.copies.commit(memory.text, context, draft, verdict, scores)
+        self.drafted.commit(memory.cache, context, draft, verdict, scores)
+
+
+def _worthy(gains: Sequence[float]) -> int:
+    """How many of a tree's nodes survive often enough to be scored."""
+    return sum(b - a >= WORTH for a, b in pairwise(gains))
+
+
+def _chains(draft: Draft) -> list[Grown]:
+    """The chains of a draft model, as far as they are there."""
+    tokens, draws = draft.tokens_BN.tolist(), (draft.draws_BNK >= 0).sum((1, 2)).tolist()
+    draws *= len(tokens) // len(draws)  # what is there may be shared
+    return [
+        Grown(own[: 1 + count], list(range(-1, count)))
+        for own, count in zip(tokens, draws, strict=True)
+    ]
+
+
+def _both(grown: Draft, drafted: Draft, copied: Sequence[bool]) -> Draft:
+    """The rows' trees, those that are not copied with the kinds and laws of the model's draft."""
+    if drafted.laws is None:
+        return grown
+    nodes, most = grown.draws_BNK.shape[1:]
+    more = (0, most - 1, 0, nodes - drafted.kind_BNK.shape[1])  # where nothing is drawn
+    own = ~torch.tensor(copied)[:, None, None] & (grown.draws_BNK >= 0)
+    return grown._replace(
+        kind_BNK=torch.where(own, pad(drafted.kind_BNK, more), grown.kind_BNK),
+        row_BNK=torch.where(own, pad(drafted.row_BNK, more), grown.row_BNK),
+        laws=drafted.laws,
+        kinds=grown.kinds | drafted.kinds,
+    )
+
+
+def _alike(draft: Draft) -> Draft:
+    """The draft as a tree with `CHILDREN` draws at a node, whatever is in it.
+
+    Which uniform a draw is tested with follows from their number, and by which algorithm from
+    whether it is a chain: so a row would write otherwise beside a neighbour that copies.
+    """
+    more = (0, CHILDREN - draft.draws_BNK.shape[2])
+    tables = (draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
+    draws, kind, row = (
+        pad(table, more, value=fill)
+        for table, fill in zip(tables, (-1, int(Kind.FIXED), -1), strict=True)
+    )
+    tree = draft.tree._replace(is_chain=False, max_draws=CHILDREN)
+    return draft._replace(tree=tree, draws_BNK=draws, kind_BNK=kind, row_BNK=row)
+
+
+def _made(
+    target: LanguageModel,
+    model: LanguageModel,
+    total_tokens: int | None = None,
+    num_speculative_tokens: int | None = None,
+    coupled: bool = False,
+) -> Either:
+    copies = recall.made(target, total_tokens, num_speculative_tokens)
+    depth = min(DEPTH, copies.shapes[0].max_depth)
+    return Either(copies, DraftModel(model, (1,) * depth, coupled))
+
+
+RECIPE = recipes.Recipe(
+    _made,
+    ("target", "model"),
+    ("total_tokens", "num_speculative_tokens", "coupled"),
+    depth=Recall.total_tokens,
+    deepest=recall.MOST,
+)

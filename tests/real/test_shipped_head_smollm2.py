@@ -1,0 +1,60 @@
+"""SmolLM2-135M-Instruct with its shipped head: the text is plain decoding's, and steps are saved.
+
+The folder `smollm2` of OUTRIDER_MODELS. Half a minute on one core.
+"""
+
+import pytest
+
+import outrider
+from outrider import Sampling, Stop
+from outrider.models.native import build
+
+pytestmark = pytest.mark.real
+
+ASKED = (
+    "Why do leaves change their colour in autumn?",
+    "Tell me a story about a clockmaker who has lost her watch.",
+    "What should one know before adopting a cat?",
+)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+def speculator(smollm2, request):
+    how = {"dtype": request.param, "draft_dtype": "target"}
+    if request.param == "int8":  # the head, beside a target in bfloat16
+        if build.unbuilt():
+            pytest.skip(f"no kernels: {build.unbuilt()}")
+        how = {"dtype": "bfloat16"}  # as its folder says
+    fixed = {"threads": 1, "packed": True, "planner": "fixed", "num_speculative_tokens": 3}
+    return outrider.load(smollm2, draft="smollm2-head", **fixed, **how)
+
+
+def test_texts_are_plain_decodings_in_fewer_steps(speculator):
+    chats = [[{"role": "user", "content": each}] for each in ASKED]
+    found = [
+        [one.generate(chat, Sampling(temperature=0), Stop(96)) for chat in chats]
+        for one in (speculator, speculator.plain())
+    ]
+    drafted, plain = ([each.completions[0].token_ids for each in some] for some in found)
+    assert drafted == plain
+    tokens = sum(map(len, drafted))
+    steps = sum(each.stats.steps for each in found[0])
+    print(f"{tokens / steps:.2f} tokens a step")
+    assert tokens / steps > 1.6
+
+
+def test_with_nothing_asked_rows_draft_by_copies_or_with_the_head(smollm2):
+    speculator = outrider.load(smollm2, draft="smollm2-head", threads=1, dtype="bfloat16")
+    assert speculator.engine.drafter.name == "either"
+    asked = "Copy this list five times: red, green, blue, violet, orange, brown, grey."
+    chats = [[{"role": "user", "content": each}] for each in (ASKED[0], asked)]
+    ends = Sampling(temperature=0), Stop(96)
+    for chat in chats:
+        drafted, plain = (one.generate(chat, *ends) for one in (speculator, speculator.plain()))
+        assert drafted.completions[0].token_ids == plain.completions[0].token_ids
+        assert drafted.stats.block_efficiency > 1.4
+    sampled = [
+        speculator.generate(chats[0], Sampling(temperature=0.7, seed=3), Stop(64)).texts
+        for _ in range(2)
+    ]
+    assert sampled[0] == sampled[1]
