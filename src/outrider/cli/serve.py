@@ -136,7 +136,7 @@ def _run(
                 log_config=None,  # its own would close the handlers of everybody else's loggers
                 timeout_graceful_shutdown=5,
             )
-            with _ended_by_signals():
+            with suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run([place])
         finally:
             engine.close()
@@ -167,17 +167,6 @@ def _ended() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, ask)
     try:
         with suppress(_Asked):
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are how a server ends: uvicorn finishes, then raises them once more."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
