@@ -1,5 +1,6 @@
 """What went wrong, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ def unknown_model(name: str, served: Sequence[str]) -> Refusal:
     return Refusal(message, "model", 404, "model_not_found")
 
 
+_TRIED = re.compile(r"str|.*\[.+\]")  #: how pydantic names a kind: list[str]; not a form's field[]
 #: What a request itself is to blame for; other errors of ours are the server's.
 _ITS_OWN = (ConfigurationError, PromptError, CapacityError, AudioError)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "overloaded_error"}
@@ -80,9 +82,11 @@ def rejected(errors: Sequence[Any]) -> dict[str, Any]:
     broken = first["type"] == "json_invalid"  # its place is a character, no field
     place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
     # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
-    param = ".".join(part for part in place if part != "str" and "[" not in part) or None
+    extra = first["type"] == "extra_forbidden"
+    sent = place if extra else [part for part in place if not _TRIED.fullmatch(part)]
+    param = ".".join(sent) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    if extra:
         reason = "this field is not supported; leave it out"
     message = f"{param}: {reason}" if param else reason
     return content(message, 400, param)
