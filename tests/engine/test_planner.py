@@ -1,5 +1,7 @@
 """Planners choose what is drafted, and texts do not change: greedy, coupled, and in law."""
 
+from functools import partial
+
 import pytest
 
 from outrider import (
@@ -106,7 +108,7 @@ def test_a_draft_reaches_no_further_than_the_budget():
 def test_what_a_drafter_foresees_is_what_counts():
     state = Adaptive().open(CHAIN, COSTS)
     seen = [
-        Adaptive().plan(state, View([row._replace(gains=gains)])).max_depth
+        Adaptive().plan(state, View([row._replace(foresee=partial(list, gains))])).max_depth
         for row in rows_of(1)
         for gains in ((0.0,), (0.0, 0.9), (0.0, 0.9, 1.8, 2.6, 3.3), (0.0, 0.05, 0.1, 0.1, 0.1))
     ]

@@ -28,7 +28,7 @@ class Turns:
         assert view.seats >= len(rows)
         assert view.closed
         assert all(isinstance(row.request, Request) for row in rows)
-        assert all(row.length >= len(row.request.prompt) and row.gains is None for row in rows)
+        assert all(row.length >= len(row.request.prompt) and row.foresee is None for row in rows)
         shapes, at = state
         shape = shapes[at % len(shapes)]
         most = [at % 3] * len(rows)
@@ -99,7 +99,7 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
 
     class Looking(Turns):
         def plan(self, state, view):
-            looked.append([(row.number, row.length, row.gains[1]) for row in view.rows])
+            looked.append([(row.number, row.length, row.foresee()[1]) for row in view.rows])
             return state[0][0]
 
     engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -362,13 +363,14 @@ class Run(Iterator[HostBlock]):
 
     def _shape(self, batch: Batch) -> Shape:
         foreseeing, numbers = self.engine.foreseeing, self._seating.rows
-        gains: Sequence[Sequence[float] | None] = [None] * len(numbers)
+        asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
         if foreseeing is not None:
-            gains = foreseeing.foresee(batch.memory, batch.context)
+            all_rows = cache(partial(foreseeing.foresee, batch.memory, batch.context))
+            asked = [partial(_foreseen, all_rows, at) for at in range(len(numbers))]
         entries = [self._ledger.entries[number] for number in numbers]
         rows = [
             Row(number, entry.request, entry.length, each)
-            for number, entry, each in zip(numbers, entries, gains, strict=True)
+            for number, entry, each in zip(numbers, entries, asked, strict=True)
         ]
         free = self._free([row.request for row in rows])
         seats, unread = self._seating.seats, batch.context.unread
@@ -406,3 +408,8 @@ class Run(Iterator[HostBlock]):
         took = None if self._lag else 1e3 * self._took
         done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
         self._plan = self.engine.planner.learn(self._plan, done)
+
+
+def _foreseen(all_rows: Callable[[], Sequence[Sequence[float]]], at: int) -> Sequence[float]:
+    """What was foreseen for one row of them."""
+    return all_rows()[at]

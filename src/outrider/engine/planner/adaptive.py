@@ -24,6 +24,8 @@ from outrider.types import Shape
 SURE = 2.0  #: what reading must be expected to bring, of what it takes
 AHEAD = 256  #: tokens that a row without a budget is expected to write yet
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
+FAR = 0.5  #: of what a draft costs: where less is foreseen, nothing pays in the next steps either
+ROWS = 4  #: of a batch, for a step in which it is not asked: many rows together change slowly
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
@@ -42,6 +44,7 @@ class Session:
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
+        self.pause = 0  #: plain steps until what a drafter foresees for them is weighed again
         self.predicted = 0.0
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
@@ -72,7 +75,8 @@ class Adaptive:
 
     Acceptance is learnt row by row: what one row shows counts for another only in a batch whose
     texts do not depend on it, until that one has shown more itself. Where nothing pays, a drafter
-    that cannot foresee is looked at again after 8, 16, 32, 64 plain steps. Greedy, placed and
+    that cannot foresee is looked at again after 8, 16, 32, 64 plain steps, and one that foresees
+    far too little for a batch is asked again after a step for every `ROWS` rows. Greedy, placed and
     coupled texts never depend on the choice; other sampled texts follow from the seed and the
     costs. docs/planner.md says what the choice may depend on, and why.
 
@@ -104,7 +108,11 @@ class Adaptive:
             return state.plain
         state.reading = state.costs.read_on(view.unread, len(rows))
         if view.free and state.rests == _who(state):
-            return state.drafts[0] if _due(state, state.loses) else state.plain
+            if rows[0].foresee is None:
+                return state.drafts[0] if _due(state, state.loses) else state.plain
+            if state.pause:
+                state.pause -= 1
+                return state.plain
         memories = [state.memory(row) for row in rows]
         levels = state.pool.levels if view.free and len(rows) > 1 else (LEVEL, LEVEL)
         gains = [
@@ -201,9 +209,12 @@ def _jointly(
     if best >= 0:
         state.wait.reset()
         state.rests = ()
-    elif rows[0].gains is None:
+    elif rows[0].foresee is None:
         loses = max(rate * prices.more[0] - total[0], 0.0) + reading
         return 0 if _due(state, loses / (rate * prices.plain)) else -1
+    else:
+        far = all(FAR * rate * more > gain for gain, more in zip(total, prices.more, strict=True))
+        state.rests, state.pause = _who(state), len(rows) // ROWS if far else 0
     return best
 
 
@@ -242,7 +253,7 @@ def _apart(
         best = _best(gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()
-        elif row.gains is None:
+        elif row.foresee is None:
             loses = max(memory.speed / share.plain * share.more[0] - gain[0], 0.0)
             best = 0 if memory.wait.over(loses / memory.speed) else -1
         memory.asked = state.plain if best < 0 else state.drafts[best]

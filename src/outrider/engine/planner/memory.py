@@ -138,8 +138,8 @@ class RowMemory:
         """Tokens that each draft is expected to add, no more than the row has room for."""
         left = row.left
         room = deepest if left is None else max(left - 1, 0)
-        told = row.gains
-        if told is not None:
+        if row.foresee is not None:
+            told = row.foresee()
             last = len(told) - 1
             return [min(told[min(shape.max_nodes - 1, last)], room) for shape in drafts]
         by_depth = self.streaks.gains(self.streak, min(deepest, room), level)
@@ -148,7 +148,7 @@ class RowMemory:
 
     def supply(self, row: Row, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
-        return self.found.chance(believed) if row.gains is None else 1.0
+        return self.found.chance(believed) if row.foresee is None else 1.0
 
     def saw(self, depth: int, kept: int) -> None:
         """Of a draft so deep, so many levels were kept."""

@@ -4,7 +4,7 @@ A plan may depend on committed text and on verdicts of earlier steps, never on t
 and a row whose seed another row has, too, on nothing of that other row (docs/planner.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from outrider.costs import Costs
@@ -21,8 +21,9 @@ class Row(NamedTuple):
     number: int  #: the request's, as blocks name it
     request: Request
     length: int  #: committed tokens that the host knows of
-    #: gains[n]: tokens that n drafted nodes are expected to add, of drafters that foresee
-    gains: Sequence[float] | None = None
+    #: [n]: tokens that n drafted nodes are expected to add, of drafters that foresee; who does not
+    #: ask does not pay for it
+    foresee: Callable[[], Sequence[float]] | None = None
 
     @property
     def left(self) -> int | None:
