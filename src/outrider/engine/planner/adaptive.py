@@ -24,8 +24,7 @@ from outrider.types import Shape
 SURE = 2.0  #: what reading must be expected to bring, of what it takes
 AHEAD = 256  #: tokens that a row without a budget is expected to write yet
 UNSURE = 0.1  #: of what a row has to write yet: how much later another one may be done
-FAR = 0.5  #: of what a draft costs: where less is foreseen, nothing pays in the next steps either
-ROWS = 4  #: of a batch, for a step in which it is not asked: many rows together change slowly
+ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too little is not asked
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
@@ -213,7 +212,8 @@ def _jointly(
         loses = max(rate * prices.more[0] - total[0], 0.0) + reading
         return 0 if _due(state, loses / (rate * prices.plain)) else -1
     else:
-        far = all(FAR * rate * more > gain for gain, more in zip(total, prices.more, strict=True))
+        needed = rate * (1 - len(rows) ** -0.5)  # sums over many rows vary less
+        far = all(needed * more > gain for gain, more in zip(total, prices.more, strict=True))
         state.rests, state.pause = _who(state), len(rows) // ROWS if far else 0
     return best
 
