@@ -81,8 +81,8 @@ def rejected(errors: Sequence[Any]) -> dict[str, Any]:
     first = errors[0]
     broken = first["type"] == "json_invalid"  # its place is a character, no field
     place = [] if broken else [str(part) for part in first["loc"] if part != "body"]
-    # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
     extra = first["type"] == "extra_forbidden"
+    # where a field may be of several kinds, pydantic adds the one that it tried, which nobody sent
     sent = place if extra else [part for part in place if not _TRIED.fullmatch(part)]
     param = ".".join(sent) or None
     reason = str(first["msg"]).removeprefix("Value error, ")
