@@ -319,13 +319,20 @@ class Broken:
         self.start, self.said = start, said
 
     def __call__(self, input_ids, scores):
-        return scores if input_ids.shape[1] < self.start else torch.full_like(scores, self.said)
+        if input_ids.shape[1] < self.start:
+            return scores
+        if self.said is None:
+            raise ZeroDivisionError("of a text that nobody is told")
+        return torch.full_like(scores, self.said)
 
 
 @pytest.mark.parametrize("served_by", [serving, far], ids=["here", "across a pipe"])
-@pytest.mark.parametrize(("tokens", "value"), [(0, -float("inf")), (30, float("nan"))])
-def test_a_row_with_a_nan_is_the_servers_fault_and_nobody_elses(
-    shipped, monkeypatch, served_by, tokens, value
+@pytest.mark.parametrize(
+    ("tokens", "value", "named"),
+    [(0, -float("inf"), "NaN"), (30, float("nan"), "NaN"), (30, None, "ZeroDivisionError")],
+)
+def test_a_row_that_fails_is_the_servers_fault_and_nobody_elses(
+    shipped, monkeypatch, served_by, tokens, value, named
 ):
     """At once or in mid-answer: 500 or an event of a stream, and its neighbour has its text."""
     sampling, bad, texts = Orders._sampling, BODY | {"seed": 13, "max_tokens": 400}, []
@@ -342,7 +349,8 @@ def test_a_row_with_a_nan_is_the_servers_fault_and_nobody_elses(
             target=lambda: texts.append(streamed(server.client(), seed=5, max_tokens=200)[0])
         )
         beside.start()
-        error = refused(server, 500, bad, "NaN")
+        error = refused(server, 500, bad, named)
+        assert "nobody" not in error["message"]
         assert error["type"] == "server_error"
         assert error["code"] == "decoding_failed"
         if tokens:

@@ -274,7 +274,7 @@ class Loop(threading.Thread):
                 continue
             ticket.cached = run.cached(block.row)
             reason = block.finish_reason
-            error = run.errors.get(block.row) if reason == "error" else None
+            error = _of_a_row(run.errors[block.row]) if reason == "error" else None
             self._event(ticket, Event(block, error, reason is not None, step))
             ticket.begun, step = True, None
             if reason is not None:
@@ -334,6 +334,16 @@ class Loop(threading.Thread):
         for ticket in [*self._waiting, *self._seated.values()]:
             self._event(ticket, Event(error=error, over=True))
         self._flush()
+
+
+def _of_a_row(error: Exception) -> OutriderError:
+    """What ended a row alone. Of what is not ours the kind is told: its words may quote a text."""
+    if isinstance(error, OutriderError):
+        return error
+    return OutriderError(
+        f"the decoding of this request failed; got {type(error).__name__}; ask once more, or "
+        "without what limits its tokens"
+    )
 
 
 def spread(events: list[tuple[Ticket, Event]]) -> None:
