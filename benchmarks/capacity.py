@@ -19,9 +19,9 @@ import torch
 import outrider
 from outrider.lab.rates import Rates
 from outrider.lab.steps import Steps
-from outrider.load import shipped
 from outrider.models.sizes import sizes as sizes_of
 from outrider.models.sources import Source
+from outrider.shipped import shipped
 from outrider.theory import capacity
 
 

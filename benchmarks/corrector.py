@@ -16,7 +16,7 @@ import outrider
 from outrider import PromptLookup, ReferenceLookup, Sampling, Stop
 from outrider.lab.measure import turns
 from outrider.lab.prompts import read_rows
-from outrider.load import CORRECTOR, shipped
+from outrider.shipped import CORRECTOR, shipped
 
 DRAFTERS = {
     "prompt lookup, 8": PromptLookup(8),

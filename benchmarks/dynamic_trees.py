@@ -14,7 +14,7 @@ from outrider import Sampling, Stop, verifiers
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.lab.intervals import interval
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 #: Budget -> branching of the static trees, and depth and top_k of the dynamic ones.
 SHAPES = {14: ((2, 2, 2), 5, 4), 30: ((2, 2, 2, 2), 6, 5)}

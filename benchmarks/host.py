@@ -25,8 +25,8 @@ from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Ro
 from outrider.engine import step
 from outrider.engine.planner import Adaptive, Fixed
 from outrider.engine.request import Request
-from outrider.load import shipped
 from outrider.models.cache import SlotCache
+from outrider.shipped import shipped
 from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)

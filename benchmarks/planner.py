@@ -37,7 +37,7 @@ from outrider.engine.batch import begin
 from outrider.engine.blocks import HostBlock
 from outrider.engine.planner import Adaptive, Finished, Fixed, Row, View
 from outrider.engine.request import Request
-from outrider.load import shipped
+from outrider.shipped import shipped
 from outrider.types import PLAIN, Shape
 
 DEEPEST = 12

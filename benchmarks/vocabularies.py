@@ -29,8 +29,8 @@ import outrider
 from outrider import DraftModel, Root, Sampling, Stop
 from outrider.drafters import StringMatch, Translated
 from outrider.lab.prompts import read_prompts
-from outrider.load import shipped
 from outrider.models.translated import TranslatedModel
+from outrider.shipped import shipped
 
 
 def reordered(folder, to):

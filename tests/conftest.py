@@ -60,7 +60,7 @@ def held_out():
     """A few held-out prompts, trailing blanks stripped."""
     import json
 
-    from outrider.load import shipped as packaged
+    from outrider.shipped import shipped as packaged
 
     lines = packaged("heldout_prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].rstrip() for line in lines[::12]]

@@ -24,7 +24,7 @@ LAYERS = [
     {"models", "noise", "theory"},
     {"tree"},
     {"arguments", "costs", "odds", "stats", "types"},
-    {"errors", "rows"},
+    {"errors", "rows", "shipped"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.
@@ -42,7 +42,7 @@ HOMES = {
         "train",
     },
     "tokenizers": {"text"},
-    "safetensors": {"drafters", "load", "models", "train"},
+    "safetensors": {"drafters", "models", "shipped", "train"},
     "triton": {"ops"},
     "typer": {"cli", "lab"},
     "rich": {"cli", "lab"},

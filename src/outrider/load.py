@@ -1,14 +1,11 @@
 """Names to objects: models, tokenizer, drafter and rule. The registries meet here."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
-from safetensors import safe_open
 
 from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
@@ -28,6 +25,7 @@ from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.models.vocabularies import Words, shared
+from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
 from outrider.text.opening import Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
@@ -45,34 +43,6 @@ Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
 #: What runs: a target, and what drafts beside it.
 Target: TypeAlias = CausalModel | sharded.ShardedModel
 Beside: TypeAlias = CausalModel | HeadModel
-
-#: The shipped encoder-decoder: it reads damaged Python and writes what was meant.
-CORRECTOR = "corrector"
-
-#: The shipped draft folder for openai/whisper-base.
-WHISPER_DRAFT = "whisper-base-draft"
-
-#: The shipped head for HuggingFaceTB/SmolLM2-135M-Instruct.
-SMOLLM2_HEAD = "smollm2-head"
-
-#: Shipped drafts of targets that are not shipped.
-DRAFTS = (WHISPER_DRAFT, SMOLLM2_HEAD)
-
-
-def shipped(part: str) -> Path:
-    """What the package brings: "target", "draft", "corrector", "whisper-base-draft",
-    "smollm2-head" (folders), or "ngram.safetensors"."""
-    return Path(str(files("outrider") / "pair" / part))
-
-
-def parameters(which: str) -> int:
-    """How many parameters a shipped model ("target", say) has, read from its weights' header.
-
-    >>> parameters("target")
-    20328704
-    """
-    with safe_open(shipped(which) / "model.safetensors", "pt") as weights:
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())
 
 
 @dataclass(frozen=True)

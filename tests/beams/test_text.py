@@ -22,7 +22,7 @@ def pair(shipped):
 def test_beams_are_transformers(pair):
     from transformers import AutoModelForCausalLM
 
-    from outrider.load import shipped
+    from outrider.shipped import shipped
 
     network = AutoModelForCausalLM.from_pretrained(str(shipped("target")), dtype=torch.float32)
     ids = pair.tokenizer(PROMPT, return_tensors="pt")

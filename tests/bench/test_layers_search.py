@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from outrider.errors import UnsupportedModel
 from outrider.lab.papers import app, layers
-from outrider.load import shipped
 from outrider.models import CausalModel, LlamaRunner, shallow
 from outrider.models.part import part
+from outrider.shipped import shipped
 from outrider.testing import encoder_decoders
 from tiny import llama
 

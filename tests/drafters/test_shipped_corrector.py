@@ -8,7 +8,7 @@ import torch
 import outrider
 from outrider import Sampling, Stop
 from outrider.lab.prompts import read_rows
-from outrider.load import CORRECTOR, parameters, shipped
+from outrider.shipped import CORRECTOR, parameters, shipped
 
 ROWS = 3
 

@@ -13,8 +13,8 @@ import pytest
 from outrider import Sampling, Stop, load, verifiers
 from outrider.cli import console
 from outrider.engine import step
-from outrider.load import shipped
 from outrider.models.native import build
+from outrider.shipped import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 PROMPT = "def add(a, b):"

@@ -11,7 +11,7 @@ from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
 from outrider.lab.prompts import read_prompts, read_rows
 from outrider.laws.sampling import Sampling
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 RANGE = "Invalid value for"  # the option parser names the bound in words of its version

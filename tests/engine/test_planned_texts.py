@@ -8,7 +8,7 @@ import outrider
 from outrider import Sampling, Stop
 from outrider.costs import Costs
 from outrider.engine.planner import measure
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 STOP = Stop(48)
 

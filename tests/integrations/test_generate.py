@@ -26,7 +26,7 @@ from outrider.drafters.ngram_table import count
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.integrations.generate import Speculative, generate, speculative
 from outrider.keywords import load_arguments
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 EOS = 2
 

@@ -21,9 +21,9 @@ from outrider.lab.papers import (
 )
 from outrider.lab.papers.score import word_errors
 from outrider.lab.recordings import read_folder
-from outrider.load import shipped
 from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import Source
+from outrider.shipped import shipped
 
 
 def written(folder, name, seconds, seed=0):

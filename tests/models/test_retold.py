@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from letters import DRAFT, TARGET, Letters
-from outrider.load import shipped
 from outrider.models.retold import Retold, Translation, common
 from outrider.models.spelling import Spelling
+from outrider.shipped import shipped
 
 TEXTS = ("def f(x):\n    return x\n", "été ☃ 日本語", "  two  spaces\n\n\ttab", "a" * 300)
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import outrider
 from outrider.errors import ConfigurationError
-from outrider.load import shipped
+from outrider.shipped import shipped
 from tiny import llama
 
 

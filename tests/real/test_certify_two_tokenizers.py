@@ -13,7 +13,7 @@ import outrider
 from outrider import Sampling
 from outrider.certify import Power, certify, foreign
 from outrider.lab.prompts import read_prompts
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ import outrider
 from outrider import DraftModel, Sampling, Stop
 from outrider.drafters import StringMatch
 from outrider.integrations.generate import Speculative
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 pytestmark = pytest.mark.real
 

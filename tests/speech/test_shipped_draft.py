@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import outrider
 from outrider.errors import ConfigurationError
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 FIRST_TIME, END, VOCABULARY = 50_364, 50_257, 51_865
 

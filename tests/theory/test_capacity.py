@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.costs import Curve, Sizes
 from outrider.errors import ConfigurationError
-from outrider.load import shipped
 from outrider.models.sizes import sizes
 from outrider.models.sources import Source
+from outrider.shipped import shipped
 from outrider.theory import capacity
 from outrider.theory.capacity import Drafting, Machine
 

@@ -13,9 +13,9 @@ import outrider
 from outrider import Engine, Root
 from outrider.cli import app
 from outrider.errors import ConfigurationError
-from outrider.load import shipped
 from outrider.models import adapt
 from outrider.models.heads import formats
+from outrider.shipped import shipped
 from outrider.testing import llama
 from outrider.text.speculator import Speculator
 from outrider.train.features import read

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from outrider.certify.report import Row
 from outrider.errors import PromptError
-from outrider.load import shipped
+from outrider.shipped import shipped
 
 
 def read_rows(path: str | Path | None = None, field: str = "prompt") -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from outrider.errors import ConfigurationError
-from outrider.load import WHISPER_DRAFT
+from outrider.shipped import WHISPER_DRAFT
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from outrider.lab.papers.score import ROUGE_1, Score
 from outrider.lab.prompts import read_rows
 from outrider.lab.recordings import Spoken
 from outrider.lab.tasks.prompts import tasks, token_ids
-from outrider.load import shipped
 from outrider.models import shallow
 from outrider.models.config import read
 from outrider.models.sources import Source, first_line, read_tokenizer
+from outrider.shipped import shipped
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from outrider.errors import AudioError, ConfigurationError, VocabularyMismatch
 from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
 from outrider.lab.recordings import Spoken
-from outrider.load import WHISPER_DRAFT, shipped
 from outrider.models.config import hears
 from outrider.models.shallow_source import ShallowSource, is_folder
 from outrider.models.sources import Source, read_tokenizer
+from outrider.shipped import WHISPER_DRAFT, shipped
 from outrider.text.speech.audio import look
 from outrider.text.speech.features import frames
 from outrider.text.speech.hearing import Hearing, opened
