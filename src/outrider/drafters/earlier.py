@@ -18,7 +18,7 @@ class Earlier:
     def __init__(self, most: int) -> None:
         self.most = most
         self._texts = Automaton()
-        self._watched: deque[_Text] = deque(maxlen=_WATCHED)
+        self._watched: deque[Watched] = deque(maxlen=_WATCHED)
         self._ends = 0
 
     def begun(self) -> Automaton:
@@ -29,9 +29,10 @@ class Earlier:
             self._texts = Automaton(self._texts.tokens[-self.most :])
         return self._texts.copy()
 
-    def watch(self, text: Automaton) -> None:
+    def watch(self, text: Automaton) -> "Watched":
         """What this text goes on with will be learnt."""
-        self._watched.append(_Text(text.tokens))
+        self._watched.append(Watched(text))
+        return self._watched[-1]
 
     def separator(self) -> int:
         """What stands between two texts: below 0, and never twice the same."""
@@ -45,13 +46,18 @@ class Earlier:
             self._texts.push(self.separator())
 
 
-class _Text:
+class Watched:
     """A text that grows, and how much of it has been learnt."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens, self._learnt = tokens, len(tokens)
+    def __init__(self, text: Automaton) -> None:
+        self._text, self._learnt = text, len(text.tokens)
+
+    def follow(self, text: Automaton) -> None:
+        """The text goes on in this copy: its row has moved."""
+        self._text = text
 
     def news(self) -> list[int]:
-        new = self._tokens[self._learnt :]
-        self._learnt = len(self._tokens)
+        """What has not been learnt yet; it counts as learnt."""
+        new = self._text.tokens[self._learnt :]
+        self._learnt = len(self._text.tokens)
         return new

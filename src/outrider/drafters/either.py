@@ -28,7 +28,6 @@ from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Rows
 from outrider.drafters.placed import Grown
 from outrider.drafters.recall import Recall
-from outrider.drafters.recycled import WIDTH
 from outrider.odds import Odds, bucket
 from outrider.rows import Columns
 from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
@@ -37,7 +36,6 @@ CALL = 0.1  #: of a plain step's tokens: a call of the draft model
 NODE = 0.05  #: and a node behind the first `FREE`, which take no time
 FREE = 2
 WORTH = 0.06  #: how often a node of copies must survive to be counted
-CHILDREN = WIDTH + 1  #: of a node, at most: what was likely there, and a copy
 DEPTH = 4  #: tokens of the model's chain, at most
 #: What copies bring by how many tokens they have had right in a row, before a row has shown it.
 COPIES = (0.2, 0.2, 0.9, 1.1, 1.3, 1.5, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3)
@@ -174,7 +172,7 @@ class Either:
         draft = self._draft(memory, context, shape)
         if self.copies.chain or context.sampling.greedy == "all":
             return draft
-        return _alike(draft)
+        return placed.alike(draft, recall.CHILDREN)
 
     def _draft(self, memory: Memory, context: Context, shape: Shape) -> Draft:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
@@ -187,11 +185,9 @@ class Either:
         drafted = self.drafted.propose(memory.cache, context._replace(unread=unread), chain)
         if not any(copied):
             return drafted
-        chains = _chains(drafted)
-        grown = [
-            self.copies.foreseen(row).tree.first(wanted.max_nodes - 1) if by_copies else chains[at]
-            for at, (row, by_copies) in enumerate(zip(memory.text.rows, copied, strict=True))
-        ]
+        trees = self.copies.trees(memory.text, shape)
+        each = zip(trees, _chains(drafted), copied, strict=True)
+        grown = [tree if by_copies else chain for tree, chain, by_copies in each]
         return _both(placed.trees(grown, self.copies.kind), drafted, copied)
 
     def commit(
@@ -208,7 +204,9 @@ class Either:
             sides.saw_copies(grown.tree.first(_worthy(grown.gains)), tokens)
             if not by_copies:
                 sides.saw_model(drafted, len(tokens) - 1)
-            sides.unread = 0 if read else sides.unread + len(tokens)
+            # what was read is the model's own draft: of a copy only the pending token is known
+            ahead = len(tokens) - 1 if by_copies else 0
+            sides.unread = ahead if read else sides.unread + len(tokens)
         self.copies.commit(memory.text, context, draft, verdict, scores)
         self.drafted.commit(memory.cache, context, draft, verdict, scores)
 
@@ -241,22 +239,6 @@ def _both(grown: Draft, drafted: Draft, copied: Sequence[bool]) -> Draft:
         laws=drafted.laws,
         kinds=grown.kinds | drafted.kinds,
     )
-
-
-def _alike(draft: Draft) -> Draft:
-    """The draft as a tree with `CHILDREN` draws at a node, whatever is in it.
-
-    Which uniform a draw is tested with follows from their number, and by which algorithm from
-    whether it is a chain: so a row would write otherwise beside a neighbour that copies.
-    """
-    more = (0, CHILDREN - draft.draws_BNK.shape[2])
-    tables = (draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
-    draws, kind, row = (
-        pad(table, more, value=fill)
-        for table, fill in zip(tables, (-1, int(Kind.FIXED), -1), strict=True)
-    )
-    tree = draft.tree._replace(is_chain=False, max_draws=CHILDREN)
-    return draft._replace(tree=tree, draws_BNK=draws, kind_BNK=kind, row_BNK=row)
 
 
 def _made(

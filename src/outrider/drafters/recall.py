@@ -26,7 +26,7 @@ import torch
 from outrider import arguments, ops
 from outrider.drafters import placed, recipes, suffix
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.earlier import Earlier
+from outrider.drafters.earlier import Earlier, Watched
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Rows
 from outrider.drafters.placed import Grown
@@ -37,6 +37,7 @@ from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, V
 
 MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
+CHILDREN = WIDTH + 1  #: of a node, at most: what was likely there, and a copy
 FLOOR = 0.02  #: a node that survives more rarely is worth no model's time
 GAP = 5.0  #: of a token's logit to the best one: what is kept of what the target held likely
 _ALONE = BUCKETS  #: recycled tokens without a copy beside them: a bucket of its own
@@ -81,19 +82,29 @@ class Row:
     instead  what was likely behind a token that was refused in the pending one's place
     """
 
-    __slots__ = ("after", "copied", "grown", "instead", "recycled", "text")
+    __slots__ = ("after", "copied", "grown", "instead", "recycled", "text", "watched")
 
-    def __init__(self, text: Automaton, after: Successors, copied: Odds, own: Odds) -> None:
-        self.text, self.after = text, after
+    def __init__(
+        self,
+        text: Automaton,
+        after: Successors,
+        copied: Odds,
+        own: Odds,
+        watched: Watched | None = None,
+    ) -> None:
+        self.text, self.after, self.watched = text, after, watched
         self.copied, self.recycled = copied, own
         self.instead: Sequence[int] = ()
         self.grown: Foreseen | None = None
 
     def copy(self) -> "Row":
-        """The same, to be continued apart."""
+        """The same, to be continued apart; later requests learn from the copy."""
         after = self.after if self.after.shared else self.after.copy()
-        other = Row(self.text.copy(), after, self.copied.copy(), self.recycled.copy())
+        odds = self.copied.copy(), self.recycled.copy()
+        other = Row(self.text.copy(), after, *odds, self.watched)
         other.instead = self.instead
+        if other.watched is not None:
+            other.watched.follow(other.text)
         return other
 
     def foresee(self, most: "Most") -> "Foreseen":
@@ -282,6 +293,8 @@ class Recall:
     def open(self, context: Context, capacity: int) -> Rows[Row]:
         """Each row's text; nothing is known yet of what is likely in it."""
         _on_host(context.length_B.device)
+        texts = suffix.automata(context, self._earlier)
+        watched = suffix.watching(self._earlier, texts)
         return Rows(
             tuple(
                 Row(
@@ -289,8 +302,9 @@ class Recall:
                     self._after or Successors(),
                     Odds(COPIED, STRENGTH, suffix.KEEP),
                     Odds(RECYCLED, STRENGTH, KEEP),
+                    of,
                 )
-                for text in suffix.automata(context, self._earlier)
+                for text, of in zip(texts, watched, strict=True)
             )
         )
 
@@ -300,9 +314,17 @@ class Recall:
 
     def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
+        draft = placed.trees(self.trees(memory, shape), self.kind)
+        if self.chain or self.earlier or context.sampling.greedy == "all":
+            return draft  # nothing of it is drawn, or a matching rule judges it
+        return placed.alike(draft, CHILDREN)
+
+    def trees(self, memory: Rows[Row], shape: Shape) -> list[Grown]:
+        """The best tree of each row, of as many nodes as the shape says of it."""
         nodes = shapes.declared(self, shape).max_nodes - 1
-        grown = [self.foreseen(row).tree.first(nodes) for row in memory.rows]
-        return placed.trees(grown, self.kind)
+        sizes = shape.sizes or (nodes,) * len(memory.rows)
+        each = zip(memory.rows, sizes, strict=True)
+        return [self.foreseen(row).tree.first(min(size, nodes)) for row, size in each]
 
     def foreseen(self, row: Row) -> Foreseen:
         """The best tree of a row, and what its first n nodes are expected to add."""

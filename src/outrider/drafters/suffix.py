@@ -18,7 +18,7 @@ from typing import ClassVar
 from outrider import arguments
 from outrider.drafters import lookup, placed, recipes
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.earlier import Earlier
+from outrider.drafters.earlier import Earlier, Watched
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Nothing, Rows
 from outrider.errors import ConfigurationError
@@ -34,14 +34,17 @@ KEEP = 0.995
 class Row:
     """A row's text, and how far its copies have been right."""
 
-    __slots__ = ("odds", "text")
+    __slots__ = ("odds", "text", "watched")
 
-    def __init__(self, text: Automaton, odds: Odds) -> None:
-        self.text, self.odds = text, odds
+    def __init__(self, text: Automaton, odds: Odds, watched: Watched | None = None) -> None:
+        self.text, self.odds, self.watched = text, odds, watched
 
     def copy(self) -> "Row":
-        """The same, to be continued apart."""
-        return Row(self.text.copy(), self.odds.copy())
+        """The same, to be continued apart; later requests learn from the copy."""
+        other = Row(self.text.copy(), self.odds.copy(), self.watched)
+        if other.watched is not None:
+            other.watched.follow(other.text)
+        return other
 
     def gains(self, most: int) -> list[float]:
         """Tokens that a chain of n copies is expected to add, n = 0, 1, ..., `most`."""
@@ -104,7 +107,8 @@ class Suffix(shapes.Chains):
                 )
             return Nothing()
         texts = automata(context, self._earlier)
-        return Rows(tuple(Row(text, Odds(PRIOR, STRENGTH, KEEP)) for text in texts))
+        each = zip(texts, watching(self._earlier, texts), strict=True)
+        return Rows(tuple(Row(text, Odds(PRIOR, STRENGTH, KEEP), of) for text, of in each))
 
     def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
         """What a copy of each length is expected to add."""
@@ -157,10 +161,12 @@ def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
         for token in row[:length].tolist():
             text.push(token)
         texts.append(text)
-    if earlier is not None:
-        for text in texts:
-            earlier.watch(text)
     return texts
+
+
+def watching(earlier: Earlier | None, texts: Sequence[Automaton]) -> list[Watched | None]:
+    """What will be learnt of each of these texts."""
+    return [None if earlier is None else earlier.watch(text) for text in texts]
 
 
 RECIPE = recipes.Recipe(

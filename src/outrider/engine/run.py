@@ -377,7 +377,7 @@ class Run(Iterator[HostBlock]):
         view = View(rows, seats.count, free, self._closed and not seats.waiting, unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
-        if (shape if shape.most_B is None else shape._replace(most_B=None)) not in shapes:
+        if shape._replace(most_B=None, sizes=None) not in shapes:
             raise ConfigurationError(
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"

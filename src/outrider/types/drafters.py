@@ -57,6 +57,8 @@ class Shape(NamedTuple):
     max_depth: int
     is_chain: bool
     most_B: Tensor | None = None  #: rows that want less: no draw below this depth
+    #: rows that want less, where shapes are numbers of nodes: drafted ones of each
+    sizes: tuple[int, ...] | None = None
 
 
 #: Nothing is drafted. Legal for every drafter, declared or not: `propose` is not called then,

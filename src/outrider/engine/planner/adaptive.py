@@ -105,6 +105,8 @@ class Adaptive:
         state.view, state.context = view, max(row.length for row in rows)
         if not state.drafts:
             return state.plain
+        if len(state.rows) > 2 * max(view.seats, len(rows)):  # ended from outside: no block says so
+            state.rows = {row.number: state.memory(row) for row in rows}
         state.reading = state.costs.read_on(view.unread, len(rows))
         if view.free and state.rests == _who(state):
             if rows[0].foresee is None:
@@ -264,8 +266,9 @@ def _apart(
     shape = state.drafts[widest]
     if min(chosen) == widest:
         return shape
-    depths = [state.drafts[best].max_depth if best >= 0 else 0 for best in chosen]
-    return shape._replace(most_B=torch.tensor(depths))
+    asked = [memory.asked for memory in memories]
+    depths = torch.tensor([each.max_depth for each in asked])
+    return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
 
 
 def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:

@@ -65,7 +65,9 @@ class Planner(Protocol[P]):
         """The state of a new run over these shapes, the usual one first; `PLAIN` is among them."""
 
     def plan(self, state: P, view: View) -> Shape:
-        """One of the shapes, for a step of these rows; `most_B` may ask for less in some."""
+        """One of the shapes, for a step of these rows; `most_B` and `sizes` may ask for
+        less in some.
+        """
 
     def learn(self, state: P, step: Finished) -> P:
         """The state after a finished step."""
