@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider import Engine, Limits, PromptLookup, Root, Run, Sampling, verifiers
-from outrider.drafters import Suffix, earlier, placed
+from outrider.drafters import Recall, Suffix, earlier, placed
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
@@ -168,6 +168,19 @@ def test_earlier_texts_are_copied_and_change_no_text():
         assert text == plain[0]
         counts.append(run.requests[0].steps)
     assert counts[1] < counts[0]  # the same request again: it copies its own answer
+
+
+@pytest.mark.parametrize("name", ["suffix", "recall"])
+@pytest.mark.parametrize("tokens", [5, 60], ids=["a row moves", "nobody moves"])
+def test_rows_that_move_are_learnt_from_to_their_end(name, tokens):
+    drafter = {"suffix": Suffix(8, earlier=9999), "recall": Recall(8, earlier=9999)}[name]
+    run = Run(Engine(pair(0.4)[0], drafter, "match"), 2, 128)
+    for seed, most in enumerate((tokens, 60)):
+        run.submit(Request(PROMPTS[seed], Sampling(1.0, seed=seed), Limits(most)))
+    while not run.done:
+        run.step()
+    known = [token for token in drafter._earlier.begun().tokens if token >= 0]
+    assert len(known) == tokens + 60
 
 
 def test_only_matching_rules_judge_copies_of_earlier_texts():

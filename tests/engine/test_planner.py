@@ -173,6 +173,17 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
     assert 0 < depths[True] < 0.6 * depths[False]
 
 
+def test_rows_that_are_ended_from_outside_are_forgotten():
+    run = Run(Engine(pair(0.4)[0], Suffix(8), None, Adaptive(), COSTS), 2, 128)
+    for _ in range(40):
+        number = run.submit(Request([1, 2, 3, 1, 2], Sampling(0), Limits(50)))
+        run.step()
+        run.step()
+        run.end(number, "stop")
+        run.forget(number)
+    assert len(run._plan.rows) <= 4
+
+
 def test_why_nothing_is_drafted_is_told():
     state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(1))
     for _ in range(400):
