@@ -61,7 +61,44 @@ def test_a_task_becomes_a_folder_and_other_texts_do_not_mix_with_it(folder, data
     other = tmp_path / "other.jsonl"
     other.write_text(data.read_text().replace("function", "other"))
     with pytest.raises(ConfigurationError, match="was begun on other texts"):
-        run(speculator, model, replace(task, data=(other,)), lambda text, done, total: None)
+        run(speculator, model, replace(task, data=(other,)), quiet)
+    with torch.no_grad():
+        model.lm_head.weight[0] += 1
+    with pytest.raises(ConfigurationError, match="was begun for another target"):
+        run(speculator, model, task, quiet)
+
+
+def quiet(text, done, total):
+    """Nobody looks."""
+
+
+def test_answers_are_gone_on_with_only_as_they_were_begun(folder, data, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    engine = Engine(adapt(model, packed=False), Root())
+    speculator = Speculator(engine, AutoTokenizer.from_pretrained(folder))
+    asked = tmp_path / "prompts.jsonl"
+    asked.write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):"}) for n in range(3)))
+    plan = Plan(steps=1)
+    task = Task("tiny", tmp_path, (data,), (asked,), vocab_size=300, tokens=12, judged=1, plan=plan)
+    assert run(speculator, model, task, quiet).learnt["answers of the target"]
+    with pytest.raises(ConfigurationError, match="with answers of another length"):
+        run(speculator, model, replace(task, tokens=13), quiet)
+    asked.write_text(asked.read_text().replace("f1", "g1"))
+    with pytest.raises(ConfigurationError, match="was begun on other prompts"):
+        run(speculator, model, task, quiet)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [((1, 0), "growing from 0"), ((-1,), "growing from 0"), ((0, 99), "below 3")],
+)
+def test_layers_that_are_not_there_are_refused_before_work(layers, said, folder, data, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    speculator = Speculator(Engine(adapt(model, packed=False), Root()), None)
+    task = Task("tiny", tmp_path / "out", (data,), kind="layers", layers=layers)
+    with pytest.raises(ConfigurationError, match=said):
+        run(speculator, model, task, quiet)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

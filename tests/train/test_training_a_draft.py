@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import OlmoConfig, OlmoForCausalLM
 
 from outrider.errors import ConfigurationError
 from outrider.models import adapt
@@ -64,6 +65,19 @@ def test_alpha_rises_on_texts_that_were_held_out(kind, model, target, texts, tmp
     for temperature in (0.0, 1.0):
         rise = after.by_temperature[temperature][0] - before.by_temperature[temperature][0]
         assert rise > 0.04, (before, after)
+
+
+def test_layers_whose_norms_have_no_weights_are_trained(target, texts, tmp_path):
+    """As OLMo's."""
+    config = OlmoConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, pad_token_id=None,
+    )  # fmt: skip
+    features = features_of("layers", target, texts[:8], tmp_path / "features")
+    student = Layers(OlmoForCausalLM(config), frequent(features, VOCAB, 28), (0,))
+    trainer = Trainer(student, features, VOCAB, replace(PLAN, steps=2), tmp_path)
+    assert trainer.train(lambda progress, sums: None)
+    assert trainer.progress.step == 2
 
 
 def test_from_laws_of_other_places_nothing_is_learnt(model, target, texts, tmp_path):

@@ -53,6 +53,16 @@ class Layers:
         object.__setattr__(self, "layers", layers)
 
 
+def check(asked: Layers, config: PretrainedConfig, target: str) -> None:
+    """Raise ConfigurationError unless the target has these layers."""
+    have = shallow.depth(config)
+    if asked.layers[-1] >= have:
+        raise ConfigurationError(
+            f"the target has {have} decoder layers, counted from 0; got draft layers "
+            f"{asked.layers} for {target}; take layers below {have}"
+        )
+
+
 def is_folder(given: object) -> bool:
     """Whether this names a draft folder."""
     return isinstance(given, (str, Path)) and (Path(given) / "draft.json").is_file()
@@ -93,13 +103,8 @@ class ShallowSource(Lent):
         return layers.layers
 
     def _check(self, config: PretrainedConfig) -> None:
-        have, vocab = shallow.depth(config), vocabulary_of(config)
-        if self._layers[-1] >= have:
-            raise ConfigurationError(
-                f"the target has {have} decoder layers, counted from 0; got draft layers "
-                f"{self._layers} for {self.target}; take layers below {have}"
-            )
-        ids = self.ids_K
+        check(Layers(self._layers), config, str(self.target))
+        ids, vocab = self.ids_K, vocabulary_of(config)
         if ids is not None and not (len(ids) and 0 <= int(ids.min()) <= int(ids.max()) < vocab):
             raise VocabularyMismatch(
                 f"the draft {self} proposes tokens that its target does not know; got {self.target}"

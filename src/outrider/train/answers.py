@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -30,9 +31,10 @@ def answered(
     """Answers of up to so many tokens, each with whether it is held out.
 
     They are written to `path` as they come, a JSON object a line; those that are there already
-    from a run that was stopped are read.
+    from a run that was stopped are read. Raises ConfigurationError for answers to other prompts.
     """
     done = _read(path)
+    _check(speculator, prompts, [text for text, _ in done], path)
     with path.open("a", encoding="utf-8") as file:
         for first in range(len(done), len(prompts), rows):
             numbers = range(first, min(first + rows, len(prompts)))
@@ -56,6 +58,21 @@ def _prompt(speculator: Speculator, prompt: str) -> list[int]:
     tokenizer = speculator.tokenizer
     chats = isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.chat_template is not None
     return encode(tokenizer, [{"role": "user", "content": prompt}] if chats else prompt)
+
+
+def _check(
+    speculator: Speculator, prompts: Sequence[Piece], done: Sequence[Text], path: Path
+) -> None:
+    """Answers that are there already must be to the first of these prompts."""
+    right = len(done) <= len(prompts) and all(
+        list(text.tokens[: text.start]) == _prompt(speculator, piece.prompt)
+        for text, piece in zip(done, prompts, strict=False)
+    )
+    if not right:
+        raise ConfigurationError(
+            f"{str(path)!r} was begun on other prompts; got {len(prompts)} new ones; give another "
+            "--out, or delete that file's folder"
+        )
 
 
 def _read(path: Path) -> list[tuple[Text, bool | None]]:

@@ -19,8 +19,10 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
+from outrider.models import shallow_source
 from outrider.models.config import vocabulary_of
 from outrider.models.shallow import depth
+from outrider.models.shallow_source import check
 from outrider.text.speculator import Speculator
 from outrider.train import answers, texts
 from outrider.train.alpha import Alpha, alpha
@@ -96,11 +98,17 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
             f"a draft is trained on texts that the target goes on from; got {task.target}, "
             "which reads an input of another kind; give a decoder-only target"
         )
+    if task.kind == "layers":
+        check(shallow_source.Layers(_layers(model, task)), model.config, task.target)
     work = task.out / "work"
     work.mkdir(parents=True, exist_ok=True)
+    _same(work / "target.json", _fingerprint(_weights(model)), "for another target")
+    if task.prompts:
+        how = task.tokens, task.plan.seed
+        _same(work / "answers.json", _fingerprint(how), "with answers of another length or seed")
     learnt, held, counts = _texts(speculator, task, work, show)
     taps = usual_taps(depth(model.config)) if task.kind == "head" else ()
-    _same(work / "features.json", _fingerprint(learnt, taps))
+    _same(work / "features.json", _fingerprint((learnt, taps)), "on other texts")
     features_at = work / "features"
     record(target, learnt, taps, features_at, show=lambda n, of: show("target's states", n, of))
     features = read(features_at)
@@ -158,19 +166,30 @@ def _student(
     ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
     if task.kind == "head":
         return Head(model, ids_K, taps, task.inner)
-    last = depth(model.config) - 1
-    return Layers(model, ids_K, task.layers or tuple(sorted({0, last})))
+    return Layers(model, ids_K, _layers(model, task))
 
 
-def _fingerprint(learnt: Sequence[Text], taps: tuple[int, ...]) -> str:
-    return hashlib.sha256(repr((learnt, taps)).encode()).hexdigest()
+def _layers(model: PreTrainedModel, task: Task) -> tuple[int, ...]:
+    return task.layers or tuple(sorted({0, depth(model.config) - 1}))
 
 
-def _same(path: Path, fingerprint: str) -> None:
-    """Refuse to go on with features of other texts."""
+def _weights(model: PreTrainedModel) -> list[tuple[str, list[float]]]:
+    """Some numbers of every weight: what tells a target from its like."""
+    return [
+        (name, weight.detach().flatten()[:: max(weight.numel() // 8, 1)].float().tolist())
+        for name, weight in model.named_parameters()
+    ]
+
+
+def _fingerprint(of: object) -> str:
+    return hashlib.sha256(repr(of).encode()).hexdigest()
+
+
+def _same(path: Path, fingerprint: str, otherwise: str) -> None:
+    """Refuse to go on with what was made of something else."""
     if path.exists() and json.loads(path.read_text("utf-8")) != fingerprint:
         raise ConfigurationError(
-            f"the training in {str(path.parent)!r} was begun on other texts or another target; got "
-            "new ones; give another --out, or delete that folder"
+            f"the training in {str(path.parent)!r} was begun {otherwise}; got new ones; give "
+            "another --out, or delete that folder"
         )
     path.write_text(json.dumps(fingerprint), "utf-8")

@@ -105,10 +105,13 @@ class Trainer:
         matrices = [weight for weight in self._weights if weight.dim() == 2]
         others = [weight for weight in self._weights if weight.dim() != 2]
         self._optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=plan.rate, weight_decay=0.01),
-            torch.optim.AdamW(others, lr=plan.norm_rate, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.Muon(matrices, lr=plan.rate, weight_decay=0.01)
         ]
-        self._rates = (plan.rate, plan.norm_rate)
+        if others:  # norms without weights leave none
+            betas = (0.9, 0.95)
+            adam = torch.optim.AdamW(others, lr=plan.norm_rate, betas=betas, weight_decay=0.0)
+            self._optimisers.append(adam)
+        self._rates = (plan.rate, plan.norm_rate)[: len(self._optimisers)]
         self.progress = Progress()
 
     @property
