@@ -5,6 +5,7 @@ rows are kept by the last token, as in the paper, and by the last two, which are
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 WIDTH = 8  #: tokens of a row
 MOST = 1 << 16  #: rows of either kind; the oldest go first
@@ -45,6 +46,7 @@ class Successors:
 
 
 def _put(rows: dict[int, Sequence[int]], key: int, best: Sequence[int]) -> None:
-    if key not in rows and len(rows) >= MOST:
-        del rows[next(iter(rows))]
+    if key not in rows and len(rows) >= MOST:  # many at once: each passes over those gone before
+        for old in list(islice(rows, max(MOST // 8, 1))):
+            del rows[old]
     rows[key] = best
