@@ -5,9 +5,10 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Tree
+from outrider.types import Draft, Kind, Tree
 
 MOST_NODES = 4096  #: a target would read more for minutes, and tables of nodes by nodes are built
 
@@ -138,6 +139,24 @@ def shallower(draft: Draft, most_B: Tensor) -> Draft:
     draws = draft.draws_BNK.masked_fill(deep, -1)
     rows = draft.row_BNK.masked_fill(deep, -1)
     return draft._replace(draws_BNK=draws, row_BNK=rows)
+
+
+def alike(draft: Draft, most: int) -> Draft:
+    """The draft as a tree with `most` draws at a node, whatever is in it; nothing stays nothing.
+
+    Which uniform a draw is tested with follows from their number, and by which algorithm from
+    whether it is a chain: so a row would write otherwise beside a neighbour with another tree.
+    """
+    if not draft.tree.max_depth:
+        return draft
+    more = (0, most - draft.draws_BNK.shape[2])
+    tables = (draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
+    draws, kind, row = (
+        pad(table, more, value=fill)
+        for table, fill in zip(tables, (-1, int(Kind.FIXED), -1), strict=True)
+    )
+    tree = draft.tree._replace(is_chain=False, max_draws=most)
+    return draft._replace(tree=tree, draws_BNK=draws, kind_BNK=kind, row_BNK=row)
 
 
 @lru_cache(maxsize=512)

@@ -5,11 +5,12 @@ import pytest
 from letters import translated
 from outrider import DraftModel, Engine, Limits, Run, Sampling
 from outrider.costs import Costs
-from outrider.drafters import Either, Recall, Suffix, placed, recall
+from outrider.drafters import Either, Recall, Suffix, recall
 from outrider.drafters.either import Sides
 from outrider.engine.planner import Adaptive, Fixed
 from outrider.engine.request import Request
 from outrider.types import Shape
+from outrider.verifiers import kernels
 from tiny import decode, pair
 
 TARGET, SMALL = pair(0.4)
@@ -58,7 +59,7 @@ def test_a_row_writes_what_it_writes_alone(drafter, rule, planner):
 
 
 def test_it_would_not_with_trees_as_wide_as_the_batch_needs(monkeypatch):
-    monkeypatch.setattr(placed, "alike", lambda draft, most: draft)
+    monkeypatch.setattr(kernels, "alike", lambda draft, most: draft)
     assert differ(Recall(8), "traversal", Fixed)
 
 

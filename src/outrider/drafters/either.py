@@ -170,9 +170,7 @@ class Either:
     def propose(self, memory: Memory, context: Context, shape: Shape) -> Draft:
         """Trees of copies in some rows, chains of the model in the others."""
         draft = self._draft(memory, context, shape)
-        if self.copies.chain or context.sampling.greedy == "all":
-            return draft
-        return placed.alike(draft, recall.CHILDREN)
+        return draft if self.copies.chain else draft._replace(fan=recall.CHILDREN)
 
     def _draft(self, memory: Memory, context: Context, shape: Shape) -> Draft:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]

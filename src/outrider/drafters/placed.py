@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outrider.tree import branching, children
 from outrider.types import Draft, Kind, Tree, Verdict
@@ -91,24 +90,6 @@ def trees(grown: Sequence[Grown], kind: Kind) -> Draft:
         None,
         frozenset({kind}),
     )
-
-
-def alike(draft: Draft, most: int) -> Draft:
-    """The draft as a tree with `most` draws at a node, whatever is in it; nothing stays nothing.
-
-    Which uniform a draw is tested with follows from their number, and by which algorithm from
-    whether it is a chain: so a row would write otherwise beside a neighbour with another tree.
-    """
-    if not draft.tree.max_depth:
-        return draft
-    more = (0, most - draft.draws_BNK.shape[2])
-    tables = (draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
-    draws, kind, row = (
-        pad(table, more, value=fill)
-        for table, fill in zip(tables, (-1, int(Kind.FIXED), -1), strict=True)
-    )
-    tree = draft.tree._replace(is_chain=False, max_draws=most)
-    return draft._replace(tree=tree, draws_BNK=draws, kind_BNK=kind, row_BNK=row)
 
 
 def committed(draft: Draft, verdict: Verdict) -> list[list[int]]:

@@ -315,9 +315,7 @@ class Recall:
     def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
         draft = placed.trees(self.trees(memory, shape), self.kind)
-        if self.chain or self.earlier or context.sampling.greedy == "all":
-            return draft  # nothing of it is drawn, or a matching rule judges it
-        return placed.alike(draft, CHILDREN)
+        return draft if self.chain else draft._replace(fan=CHILDREN)
 
     def trees(self, memory: Rows[Row], shape: Shape) -> list[Grown]:
         """The best tree of each row, of as many nodes as the shape says of it."""

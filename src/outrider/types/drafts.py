@@ -103,6 +103,9 @@ class Draft(NamedTuple):
     #: where the drafter's own cache holds each node, counted from the root's slot (-1: it does
     #: not), if not at the node's number
     places_BN: Tensor | None = None
+    #: most draws of a node in any draft of its drafter, where rows' trees differ: rules that test
+    #: draws by their numbers count as in such a tree; 0: as in this one
+    fan: int = 0
 
     @property
     def device(self) -> torch.device:
