@@ -59,7 +59,7 @@ HOMES = {
     "llguidance": {"server"},
     "ray": {"server"},
     "vllm": {"integrations"},
-    "uvicorn": {"cli"},
+    "uvicorn": {"server"},
     "prometheus_client": {"server"},
 }
 

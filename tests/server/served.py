@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import openai
-import uvicorn
 
 from outrider.server.apart import Apart, decode
 from outrider.server.app import Service, around, make
+from outrider.server.http_server import HttpServer
 
 NAME = "pair"
 PROMPT = "def fibonacci(n):\n"
@@ -23,13 +23,12 @@ PROMPT = "def fibonacci(n):\n"
 class Server:
     """A running server: its address, its engine's thread, and clients."""
 
-    def __init__(self, site, http="auto"):
+    def __init__(self, site, http="auto", grace=1.0):
         self.app, self.loop = site
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        how = {"log_level": "error", "log_config": None, "timeout_graceful_shutdown": 2}
-        config = uvicorn.Config(self.app, http=http, **how)
-        self.uvicorn = uvicorn.Server(config)
+        self.uvicorn = HttpServer(site, grace)
+        self.uvicorn.config.http = http
         self.clients = []
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
@@ -72,19 +71,19 @@ def linked(load, room):
 
 
 @contextmanager
-def serving(speculator, http="auto", **settings):
+def serving(speculator, http="auto", grace=1.0, **settings):
     """A server for the length of a block."""
     service = _service(settings)
-    with _until_the_end(Server(make(speculator, service), http)) as server:
+    with _until_the_end(Server(make(speculator, service), http, grace)) as server:
         yield server
 
 
 @contextmanager
-def far(speculator, **settings):
+def far(speculator, grace=1.0, **settings):
     """A server whose loop is behind a pipe."""
     service = _service(settings)
     engine = linked(lambda: speculator, service.room)
-    with _until_the_end(Server(around(engine.known, engine, service))) as server:
+    with _until_the_end(Server(around(engine.known, engine, service), grace=grace)) as server:
         yield server
 
 

@@ -120,6 +120,21 @@ def test_bad_lines_are_rows_with_an_error_and_lose_nothing(shipped, tmp_path):
     assert len(faults) == len(BAD) + 1
 
 
+ENDLESS = {"name": "x", "schema": {"type": "number", "maximum": float("inf")}}
+
+
+def test_a_fault_of_our_own_is_a_row_and_ends_no_run(shipped, tmp_path, monkeypatch):
+    def broken(body):
+        raise LookupError("nobody has foreseen this")
+
+    monkeypatch.setattr("outrider.server.orders.grammar_of", broken)
+    source = written(tmp_path / "in.jsonl", [line("bad"), line("worse")])
+    answered(shipped, source, tmp_path / "out.jsonl")
+    rows = [row["response"] for row in read(tmp_path / "out.jsonl")]
+    assert [row["status_code"] for row in rows] == [500, 500]
+    assert "LookupError: nobody has foreseen this" in rows[0]["body"]["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "part"),
     [
@@ -131,6 +146,7 @@ def test_bad_lines_are_rows_with_an_error_and_lose_nothing(shipped, tmp_path):
         ({"n": 4}, 400, "more than 3 rows"),
         ({"timeout": 1e-9}, 504, "deadline"),
         ({"messages": [{"role": "user", "content": "x"}]}, 400, "chat template"),
+        ({"response_format": {"type": "json_schema", "json_schema": ENDLESS}}, 400, "infinite"),
     ],
 )
 def test_requests_that_cannot_be_answered_say_why(shipped, tmp_path, asked, status, part):

@@ -173,7 +173,45 @@ def test_null_is_a_field_that_is_left_out(server):
     assert nulls["choices"] == plain["choices"]
     for name in ("model", "prompt"):
         assert refused(server, 400, asked_for | {name: None})["param"].startswith(name)
-    refused(server, 400, BODY | {"no_such": None}, "not supported")
+    nothing = {"tools": None, "no_such": None}
+    assert asked(server, asked_for | nothing)[1]["choices"] == plain["choices"]
+
+
+def test_an_answer_is_given_back_as_it_came(chatty):
+    """With the fields that the server and its clients write beside the text."""
+    client, about = chatty.client(), {"model": NAME, "max_tokens": 8, "temperature": 0}
+    said = [{"role": "user", "content": "x"}]
+    first = client.chat.completions.create(messages=said, **about).choices[0].message
+    assert first.model_dump()["refusal"] is None
+    said += [first.model_dump(), {"role": "user", "content": "y"}]
+    again = client.chat.completions.create(messages=said, **about)
+    said[1] = {"role": "assistant", "content": first.content}
+    bare = client.chat.completions.create(messages=said, **about)
+    assert again.choices[0].message.content == bare.choices[0].message.content
+
+
+@pytest.mark.parametrize("number", ["1e309", "NaN", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_the_schemas_fault(server, number):
+    schema = {"type": "number", "maximum": 0.125}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = json.dumps(BODY | {"response_format": form}).replace("0.125", number)
+    assert refused(server, 400, body.encode())["param"] == "response_format"
+
+
+def test_a_grammar_that_is_too_large_says_so(server):
+    refused(server, 400, BODY | {"guided_regex": "(a{1000}){1000}{1000}"}, "too large")
+
+
+def test_a_fault_of_our_own_is_told_as_one(server, monkeypatch):
+    """And not as an engine that has stopped, which clients try again."""
+
+    def choices(self, body):
+        raise LookupError("nobody has foreseen this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Orders, "completions", choices)
+        assert refused(server, 500, BODY)["message"] == "internal error"
+    assert asked(server, BODY | {"max_tokens": 2})[0] == 200
 
 
 def test_bodies_that_contradict_themselves(server):
@@ -223,6 +261,39 @@ def test_a_key_is_needed_where_there_are_keys(shipped):
         assert write(server.client("second"), max_tokens=2).usage.completion_tokens == 2
         assert asked(server, None, "/health", method="GET")[0] == 200
         refused(server, 401, None, path="/metrics", method="GET")
+
+
+def preflight(server, origin):
+    """What a browser is told when it asks whether a page may ask."""
+    request = urllib.request.Request(server.address + "/v1/completions", method="OPTIONS")
+    request.add_header("Origin", origin)
+    request.add_header("Access-Control-Request-Method", "POST")
+    request.add_header("Access-Control-Request-Headers", "authorization,x-stainless-arch")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers)
+
+
+def test_pages_of_named_sites_may_ask_with_a_key(shipped):
+    site = "https://example.org"
+    with serving(shipped, keys=("first",), origins=(site,)) as server:
+        status, headers = preflight(server, site)
+        assert status == 200
+        assert headers["access-control-allow-origin"] == site
+        assert "x-stainless-arch" in headers["access-control-allow-headers"].lower()
+        assert preflight(server, "https://example.com")[0] == 400
+        request = urllib.request.Request(server.address + "/v1/models", headers={"Origin": site})
+        with pytest.raises(urllib.error.HTTPError) as raised:  # a page can read why
+            urllib.request.urlopen(request, timeout=30)
+        assert raised.value.code == 401
+        assert raised.value.headers["access-control-allow-origin"] == site
+        raised.value.close()
+        request.add_header("authorization", "bearer first")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
 
 
 def test_a_full_queue_says_when_to_come_back(shipped):

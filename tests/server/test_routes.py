@@ -11,6 +11,7 @@ import torch
 from served import NAME, PROMPT, events, far, serving, streamed, write
 
 from outrider import Sampling, Stop
+from outrider.server.words import Words
 
 
 def said(answer):
@@ -125,6 +126,19 @@ def test_log_probabilities_are_the_models_own(shipped, client):
     assert flowed == pytest.approx(expected, abs=1e-3)
 
 
+def test_offsets_are_those_of_the_text(shipped):
+    """Where characters are several tokens, too, whole or from any token on."""
+    words, text = Words(shipped.tokenizer), "x = '😀漢字é' # 日本語 🚀"
+    ids = shipped.tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = [words.bytes_of(token) for token in ids]
+    assert any(piece.decode("utf-8", "replace").endswith("\ufffd") for piece in pieces)
+    read = [b"".join(pieces[:at]).decode("utf-8", "ignore") for at in range(len(ids))]
+    offsets = words.offsets(ids, 0, len(ids))
+    assert offsets == [len(before) for before in read]
+    for since in range(len(ids)):
+        assert words.offsets(ids, since, 3) == offsets[since : since + 3]
+
+
 def teacher_forced(speculator, prompt, tokens):
     """The target's log-probabilities [n, V] ahead of each token."""
     from outrider.models.nodes import causal
@@ -152,6 +166,18 @@ def test_a_prediction_is_copied_and_changes_no_text(client):
     other = write(client, seed=3, max_tokens=40, extra_body={"prediction": wrong})
     assert said(other) == said(plain)
     assert other.usage.completion_tokens_details.rejected_prediction_tokens > 20
+
+
+def test_a_long_prediction_keeps_nobody_waiting(client):
+    """Tokens are counted wherever they are: nothing is aligned."""
+    said = {"type": "content", "content": " the cat" * 12_500}
+    started = time.monotonic()
+    more = {"prediction": said, "ignore_eos": True}
+    answer = write(client, "a", max_tokens=200, logit_bias={"260": 100}, extra_body=more)
+    assert time.monotonic() - started < 10  # 25 s where they were
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens <= 200
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 12_500
 
 
 def test_a_schema_is_followed_with_drafts_and_without(client):
@@ -237,6 +263,8 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
     began = time.monotonic()
     with opened(shipped, prefix="vllm:") as server:
         client = server.client()
+        with pytest.raises(openai.InternalServerError):  # nothing of its prompt is read
+            write(client, extra_body={"timeout": 1e-9})
         answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
         _, last = streamed(client, seed=9, stop="return")
         page = urllib.request.urlopen(server.address + "/metrics").read().decode()
@@ -256,7 +284,7 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
         ("num_accepted_tokens_per_pos", "num_accepted_draft_tokens"),
     ):
         assert told[f"vllm:spec_decode_{name}_total"] == sum(one[field] for one in metrics)
-    assert told["vllm:request_success_total"] == sum(len(a.choices) for a in answers) + 1
+    assert told["vllm:request_success_total"] == sum(len(a.choices) for a in answers) + 2
     assert told["vllm:num_requests_running"] == told["vllm:kv_cache_usage_perc"] == 0
     choices = sum(len(answer.choices) for answer in answers) + 1
     steps = sum(one["num_spec_steps"] for one in metrics)

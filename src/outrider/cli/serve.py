@@ -111,16 +111,15 @@ def _run(
 ) -> None:
     """Serve until it is ended."""
     with _extra():
-        import uvicorn
-
         from outrider.server.app import around
+        from outrider.server.http_server import HttpServer
         from outrider.server.known import Hears
     with _ended(), _bound(host, port) as place:  # before the model is read, which takes longer
         err.print(f"reading {service.names[0]}")
         apart, how = _parted(processes)
         known, engine = _engine(load, service.room, apart)
         try:
-            app, _ = around(known, engine, service)
+            site = around(known, engine, service)
             with _free(host, port):
                 place.listen()
             at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
@@ -130,14 +129,8 @@ def _run(
             )
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
-            config = uvicorn.Config(
-                app,
-                log_level="warning",
-                log_config=None,  # its own would close the handlers of everybody else's loggers
-                timeout_graceful_shutdown=5,
-            )
             with suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run([place])
+                HttpServer(site).run([place])
         finally:
             engine.close()
             engine.join(10)

@@ -2,9 +2,9 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from pydantic_core import to_json
@@ -44,7 +44,10 @@ def absorb(choice: Choice, block: HostBlock) -> TextBlock:
 
 
 class Prediction(NamedTuple):
-    """How much of a predicted text came: tokens of it that the answer has, in order, or has not."""
+    """How much of a predicted text came: tokens of it that the answer has, or has not.
+
+    Wherever they are: an alignment of two long texts would keep everybody else waiting.
+    """
 
     accepted: int
     rejected: int
@@ -52,10 +55,10 @@ class Prediction(NamedTuple):
     @classmethod
     def of(cls, choice: Choice) -> "Prediction":
         """For a choice that is over."""
-        predicted, said = choice.predicted or [], choice.answer.tokens
-        match = SequenceMatcher(None, predicted, said, autojunk=False)
-        same = sum(block.size for block in match.get_matching_blocks())
-        return cls(same, len(predicted) - same)
+        predicted = choice.predicted or Counter()
+        said = Counter(choice.answer.tokens).items()
+        same = sum(min(count, predicted[token]) for token, count in said)
+        return cls(same, predicted.total() - same)
 
 
 def prompts(choices: Sequence[Choice]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import outrider
+from outrider.errors import OutriderError
 from outrider.server import faults
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
 from outrider.server.counts import Counts
@@ -97,13 +98,6 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
         responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
     _errors(app)
-    if service.origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(service.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
-        )
     if isinstance(known, Hears):
         _speech(app, known, loop, service, counts)
     else:
@@ -111,7 +105,13 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
     counts.watch(loop)
     _about(app, service, loop, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
-    return Site(Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING}), loop)
+    site: App = Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING})
+    if service.origins:  # in front of the guard: a browser asks whether it may without a key
+        origins = list(service.origins)
+        site = CORSMiddleware(
+            site, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return Site(site, loop)
 
 
 def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts: Counts) -> None:
@@ -122,7 +122,7 @@ def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts:
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
         try:
             choices = await asyncio.to_thread(desk.choices, body)
-        except Exception as error:
+        except (faults.Refusal, OutriderError) as error:
             return faults.response(error)
         echo = isinstance(body, CompletionBody) and body.echo
         return await serving.answer(http, body, choices, desk.writer(body), echo)

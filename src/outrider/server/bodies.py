@@ -23,7 +23,10 @@ Ids = Annotated[list[Size], Field(min_length=1)]
 
 
 class Body(BaseModel):
-    """No field but those that are listed; null is a field that is left out, unless it is needed."""
+    """No field but those that are listed; null is a field that is left out, unless it is needed.
+
+    One that is not listed may be null, too: OpenAI's clients give answers back as they came.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -34,8 +37,8 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         fields = cls.model_fields
-        free = {field.alias or name for name, field in fields.items() if not field.is_required()}
-        return {name: one for name, one in given.items() if one is not None or name not in free}
+        needed = {field.alias or name for name, field in fields.items() if field.is_required()}
+        return {name: one for name, one in given.items() if one is not None or name in needed}
 
     @classmethod
     def __get_pydantic_json_schema__(

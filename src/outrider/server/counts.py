@@ -97,7 +97,7 @@ class Counts:
 
     def over(self, choices: Sequence[Choice]) -> None:
         """Count an answer, whole or cut off by its client."""
-        read, copied = prompts(choices)
+        read, copied = prompts([choice for choice in choices if choice.seated is not None])
         self.prompt_tokens.inc(read)
         self.asked.inc(read)
         self.copied.inc(copied)

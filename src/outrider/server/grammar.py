@@ -41,17 +41,24 @@ def grammar_of(body: Common) -> str | None:
     text = body.guided_regex if body.guided_grammar is None else body.guided_grammar
     if text is None and asked is not None and asked.type != "text":
         schema = {"type": "object"} if asked.json_schema is None else asked.json_schema.schema_
-        text = json.dumps(schema)
+        try:
+            text = json.dumps(schema, allow_nan=False)
+        except ValueError as error:
+            what = "a number in the schema is infinite or none; JSON has no such numbers"
+            raise Refusal(what, name) from error
     if text is None:
         return None
     if len(text.encode()) > MOST_BYTES:
         raise Refusal(f"{name} has more than {MOST_BYTES} bytes; shorten it", name)
-    if name == "guided_regex":
-        return str(LLMatcher.grammar_from_regex(text))
-    if name == "guided_grammar":
-        return str(LLMatcher.grammar_from_lark(text))
-    compact = {"whitespace_flexible": False}
-    return str(LLMatcher.grammar_from_json_schema(text, overrides=compact))
+    try:
+        if name == "guided_regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        if name == "guided_grammar":
+            return str(LLMatcher.grammar_from_lark(text))
+        compact = {"whitespace_flexible": False}
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=compact))
+    except ValueError as error:
+        raise Refusal(f"{name} cannot be read: {error}", name) from error
 
 
 class Grammar:
@@ -95,6 +102,9 @@ class Grammar:
         taken = self._matcher.try_consume_tokens(fresh) if fresh else 0
         read += fresh[:taken]
         if taken < len(fresh):  # a text that the grammar forbids: nothing of it can be emitted
+            error = self._matcher.get_error()
+            if error:
+                raise ConfigurationError(f"the schema or grammar is too large to follow: {error}")
             return torch.zeros(self._mask.shape[1] * 32, dtype=torch.bool)
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask, 0)
         words = torch.from_numpy(self._mask[0])

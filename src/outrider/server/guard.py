@@ -85,7 +85,9 @@ class Guard:
         if not self.keys or scope["path"] in self.open:
             return
         said = next((value for name, value in headers if name == b"authorization"), b"")
-        key = said.removeprefix(b"Bearer ")
+        scheme, _, key = said.partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = b""
         # all of them are compared, so that time tells nothing
         fits = [hmac.compare_digest(key, known.encode()) for known in self.keys]
         if not any(fits):

@@ -13,8 +13,9 @@ from outrider.server.batch_file import URLS, Row, Wanted
 from outrider.server.bodies import ChatBody, CompletionBody
 from outrider.server.decoding import Room, opened
 from outrider.server.desk import Desk, running
-from outrider.server.faults import Refusal, rejected, told
+from outrider.server.faults import Refusal, content, rejected, told
 from outrider.server.known import Writes
+from outrider.server.loop import Stopped
 from outrider.server.orders import Orders
 from outrider.server.serving import Going
 from outrider.text.speculator import Speculator
@@ -97,5 +98,9 @@ async def _answer(desk: Desk, url: str, asked: dict[str, Any]) -> tuple[int, dic
         if desk.loop.fault is not None:
             raise
         return told(error)
+    except Exception as error:
+        if desk.loop.fault is not None or isinstance(error, Stopped):
+            raise
+        return 500, content(f"internal error: {type(error).__name__}: {error}", 500)
     echo = isinstance(body, CompletionBody) and body.echo
     return 200, desk.writer(body).whole(choices, echo)

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Choice:
     request: Request
     answer: Answer
     tells_ids: bool = False  #: whether chunks have token ids
-    predicted: list[int] | None = None  #: tokens of the text that it was expected to resemble
+    predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
     owed: str = ""  #: text of tokens that the client has, which it has not
     stats: RequestStats = field(default_factory=RequestStats)
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -111,9 +112,10 @@ class Orders:
         with _blamed("stop_token_ids"):
             ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
         method, depth = self._method(body)
-        predicted = None
+        reference, predicted = list[int](), None
         if body.prediction is not None:
-            predicted = self._ids(plain(body.prediction.content))
+            reference = self._ids(plain(body.prediction.content))
+            predicted = Counter(reference)
         grammar = grammar_of(body)
         sent = _sent(body, len(prompts) * body.n)
         choices: list[Choice] = []
@@ -129,7 +131,7 @@ class Orders:
                     [*ids, *had],
                     self._sampling(body, copy, ids, grammar),
                     Limits(max(left, 1), ends),
-                    reference=predicted or (),
+                    reference=reference,
                     logprobs=logs,
                     trace=body.stream_options is not None and body.stream_options.include_trace,
                     num_speculative_tokens=depth,

@@ -52,8 +52,7 @@ class Going:
                 choice, ticket = self.choices[at], self.tickets[at]
                 if choice.reason is not None:
                     continue  # it was cut by a stop string: what comes behind is not wanted
-                choice.arrived, choice.seated = ticket.arrived, ticket.seated
-                choice.stats.cached_tokens = ticket.cached
+                self._clocked(at)
                 if event.error is not None:
                     raise event.error
                 assert isinstance(event.block, HostBlock)
@@ -66,9 +65,16 @@ class Going:
         finally:
             self.cancel()
 
+    def _clocked(self, at: int) -> None:
+        """What its ticket tells of a choice besides its blocks."""
+        choice, ticket = self.choices[at], self.tickets[at]
+        choice.arrived, choice.seated = ticket.arrived, ticket.seated
+        choice.stats.cached_tokens = ticket.cached
+
     def cancel(self) -> None:
         """End what is not over."""
         for at, ticket in self.tickets.items():
+            self._clocked(at)
             if self.choices[at].reason is None and not ticket.over:
                 self._loop.cancel(ticket)
 

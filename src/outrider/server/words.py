@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+_UNFINISHED = 3  #: bytes of a character without its last one, at most
+
 
 @lru_cache(maxsize=1)
 def _bytes() -> dict[str, int]:
@@ -47,9 +49,23 @@ class Words:
         return str(self.tokenizer.decode([token], skip_special_tokens=False)).encode()
 
     def offsets(self, ids: Sequence[int], since: int, count: int) -> list[int]:
-        """Where in the text the tokens from a place on begin, in characters."""
-        at, offsets = len(self.text(ids[:since])), []
-        for token in ids[since : since + count]:
-            offsets.append(at)
-            at += len(self.bytes_of(token).decode("utf-8", "ignore"))
+        """Where in the text the tokens from a place on begin, in characters.
+
+        A token that goes on with a character begins where that one does.
+        """
+        whole = since  # tokens whose characters are complete
+        while whole > max(since - _UNFINISHED, 0) and self._broken(ids[:whole]):
+            whole -= 1
+        at, before, offsets = len(self.text(ids[:whole])), max(whole - 1, 0), list[int]()
+        for place in range(whole, min(since + count, len(ids))):
+            if place >= since:
+                offsets.append(at)
+            if not self._broken(ids[before : place + 1]):
+                known = self.text(ids[before:whole])
+                at += len(self.text(ids[before : place + 1])) - len(known)
+                before, whole = whole, place + 1
         return offsets
+
+    def _broken(self, ids: Sequence[int]) -> bool:
+        """Whether these tokens end within a character."""
+        return self.text(ids).endswith("\ufffd")
