@@ -295,7 +295,7 @@ def test_by_name_and_what_is_refused():
 @pytest.mark.parametrize(
     ("options", "planner", "depth"),
     [
-        (DraftOptions(), "adaptive", 12),
+        (DraftOptions(), "adaptive", 24),
         (DraftOptions(3), "fixed", 3),
         (DraftOptions(branching=(2, 1)), "fixed", None),
     ],

@@ -112,5 +112,5 @@ def _made(
 
 
 RECIPE = recipes.Recipe(
-    _made, ("model",), ("num_speculative_tokens", "branching", "coupled"), deepest=12
+    _made, ("model",), ("num_speculative_tokens", "branching", "coupled"), deepest=24
 )
