@@ -243,11 +243,17 @@ def live(given: argparse.Namespace) -> list[Goal]:
     about: dict[str, Any] = {"dtype": given.dtype, "threads": 1, "packed": True}
     pair = outrider.load(**about)
     draft = pair.engine.drafter.model  # type: ignore[attr-defined]
+    deeper = {
+        f"planner to {d}": timed(
+            outrider.load(num_speculative_tokens=d, planner="adaptive", **about)
+        )
+        for d in given.depths
+    }
     goals = []
     for temperature, least in ((0.0, 1.03), (1.0, 1.0)):
         how = Sampling(temperature)
         arms = {f"chain {d}": timed(pair.using(DraftModel(draft, (1,) * d))) for d in FIXED[1::1]}
-        arms = {"planner": timed(pair), "plain": timed(pair.plain())} | arms
+        arms = {"planner": timed(pair), "plain": timed(pair.plain())} | deeper | arms
         times = interleaved(arms, texts, how, stop)
         told(f"shipped pair, T = {temperature:g}", times)
         best = min((n for n in times if n.startswith("chain")), key=lambda n: sum(times[n]))
@@ -466,6 +472,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--lanes", nargs="+", default=["chain", "tree", "lookup"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--depths", type=int, nargs="*", default=[], help="of live: more planners")
     parser.add_argument("--keep", help="file of recorded texts, to replay them again")
     parser.add_argument("--quick", action="store_true", help="few prompts and short texts")
     given = parser.parse_args()

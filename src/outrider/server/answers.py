@@ -3,8 +3,9 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from pydantic_core import to_json
@@ -54,7 +55,7 @@ class Prediction(NamedTuple):
 
     @classmethod
     def of(cls, choice: Choice) -> "Prediction":
-        """For a choice that is over."""
+        """For what is there of a choice."""
         predicted = choice.predicted or Counter()
         said = Counter(choice.answer.tokens).items()
         same = sum(min(count, predicted[token]) for token, count in said)
@@ -145,7 +146,9 @@ class Form(Protocol):
     def more(self, text: str) -> dict[str, Any]:
         """What is new of a text."""
 
-    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+    def logs(
+        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
+    ) -> dict[str, Any]:
         """Log-probabilities of some tokens, `top` of the likeliest with each."""
 
 
@@ -164,7 +167,9 @@ class Completions:
         """What is new of a text."""
         return {"text": text}
 
-    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+    def logs(
+        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
+    ) -> dict[str, Any]:
         """Columns, one value a token."""
         return {
             "tokens": [entry["token"] for entry in entries],
@@ -174,7 +179,7 @@ class Completions:
             ]
             if top
             else None,
-            "text_offset": offsets,
+            "text_offset": offsets(),
         }
 
 
@@ -193,7 +198,9 @@ class Chats:
         """What is new of a message."""
         return {"delta": {"content": text}}
 
-    def logs(self, entries: list[Entry], offsets: list[int], top: int) -> dict[str, Any]:
+    def logs(
+        self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
+    ) -> dict[str, Any]:
         """An entry a token."""
         return {"content": entries, "refusal": None}
 
@@ -284,7 +291,7 @@ class Writer:
         if asked is None:
             return None
         entries = self._entries(choice, since)
-        offsets = self.words.offsets(choice.answer.tokens, since, len(entries))
+        offsets = partial(self.words.offsets, choice.answer.tokens, since, len(entries))
         return self.form.logs(entries, offsets, asked.top)
 
     def _entries(self, choice: Choice, since: int) -> list[Entry]:

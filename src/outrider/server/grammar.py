@@ -44,7 +44,7 @@ def grammar_of(body: Common) -> str | None:
         try:
             text = json.dumps(schema, allow_nan=False)
         except ValueError as error:
-            what = "a number in the schema is infinite or none; JSON has no such numbers"
+            what = "a number in the schema is infinite or not a number; JSON has no such values"
             raise Refusal(what, name) from error
     if text is None:
         return None

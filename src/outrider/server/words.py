@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+_HALF = "\ufffd"  #: how a text ends whose last character is not complete
 _UNFINISHED = 3  #: bytes of a character without its last one, at most
 
 
@@ -54,18 +55,14 @@ class Words:
         A token that goes on with a character begins where that one does.
         """
         whole = since  # tokens whose characters are complete
-        while whole > max(since - _UNFINISHED, 0) and self._broken(ids[:whole]):
+        while whole > max(since - _UNFINISHED, 0) and self.text(ids[:whole]).endswith(_HALF):
             whole -= 1
         at, before, offsets = len(self.text(ids[:whole])), max(whole - 1, 0), list[int]()
         for place in range(whole, min(since + count, len(ids))):
             if place >= since:
                 offsets.append(at)
-            if not self._broken(ids[before : place + 1]):
-                known = self.text(ids[before:whole])
-                at += len(self.text(ids[before : place + 1])) - len(known)
+            text = self.text(ids[before : place + 1])
+            if not text.endswith(_HALF):
+                at += len(text) - len(self.text(ids[before:whole]))
                 before, whole = whole, place + 1
         return offsets
-
-    def _broken(self, ids: Sequence[int]) -> bool:
-        """Whether these tokens end within a character."""
-        return self.text(ids).endswith("\ufffd")
