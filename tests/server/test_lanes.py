@@ -39,8 +39,10 @@ def test_methods_are_lanes_over_one_target():
     assert all(engine.target is target for engine in made.values())
     assert isinstance(made[NONE].drafter, Root)
     assert lanes[COUPLED] is made[COUPLED]
-    with pytest.raises(UnknownName, match="'magic'"):
+    with pytest.raises(UnknownName, match="'magic'") as unknown:
         methods.named("magic")
+    assert "suffix" in str(unknown.value)
+    assert "layer_skip" not in str(unknown.value), "it cannot be made here"
     alone = Lanes(Engine(target, Recall(8))).methods
     assert alone.named("recall") == methods.named("default")
     with pytest.raises(UnknownName, match="'draft_model'"):  # there is none

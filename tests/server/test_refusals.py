@@ -82,6 +82,7 @@ FIELDS = [
     ("prompt", "x = 1\n" * 300),
     ("suffix", "x"),
     ("response_format.type", {"type": "xml"}),
+    ("speculative_config", {"method": "magic"}),
 ]
 
 
@@ -110,6 +111,34 @@ def test_a_field_that_cannot_be_honoured_is_named(server, param, value):
 def test_the_field_at_fault_is_one_that_was_sent(server, param, more):
     """Not a kind that it was tried as, nor a penalty so small that the model's numbers overflow."""
     assert refused(server, 400, BODY | more)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        {"num_speculative_tokens": 0},
+        {"method": "none"},
+        {"method": "default"},
+        {"method": "suffix"},
+    ],
+)
+def test_a_prediction_that_would_not_be_drafted_from_is_refused(server, asked_for):
+    prediction = {"type": "content", "content": "x = 1"}
+    body = BODY | {"prediction": prediction, "speculative_config": asked_for}
+    assert refused(server, 400, body, "method 'prediction'")["param"] == "prediction"
+    for method in ("prediction", "reference_lookup"):
+        code, _ = asked(server, body | {"speculative_config": {"method": method}})
+        assert code == 200, method
+
+
+def test_a_law_of_log_probabilities_needs_them(chatty):
+    law = {"logprobs_law": "processed"}
+    refused(chatty, 400, BODY | law, "logprobs_law needs logprobs")
+    turn = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    chat = {"path": "/v1/chat/completions"}
+    refused(chatty, 400, turn | law | {"logprobs": False}, "logprobs_law needs", **chat)
+    assert asked(chatty, BODY | law | {"logprobs": 0})[0] == 200
+    assert asked(chatty, turn | law | {"logprobs": True}, **chat)[0] == 200
 
 
 def test_a_body_that_is_no_json_blames_no_field(server):

@@ -267,6 +267,8 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
         answers = [write(client, seed=s, max_tokens=20, n=1 + s % 2) for s in range(3)]
         _, last = streamed(client, seed=9, stop="return")
         page = urllib.request.urlopen(server.address + "/metrics").read().decode()
+    assert 'request_success_total{finished_reason="error",model_name="pair"} 1.0' in page
+    assert 'finished_reason="cancelled"' not in page
     usages = [answer.usage for answer in answers] + [last.usage]
     metrics = [answer.model_extra["metrics"]["speculative_decoding"] for answer in [*answers, last]]
     told = {}

@@ -205,6 +205,11 @@ class Common(Routing):
             raise ValueError("resume is for streams: set stream, or leave it out")
         return self
 
+    def _has_logprobs(self, asked: bool) -> None:
+        """A law of log-probabilities goes with these."""
+        if "logprobs_law" in self.model_fields_set and not asked:
+            raise ValueError("logprobs_law needs logprobs: set logprobs, or leave it out")
+
 
 class CompletionBody(Common):
     """`POST /v1/completions`."""
@@ -225,6 +230,7 @@ class CompletionBody(Common):
             raise ValueError("best_of must equal n: every completion is returned")
         if self.echo and self.logprobs is not None:
             raise ValueError("echo with logprobs: log-probabilities of prompts are not computed")
+        self._has_logprobs(self.logprobs is not None)
         return self
 
 
@@ -242,6 +248,7 @@ class ChatBody(Common):
             raise ValueError("max_tokens and max_completion_tokens are one thing: give one")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: set logprobs, or leave it out")
+        self._has_logprobs(self.logprobs)
         return self
 
 

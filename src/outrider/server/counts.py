@@ -43,7 +43,7 @@ class Counts:
         )
         self.ended = Counter(
             f"{prefix}request_success",
-            "Requests that were answered, by why they ended",
+            "Requests by why they ended: stop, length, context, cancelled, error",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
@@ -128,7 +128,8 @@ class Counts:
     def _count(self, choice: Choice) -> None:
         stats = choice.stats
         self._counted(stats)
-        self.ended.labels(self._model, choice.reason or "cancelled").inc()
+        unfinished = "error" if choice.failed else "cancelled"
+        self.ended.labels(self._model, choice.reason or unfinished).inc()
         if choice.seated is not None:
             self.queued.observe(choice.seated - choice.arrived)
         if choice.first is None or choice.last is None:

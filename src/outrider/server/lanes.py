@@ -38,11 +38,12 @@ class Methods:
     """What requests may name: lanes with the nodes of their largest drafts.
 
     `drafter` is the server's own. One that cannot be made here has no nodes, and says so when it is
-    asked for.
+    asked for. `copying` are those that draft from a prediction.
     """
 
     drafter: str
     nodes: Mapping[str, int]
+    copying: frozenset[str] = frozenset({PREDICTION})
 
     def named(self, method: str) -> str:
         """The lane of a method, under whatever name it is known. Raises UnknownName."""
@@ -50,7 +51,8 @@ class Methods:
         if name == self.drafter:
             return DEFAULT
         if name not in self.nodes:
-            raise UnknownName("method", method, tuple(self.nodes))
+            here = tuple(lane for lane, nodes in self.nodes.items() if nodes)
+            raise UnknownName("method", method, here)
         return name
 
 
@@ -70,7 +72,10 @@ class Lanes(Mapping[str, Engine]):
         for lane in self:
             with suppress(OutriderError):
                 nodes[lane] = self[lane].drafter.shapes[0].max_nodes
-        return Methods(self._engine.drafter.name, nodes)
+        own = self._engine.drafter.name
+        drafters = {lane: lane for lane in self} | {DEFAULT: own, COUPLED: own}
+        copying = {lane for lane, name in drafters.items() if _copies(name)}
+        return Methods(own, nodes, frozenset({PREDICTION, *copying}))
 
     def __getitem__(self, lane: str) -> Engine:
         if lane not in self._made:
@@ -93,6 +98,11 @@ class Lanes(Mapping[str, Engine]):
         if lane == NONE:
             return Engine(own.target, Root(), "match")
         return Engine(own.target, make(lane, Parts(target=own.target)), "match", costs=own.costs)
+
+
+def _copies(drafter: str) -> bool:
+    """Whether a drafter of this name has a use for a request's reference."""
+    return drafter in DRAFTERS and DRAFTERS[drafter].copies
 
 
 def coupled(drafter: Drafter) -> Drafter:

@@ -46,6 +46,7 @@ class Choice:
     told: int = 0  #: tokens that were told, in chunks
     histogram: list[int] = field(default_factory=list)  #: steps by accepted tokens
     reason: str | None = None
+    failed: bool = False  #: whether its request ended by an error, this choice unfinished
     arrived: float = field(default_factory=time.monotonic)
     seated: float | None = None
     first: float | None = None  #: when its first tokens came
@@ -159,18 +160,24 @@ class Orders:
 
     def _method(self, body: Common) -> tuple[str, int | None]:
         """The lane, and how deep its drafts may be."""
-        config = body.speculative_config
+        config, predicted = body.speculative_config, body.prediction is not None
         depth = None if config is None else config.num_speculative_tokens
         if config is not None and config.method is not None:
             try:
-                return self.known.methods.named(config.method), depth
+                method = self.known.methods.named(config.method)
             except UnknownName as error:
                 raise Refusal(str(error), "speculative_config") from error
-        if depth == 0:
-            return lane.NONE, None
-        if body.prediction is not None:
-            return lane.PREDICTION, depth
-        return (lane.DEFAULT if body.seed is None else lane.COUPLED), depth
+        elif depth == 0:
+            method = lane.NONE
+        elif predicted:
+            method = lane.PREDICTION
+        else:
+            method = lane.DEFAULT if body.seed is None else lane.COUPLED
+        if predicted and (depth == 0 or method not in self.known.methods.copying):
+            asked = f"{depth} tokens" if depth == 0 else f"method {method!r}"
+            what = f"a prediction is drafted from by method {lane.PREDICTION!r}; got {asked}"
+            raise Refusal(f"{what}; leave speculative_config or prediction out", "prediction")
+        return method, None if method == lane.NONE else depth
 
     def _budget(self, ids: Sequence[int], asked: Asked, method: str) -> int:
         """Tokens that are asked for; or what is usual, if a row has room for it."""

@@ -54,6 +54,7 @@ class Going:
                     continue  # it was cut by a stop string: what comes behind is not wanted
                 self._clocked(at)
                 if event.error is not None:
+                    self._fail()
                     raise event.error
                 assert isinstance(event.block, HostBlock)
                 said = absorb(choice, event.block)
@@ -64,6 +65,10 @@ class Going:
                 yield choice, said
         finally:
             self.cancel()
+
+    def _fail(self) -> None:
+        for choice in self.choices:
+            choice.failed = choice.reason is None
 
     def _clocked(self, at: int) -> None:
         """What its ticket tells of a choice besides its blocks."""
