@@ -174,3 +174,13 @@ def test_only_a_line_feed_ends_a_prompt(tmp_path):
     text = json.dumps({"prompt": inside}, ensure_ascii=False) + "\r\n" + inside + "\n"
     path.write_bytes(text.encode("utf-8-sig"))  # with a byte order mark
     assert read_prompts(path) == [inside, inside]
+
+
+def test_the_version_names_what_it_stands_on(outrider):
+    import torch
+
+    code, out, err = outrider("--version")
+    assert (code, err) == (0, "")
+    assert out.startswith("outrider 0.")
+    assert f"torch {torch.__version__}" in out
+    assert "transformers" in out

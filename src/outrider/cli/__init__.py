@@ -1,9 +1,12 @@
 """The command line. Thin: every command calls public functions and prints."""
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
+import outrider
 from outrider.cli import (
     batch,
     certify,
@@ -22,11 +25,29 @@ from outrider.lab import papers as bench
 
 app = typer.Typer(
     name="outrider",
-    help="Speculative decoding that is exact, fast and a pleasure to use.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        beside = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+        typer.echo(f"outrider {outrider.__version__} ({beside})")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave."),
+    ] = False,
+) -> None:
+    """Speculative decoding that is exact, fast and a pleasure to use."""
+
+
 app.add_typer(bench.app, name="bench")
 app.command("batch")(batch.batch)
 app.command("certify")(certify.command)
