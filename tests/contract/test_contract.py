@@ -143,7 +143,11 @@ def test_drafts_are_well_formed(name, settings):
             checks.drafts_are_well_formed(case)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+#: By default the one that has greedy and sampled rows.
+MIXED = [pytest.param(s, marks=[] if s == "mixed" else [pytest.mark.slow]) for s in SETTINGS]
+
+
+@pytest.mark.parametrize("settings", MIXED)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rows_come_and_go(name, settings):
     checks.rows_come_and_go(Case(DRAFTERS[name], settings))
@@ -157,7 +161,24 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("check", WHOLE, ids=[check.name for check in WHOLE])
-@pytest.mark.parametrize("name", DRAFTERS)
+def whole():
+    """Every drafter with every such check.
+
+    The law takes thousands of texts: by default of one drafter of each kind, under its rule.
+    """
+    _, small = pair()
+    met = set()
+    for name, make in DRAFTERS.items():
+        drafter = make(small)
+        chain = drafter.shapes[0].is_chain
+        kind = verifiers.default(drafter.kinds, chain).name, drafter.kinds, chain
+        for check in WHOLE:
+            again = check is checks.the_law_is_the_targets and kind in met
+            marks = [pytest.mark.slow] if again else []
+            yield pytest.param(name, check, id=f"{name}-{check.name}", marks=marks)
+        met.add(kind)
+
+
+@pytest.mark.parametrize(("name", "check"), list(whole()))
 def test_a_drafter_as_a_whole(name, check):
     check(Case(DRAFTERS[name]))

@@ -1,5 +1,6 @@
 """Another shape in every step: whatever is drafted, the text is the same."""
 
+from functools import lru_cache
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from outrider.types import Shape
 from tiny import DRAFTERS, PROMPTS, Restless, begun, decode, pair
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
+LIMITS, SLOW = Limits(24), pytest.mark.slow
 SETTINGS = {
     "greedy": [Sampling(0)] * 3,
     "sampled": [Sampling(1.0, seed=row) for row in range(3)],
@@ -24,19 +26,32 @@ def test_all_drafters_but_the_root_have_several_shapes():
     assert set(DRAFTERS) - set(SEVERAL) == {"root"}
 
 
-@BACKENDS
-@pytest.mark.parametrize("how", SETTINGS)
+@lru_cache
+def plain(how, backend):
+    """The three texts without drafts."""
+    with ops.use(backend):
+        engine = Engine(pair()[0], Root(), verifiers.get("match"))
+        return decode(engine, PROMPTS[:3], SETTINGS[how], LIMITS)[0]
+
+
+#: By default the reference runs in one setting: what is drafted differs no further.
+HOW = [
+    pytest.param(how, backend, marks=[] if backend == "cpu" or how == "mixed" else [SLOW])
+    for how in SETTINGS
+    for backend in ("cpu", "reference")
+]
+
+
+@pytest.mark.parametrize(("how", "backend"), HOW)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_random_shape_and_depth_in_every_step_leave_the_text(name, how, backend):
     """Under the rule that emits the target's own token, whose noise is shared with nobody else."""
     target, small = pair()
-    settings, limits = SETTINGS[how], Limits(24)
-    match = verifiers.get("match")
     with ops.use(backend):
-        plain, _ = decode(Engine(target, Root(), match), PROMPTS[:3], settings, limits)
         drafter = Restless(DRAFTERS[name](small), seed=len(name))
-        texts, run = decode(Engine(target, drafter, match), PROMPTS[:3], settings, limits)
-    assert texts == plain
+        engine = Engine(target, drafter, verifiers.get("match"))
+        texts, run = decode(engine, PROMPTS[:3], SETTINGS[how], LIMITS)
+    assert texts == plain(how, backend)
     assert len(drafter.seen) > 1
     assert run.stats.drafted > 0
 

@@ -133,8 +133,15 @@ def test_greedy_rows_stay_greedy_beside_sampled_ones_under_the_default_rule(name
         assert mixed[number] == expected[number]
 
 
-@pytest.mark.parametrize("implementation", [None, "reference"])
-@pytest.mark.parametrize("name", DRAFTERS)
+#: By default a few of them with the reference's operations, too.
+OPERATIONS = [
+    pytest.param(name, ops_of, marks=[] if ops_of is None or name in SHARED else [pytest.mark.slow])
+    for name in DRAFTERS
+    for ops_of in (None, "reference")
+]
+
+
+@pytest.mark.parametrize(("name", "implementation"), OPERATIONS)
 def test_a_row_does_not_depend_on_its_neighbours(name, implementation):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))

@@ -6,7 +6,7 @@ from outrider import Engine, Limits, Root, Sampling, verifiers
 from outrider.drafters import Beam, DynamicTree
 from tiny import decode
 
-TOKENS = 40
+TOKENS = 24
 MATCH = verifiers.get("match")
 SETTINGS = [
     Sampling(1.0, seed=11),

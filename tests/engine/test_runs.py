@@ -83,7 +83,7 @@ def check(name: str, engine: Engine, script: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(script=SCRIPTS)
 def test_neighbours_never_change_a_text(name, script):
     check(name, engine_of(name), script)

@@ -88,7 +88,18 @@ def test_the_law_is_the_targets(name, rule):
     assert 0.1 < accepted < 1.95
 
 
-@pytest.mark.parametrize("name", TREES)
+def by_default():
+    """Trees under their own rules; by default one tree of each rule, the others are slow."""
+    _, small = pair(0.4, VOCAB)
+    met = set()
+    for name, make in TREES.items():
+        drafter = make(small)
+        rule = verifiers.default(drafter.kinds, drafter.shapes[0].is_chain).name
+        yield pytest.param(name, marks=[pytest.mark.slow] if rule in met else [])
+        met.add(rule)
+
+
+@pytest.mark.parametrize("name", list(by_default()))
 def test_the_law_is_the_targets_under_filters(name):
     """A support of three tokens: most trees want more children than there are tokens."""
     _, small = pair(0.4, VOCAB)

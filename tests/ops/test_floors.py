@@ -31,6 +31,7 @@ SETTINGS = {
         Sampling(min_p=0.05),
     ],
 }
+WHOLE = ("all", "each row its own")
 LOOKS = [("fp32", "ties"), ("fp32", "masked"), ("bf16", "ties"), ("fp16", "masked")]
 
 
@@ -72,8 +73,15 @@ def kept(row, s):
     return stay, free | ~np.isfinite(z)
 
 
-@pytest.mark.parametrize(("dtype", "look"), LOOKS)
-@pytest.mark.parametrize("name", SETTINGS)
+#: By default every look with every filter at once, and every filter with one look.
+LOOKED = [
+    pytest.param(name, *look, marks=[] if name in WHOLE or look == LOOKS[0] else [pytest.mark.slow])
+    for name in SETTINGS
+    for look in LOOKS
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "look"), LOOKED)
 def test_the_kernel_keeps_what_the_definition_keeps(kernels, name, look, dtype):
     settings = SETTINGS[name]
     logits = _logits(settings, 45 if look == "ties" else 33, DTYPES[dtype], look)

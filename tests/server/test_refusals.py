@@ -435,7 +435,7 @@ def test_a_row_that_fails_is_the_servers_fault_and_nobody_elses(
     shipped, monkeypatch, served_by, tokens, value, named
 ):
     """At once or in mid-answer: 500 or an event of a stream, and its neighbour has its text."""
-    sampling, bad, texts = Orders._sampling, BODY | {"seed": 13, "max_tokens": 400}, []
+    sampling, bad, texts = Orders._sampling, BODY | {"seed": 13, "max_tokens": 200}, []
 
     def broken(orders, body, copy, ids, grammar):
         made = sampling(orders, body, copy, ids, grammar)
@@ -444,9 +444,9 @@ def test_a_row_that_fails_is_the_servers_fault_and_nobody_elses(
 
     monkeypatch.setattr(Orders, "_sampling", broken)
     with served_by(shipped) as server:
-        alone = write(server.client(), seed=5, max_tokens=200).choices[0].text
+        alone = write(server.client(), seed=5, max_tokens=80).choices[0].text
         beside = threading.Thread(
-            target=lambda: texts.append(streamed(server.client(), seed=5, max_tokens=200)[0])
+            target=lambda: texts.append(streamed(server.client(), seed=5, max_tokens=80)[0])
         )
         beside.start()
         error = refused(server, 500, bad, named)
