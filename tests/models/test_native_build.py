@@ -11,7 +11,7 @@ import torch
 from test_native import BF16, call_of, filled, random_nodes
 
 from outrider.models import LlamaRunner, native
-from outrider.models.native import build, cross, int8
+from outrider.models.native import build, cross, int8, tiles
 from outrider.testing import models
 
 WHOLE = (ctypes.c_int64,)
@@ -77,10 +77,14 @@ def test_a_function_is_not_called_with_other_arguments(fresh):
 
 
 def test_every_function_is_called_as_its_source_declares():
-    for name, types in (("outrider_cross", cross._CROSS), ("outrider_int8", int8._PRODUCT)):
+    for name, types in (
+        ("outrider_cross", cross._CROSS),
+        ("outrider_int8", int8._PRODUCT),
+        ("outrider_tiles", tiles._PRODUCT),
+    ):
         assert build.taken(name, build.TEXTS) == types
         assert build.taken(name, build.TEXTS) != types[1:]
-    fields = re.search(r"typedef struct \{(.*?)\} Sizes;", build.TEXTS["kernels.c"], re.DOTALL)[1]
+    fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["kernels.c"])[1]
     fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
     assert [(name, ctypes.c_int64) for name in fields] == native._Sizes._fields_
 

@@ -18,7 +18,7 @@ def environment() -> Row:
     """Machine and versions."""
     return {
         "machine": platform.machine(),
-        "processor": calibrate._cpu_name().split(":")[-1].strip(),
+        "processor": calibrate.cpu_name().split(":")[-1].strip(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),

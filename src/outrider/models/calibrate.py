@@ -70,21 +70,29 @@ def key(*configs: Config | None, about: str = "") -> str:
         about,
         torch.__version__,
         platform.processor(),
-        _cpu_name(),
+        cpu_name(),
+        # Processors of one name differ behind a hypervisor; ARM calls flags features.
+        _told("flags", "Features"),
         str(os.cpu_count()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, "OUTRIDER_COMPILED")),
-        "13",
+        "14",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the system tells it."""
+    return _told("model name") or platform.machine()
+
+
+def _told(*names: str) -> str:
+    """The first line of /proc/cpuinfo that begins with one of these; nothing if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.machine()
-    return next((line for line in lines if line.startswith("model name")), platform.machine())
+        return ""
+    return next((line for line in lines if line.startswith(names)), "")
 
 
 def recall(identity: str) -> Calibration | None:

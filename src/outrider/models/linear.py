@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.models import rounding
+from outrider.models.native import tiles
 from outrider.models.native.int8 import Int8Product
 from outrider.models.rounding import Rows
 
@@ -42,10 +43,12 @@ def product(
     """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
     In half precision a row is rounded alike in products of any number of rows: numbers that round
-    otherwise are padded.
+    otherwise are padded. Packed for tiles where the processor has them: `native.tiles`.
     """
     if int8:
         return Int8Product(weight, bias)
+    if packed and tiles.unfit(weight) is None:
+        return tiles.TileProduct(weight, bias)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
     run = _made(weight, bias, packed)
@@ -62,12 +65,11 @@ def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
 
 
 def _padded(run: Product, rows: Rows) -> Product:
-    least = rows.few[0]
-    steady = rows.step == 1 and rows.few == tuple(range(least, rows.few[-1] + 1))
+    few, most = frozenset(rows.few), rows.few[-1]
 
     def multiply(x: Tensor) -> Tensor:
         count = x.shape[:-1].numel()
-        if steady and count >= least:
+        if count in few or (count > most and rows.step == 1):
             return run(x)
         padded = rows.padded(count)
         flat = F.pad(x.reshape(count, x.shape[-1]), (0, 0, 0, padded - count))

@@ -10,6 +10,8 @@
 #include "lanes.h"
 
 #define BLOCK 4 /* queries that share what is read */
+#define MANY 128 /* queries of a prompt that share what is widened and turned, */
+#define PIECE 64 /* so many slots of values at a time */
 #define WIDEST 256 /* numbers of a head */
 
 /* Scores of sixteen slots for one query; `keys` [16, E] as float32. */
@@ -24,6 +26,35 @@ static inline __attribute__((always_inline)) lanes dots(
         sums[k] = sum;
     }
     return totals(sums);
+}
+
+typedef struct {
+    lanes of[BLOCK];
+} Few;
+
+static inline __attribute__((always_inline)) Few plus(Few a, Few b) {
+    for (int q = 0; q < BLOCK; q++) a.of[q] += b.of[q];
+    return a;
+}
+
+/* What lane `l` sums up in `dots`, here of sixteen slots at once. */
+static inline __attribute__((always_inline)) Few lane(
+    const float *queries, const float *turned, const int64_t size, const int l) {
+    Few sum = {0};
+    for (int64_t e = l; e < size; e += LANES)
+        for (int q = 0; q < BLOCK; q++)
+            sum.of[q] = fma_(
+                all(queries[q * size + e]), *(const lanes *)(turned + e * LANES), sum.of[q]);
+    return sum;
+}
+
+/* `dots` of BLOCK queries, bit for bit; `turned` [E, 16] are the keys of sixteen slots. */
+#define TWO(l) plus(lane(queries, turned, size, l), lane(queries, turned, size, l + 1))
+#define FOUR(l) plus(TWO(l), TWO(l + 2))
+#define EIGHT(l) plus(FOUR(l), FOUR(l + 4))
+static inline __attribute__((always_inline)) Few dots_of(
+    const float *queries, const float *turned, const int64_t size) {
+    return plus(EIGHT(0), EIGHT(8));
 }
 
 /* Sums of weighted values over the first `stop` slots, 16 * `wide` numbers of them each. */
@@ -115,6 +146,20 @@ static void listed(const uint8_t *visible, int64_t ahead, int64_t count, int32_t
         if (visible[s]) slots[ahead++] = s;
 }
 
+/* Scores of `end` slots, in whole lanes, as weights in their place; and what these sum to. */
+static inline float weights_of(float *scores, int64_t end) {
+    lanes top = all(-3.0e38f), sum = {0};
+    for (int64_t s = 0; s < end; s += LANES) top = widest(top, *(lanes *)(scores + s));
+    float best = top[0];
+    for (int i = 1; i < LANES; i++) best = top[i] > best ? top[i] : best;
+    for (int64_t s = 0; s < end; s += LANES) {
+        lanes *here = (lanes *)(scores + s);
+        *here = exp_(*here - best);
+        sum += *here;
+    }
+    return total(sum);
+}
+
 /* softmax(q k' / sqrt(E)) v for up to BLOCK of the queries over one head of keys and values.
  *
  * What a query sees is counted without gaps: the third slot that it sees is its third, wherever it
@@ -175,16 +220,7 @@ static inline __attribute__((always_inline)) void answer(
             memcpy(mine + s, &score, there * sizeof(float));
         }
         for (int64_t s = end; s % LANES; s++) mine[s] = -INFINITY;
-        lanes top = all(-3.0e38f), sum = {0};
-        for (int64_t s = 0; s < end; s += LANES) top = widest(top, *(lanes *)(mine + s));
-        float best = top[0];
-        for (int i = 1; i < LANES; i++) best = top[i] > best ? top[i] : best;
-        for (int64_t s = 0; s < end; s += LANES) {
-            lanes *here = (lanes *)(mine + s);
-            *here = exp_(*here - best);
-            sum += *here;
-        }
-        rest[q] = total(sum);
+        rest[q] = weights_of(mine, end);
     }
     weighed(sums, scores, row, values, E, common, few);
     for (int q = 0; q < few; q++) {
@@ -199,9 +235,127 @@ static inline __attribute__((always_inline)) void answer(
     }
 }
 
+/* Sums of weighted values, [BLOCK, E], go on over `stop` slots; `values` as float32. */
+static inline __attribute__((always_inline)) void weigh_some(
+    float *sums, const float *weights, int64_t row, const float *values, int64_t size, int64_t stop,
+    const int wide) {
+    lanes sum[BLOCK * 4];
+    for (int q = 0; q < BLOCK; q++)
+        for (int e = 0; e < wide; e++)
+            sum[q * wide + e] = *(const lanes *)(sums + q * size + e * LANES);
+    for (int64_t s = 0; s < stop; s++)
+        for (int q = 0; q < BLOCK; q++) {
+            lanes weight = all(weights[q * row + s]);
+            for (int e = 0; e < wide; e++)
+                sum[q * wide + e] = fma_(
+                    weight, *(const lanes *)(values + s * size + e * LANES), sum[q * wide + e]);
+        }
+    for (int q = 0; q < BLOCK; q++)
+        for (int e = 0; e < wide; e++) *(lanes *)(sums + q * size + e * LANES) = sum[q * wide + e];
+}
+
+static inline void weigh_on(
+    float *sums, const float *weights, int64_t row, const float *values, int64_t size, int64_t stop,
+    int wide) {
+    if (wide == 4)
+        weigh_some(sums, weights, row, values, size, stop, 4);
+    else
+        for (int e = 0; e < wide; e++)
+            weigh_some(sums + e * LANES, weights, row, values + e * LANES, size, stop, 1);
+}
+
+/* Sixteen rows as columns, to [16, 16]: woven with the row eight below, four times. */
+static inline void turned_over(float *to, lanes x[LANES]) {
+    lanes y[LANES];
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = woven(x[i], x[i + LANES / 2], 0);
+            y[2 * i + 1] = woven(x[i], x[i + LANES / 2], 1);
+        }
+        memcpy(x, y, sizeof(y));
+    }
+    memcpy(to, x, sizeof(y));
+}
+
+/* What `answer` says, bit for bit, to MANY queries none of which sees behind a gap.
+ * `scores` [MANY, W'] and `room` [2 MANY + PIECE, E] are room. */
+static inline __attribute__((always_inline)) void answers(
+    const Sizes *at, const int64_t E, const half *qkv, const half *cos, const half *sin,
+    const half *keys, const half *values, const int32_t *count, half *out, int64_t b, int64_t k,
+    int64_t first, float *scores, float *room) {
+    float *queries = room, *sums = queries + MANY * E, *piece = sums + MANY * E;
+    const int64_t groups = at->H / at->K, row = (at->W + LANES - 1) / LANES * LANES;
+    const float scale = 1.0f / sqrtf((float)E);
+    int64_t nodes[MANY], heads[MANY], most[MANY / BLOCK] = {0}, all_of = 0;
+    for (int q = 0; q < MANY; q++) {
+        nodes[q] = b * at->Q + (first + q) / groups;
+        heads[q] = k * groups + (first + q) % groups;
+        const half *from = qkv + (nodes[q] * (at->H + 2 * at->K) + heads[q]) * E;
+        turn(queries + q * E, from, cos + nodes[q] * E, sin + nodes[q] * E, E);
+        for (int64_t e = 0; e < E; e++) queries[q * E + e] *= scale;
+        if (count[nodes[q]] > most[q / BLOCK]) most[q / BLOCK] = count[nodes[q]];
+        if (count[nodes[q]] > all_of) all_of = count[nodes[q]];
+    }
+    keys += b * at->seat + k * at->head;
+    values += b * at->seat + k * at->head;
+    memset(sums, 0, MANY * E * sizeof(float));
+    const marks number = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t s = 0; s < all_of; s += LANES) {
+        const int64_t there = all_of - s < LANES ? all_of - s : LANES;
+        for (int64_t e = 0; e < E; e += LANES) {
+            lanes x[LANES];
+            for (int i = 0; i < LANES; i++)
+                x[i] = i < there ? load(keys + (s + i) * E + e) : (lanes){0};
+            turned_over(piece + e * LANES, x);
+        }
+        for (int j = 0; j < MANY / BLOCK; j++) {
+            if (s >= most[j]) continue;
+            Few score = dots_of(queries + j * BLOCK * E, piece, E);
+            for (int q = 0; q < BLOCK; q++) {
+                int32_t left = count[nodes[j * BLOCK + q]] - s;
+                *(lanes *)(scores + (j * BLOCK + q) * row + s) =
+                    choose(number < left, score.of[q], all(-INFINITY));
+            }
+        }
+    }
+    float rest[MANY];
+    for (int q = 0; q < MANY; q++) rest[q] = weights_of(scores + q * row, most[q / BLOCK]);
+    for (int64_t s = 0; s < all_of; s += PIECE) {
+        const int64_t there = all_of - s < PIECE ? all_of - s : PIECE;
+        for (int64_t e = 0; e < there * E; e += LANES)
+            *(lanes *)(piece + e) = load(values + s * E + e);
+        for (int j = 0; j < MANY / BLOCK; j++) {
+            const int64_t seen = most[j] - s < there ? most[j] - s : there;
+            for (int64_t e = 0; seen > 0 && e < E; e += 4 * LANES)
+                weigh_on(
+                    sums + j * BLOCK * E + e, scores + j * BLOCK * row + s, row, piece + e, E, seen,
+                    E - e < 4 * LANES ? (E - e) / LANES : 4);
+        }
+    }
+    for (int q = 0; q < MANY; q++) {
+        half *to = out + (nodes[q] * at->H + heads[q]) * E;
+        const float share = rest[q] == 0 ? 0 : 1 / rest[q];
+        for (int64_t e = 0; e < E; e += LANES)
+            store(to + e, *(lanes *)(sums + q * E + e) * share);
+    }
+}
+
 #define ANSWER(size)                                                                             \
-    answer(at, size, qkv, cos, sin, keys, values, visible, count, ahead, out, pair / at->K,      \
-           pair % at->K, first, some, scores, places)
+    answer(at, size, qkv, cos, sin, keys, values, visible, count, ahead, out, b, k, first,       \
+           few, scores, places)
+#define ANSWERS(size)                                                                            \
+    answers(at, size, qkv, cos, sin, keys, values, count, out, b, k, first, scores, room)
+
+/* Whether some of MANY queries see behind a slot that they do not see. */
+static int gaps(
+    const Sizes *at, const int32_t *count, const int32_t *ahead, int64_t b, int64_t first) {
+    const int64_t groups = at->H / at->K;
+    for (int64_t q = first; q < first + MANY; q++)
+        if (ahead[b * at->Q + q / groups] < count[b * at->Q + q / groups]) return 1;
+    return 0;
+}
 
 /* Turn, note and attend: out [B, Q, H, E] for qkv [B, Q, H + 2 K, E].
  * Returns 1 without memory for the scores, 2 for a slot that is not there. */
@@ -209,8 +363,8 @@ int outrider_attend(
     const Sizes *at, const half *qkv, const half *cos, const half *sin, const int64_t *slots,
     half *keys, half *values, const uint8_t *visible, const int32_t *count, const int32_t *ahead,
     half *out) {
-    const int64_t rows = at->Q * (at->H / at->K), blocks = (rows + BLOCK - 1) / BLOCK;
-    const int64_t tasks = at->B * at->K * blocks;
+    const int64_t rows = at->Q * (at->H / at->K), pairs = at->B * at->K;
+    const int64_t each = rows < MANY ? BLOCK : MANY, blocks = (rows + each - 1) / each;
     const size_t row = (at->W + LANES - 1) / LANES * LANES;
     int failed = 0;
     for (int64_t node = 0; node < at->B * at->Q; node++)
@@ -218,23 +372,37 @@ int outrider_attend(
     if (at->W > at->there) return 2;
 #pragma omp parallel num_threads(at->threads) if (at->threads > 1)
     {
-        float *scores = aligned_alloc(64, 2 * BLOCK * row * sizeof(float));
-        int32_t *places = (int32_t *)(scores + BLOCK * row);
+        const size_t more = each < MANY ? 0 : (2 * MANY + PIECE) * at->E;
+        float *scores = aligned_alloc(64, ((each + BLOCK) * row + more) * sizeof(float));
+        float *room = scores + each * row;
+        int32_t *places = (int32_t *)(room + more);
         if (!scores) failed = 1;
 #pragma omp for
-        for (int64_t task = 0; task < at->B * at->K; task++)
-            note(at, qkv, cos, sin, slots, keys, values, task / at->K, task % at->K);
-#pragma omp for schedule(dynamic, 4)
-        for (int64_t task = 0; task < tasks; task++) {
-            int64_t first = task % blocks * BLOCK, some = rows - first;
-            int64_t pair = task / blocks;
-            if (some > BLOCK) some = BLOCK;
-            if (scores && at->E == 64)
-                ANSWER(64);
-            else if (scores && at->E == 128)
-                ANSWER(128);
-            else if (scores)
-                ANSWER(at->E);
+        for (int64_t pair = 0; pair < pairs; pair++)
+            note(at, qkv, cos, sin, slots, keys, values, pair / at->K, pair % at->K);
+#pragma omp for schedule(dynamic, MANY / each > 4 ? 4 : 1)
+        for (int64_t task = 0; task < pairs * blocks; task++) {
+            const int64_t b = task / blocks / at->K, k = task / blocks % at->K;
+            int64_t first = task % blocks * each, end = first + each < rows ? first + each : rows;
+            if (!scores) continue;
+            if (end - first == MANY && !gaps(at, count, ahead, b, first)) {
+                if (at->E == 64)
+                    ANSWERS(64);
+                else if (at->E == 128)
+                    ANSWERS(128);
+                else
+                    ANSWERS(at->E);
+                continue;
+            }
+            for (; first < end; first += BLOCK) {
+                const int few = end - first < BLOCK ? end - first : BLOCK;
+                if (at->E == 64)
+                    ANSWER(64);
+                else if (at->E == 128)
+                    ANSWER(128);
+                else
+                    ANSWER(at->E);
+            }
         }
         free(scores);
     }

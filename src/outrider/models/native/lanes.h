@@ -108,6 +108,18 @@ static inline lanes pairs(lanes a, lanes b) {
     return e + o;
 }
 
+/* Lanes of a and b in turn: of their lower halves, or of their upper ones. */
+static inline lanes woven(lanes a, lanes b, const int upper) {
+#ifdef __clang__
+    if (upper)
+        return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#else
+    const marks lower = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    return __builtin_shuffle(a, b, upper ? lower + 8 : lower);
+#endif
+}
+
 static inline float total(lanes x) {
     lanes none = {0};
     for (int i = 0; i < 4; i++) x = pairs(x, none);

@@ -1,0 +1,101 @@
+"""Products in tiles: what they compute, rows alike in every call, what is refused."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from outrider.models import linear
+from outrider.models.native import build, tiles
+from outrider.models.native.tiles import TileProduct
+
+WHY = tiles.unfit(torch.zeros(1).bfloat16())
+needs_tiles = pytest.mark.skipif(bool(WHY), reason=f"no tiles: {WHY}")
+
+
+def shaped(outputs, inputs, rows=200):
+    torch.manual_seed(outputs)
+    weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs).bfloat16()
+    return weight, bias, torch.randn(rows, inputs).bfloat16()
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(1, 1), (16, 32), (33, 32), (50, 70), (96, 576), (300, 1000)]
+)
+@torch.inference_mode()
+def test_products_are_products_and_rows_are_alike(outputs, inputs):
+    weight, bias, x = shaped(outputs, inputs)
+    run = TileProduct(weight, bias)
+    alone = torch.cat([run(row) for row in x.split(1)])
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(alone.double(), expected, rtol=2**-7, atol=1e-4 * inputs)
+    counts = [*range(2, 70), 95, 96, 97, 128, 199, 200]
+    assert all(torch.equal(run(x[:count]), alone[:count]) for count in counts)
+    assert torch.equal(run(x.view(2, 4, 25, inputs)).view(200, outputs), alone)
+    assert run(x[:0]).shape == (0, outputs)
+
+
+@needs_tiles
+@torch.inference_mode()
+def test_threads_change_no_bit():
+    weight, bias, x = shaped(1100, 96)
+    run, threads = TileProduct(weight, bias), torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append([run(x), run(x[:9])])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@needs_tiles
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_row():
+    weight, bias, x = shaped(70, 96, rows=40)
+    run = TileProduct(weight, bias)
+    clean = run(x)
+    x[4, 2] = torch.nan
+    assert run(x)[4].isnan().all()
+    rest = [row for row in range(40) if row != 4]
+    assert torch.equal(run(x)[rest], clean[rest])
+
+
+@needs_tiles
+@torch.inference_mode()
+def test_torchs_own_products_go_on_beside_them():
+    """oneDNN sets tiles up for itself; neither must find the other's set-up."""
+    weight, bias, x = shaped(320, 256)
+    run, square = TileProduct(weight, bias), torch.randn(256, 256).bfloat16()
+    theirs = F.linear(x, square), F.linear(x[:5], square)
+    for _ in range(3):
+        ours = run(x[:5]), run(x)
+        assert torch.equal(F.linear(x, square), theirs[0])
+        assert torch.equal(F.linear(x[:5], square), theirs[1])
+        assert torch.equal(ours[1][:5], ours[0])
+
+
+@needs_tiles
+def test_packed_weights_lie_in_tiles_and_others_do_not():
+    weight, bias, x = shaped(64, 64)
+    packed = linear.product(weight, bias, packed=True)
+    assert isinstance(packed, TileProduct)
+    assert not isinstance(linear.product(weight, bias), TileProduct)
+    assert not isinstance(linear.product(weight.float(), None, packed=True), TileProduct)
+    for wrong in (x[:, 1:], x.float()):
+        with pytest.raises(ValueError, match="64 inputs in bfloat16 are wanted"):
+            packed(wrong)
+
+
+def test_without_tiles_nothing_is_laid_in_them(monkeypatch):
+    assert "bfloat16" in tiles.unfit(torch.zeros(1))
+    monkeypatch.setattr(build, "unbuilt", lambda: "no compiler")
+    weight, bias, x = shaped(64, 64)
+    assert tiles.unfit(weight) == "no compiler"
+    with pytest.raises(RuntimeError, match="no compiler"):
+        TileProduct(weight, bias)
+    if linear.can_pack(torch.bfloat16):
+        torch.testing.assert_close(
+            linear.product(weight, bias, packed=True)(x), F.linear(x, weight, bias)
+        )
