@@ -1,7 +1,7 @@
 """What stands between a Llama's products, compiled, for bfloat16 on a CPU: three calls a layer.
 
-A row is computed in one order whatever stands beside it (`kernels.c`), so no form of a call has to
-be tried at load, and none is padded.
+A row is computed in one order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a
+call has to be tried at load, and none is padded.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ from outrider.types import Nodes
 
 #: Every count of nodes and every width is as good as any other, and so is every tree.
 ROUNDING = Rounding(skipped=(), trees=True)
-LANES, WIDEST = 16, 256  #: of kernels.c
+LANES, WIDEST = 16, 256  #: of attend.c
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Sizes(ctypes.Structure):
-    """`Sizes` of kernels.c."""
+    """`Sizes` of attend.c."""
 
     _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads")]
 

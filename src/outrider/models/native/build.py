@@ -25,7 +25,16 @@ from tempfile import TemporaryDirectory
 
 from outrider.models import calibrate
 
-SOURCES = ("kernels.c", "int8.c", "cross.c", "block.c", "draws.c", "logits.c", "tiles.c")
+SOURCES = (
+    "attend.c",
+    "kernels.c",
+    "int8.c",
+    "cross.c",
+    "block.c",
+    "draws.c",
+    "logits.c",
+    "tiles.c",
+)
 SHARED = ("lanes.h", "draws.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
