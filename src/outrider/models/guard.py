@@ -5,7 +5,7 @@ model itself is changed here: for its time alone, once however many calls overla
 the last of them whatever happened in between.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, RLock, get_ident
 from types import ModuleType
@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+
+from outrider.models.parts import Parts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,13 +25,14 @@ CONFIGURATION = RLock()
 
 
 class _Guard:
-    """The locks of one model, and the parts of it that evaluation mode has switched."""
+    """The locks of one model, and the parts of it that calls under way have changed."""
 
     def __init__(self) -> None:
         self.patch = RLock()
         self.mode = Lock()
         self.inside = 0
         self.switched: list[torch.nn.Module] = []
+        self.replaced: list[torch.nn.Module] = []
 
 
 _GUARDS: WeakKeyDictionary[torch.nn.Module, _Guard] = WeakKeyDictionary()
@@ -50,20 +53,23 @@ def alone(model: torch.nn.Module) -> RLock:
 
 
 @contextmanager
-def evaluating(
-    model: torch.nn.Module, parts: Sequence[torch.nn.Module] | None = None
-) -> Iterator[None]:
+def evaluating(model: torch.nn.Module, parts: Parts | None = None) -> Iterator[None]:
     """Without dropout for the time of a block; every module's own mode comes back behind it.
 
-    `parts` are the model's modules, if they are at hand: to find them takes longer than to ask.
+    `parts` are the model's, if they are at hand: to find them takes longer than to ask. Their
+    products stand in for the layers' own, in whatever thread, as long as there is such a call.
     """
     guard = _guard(model)
     with guard.mode:
         guard.inside += 1
-        for module in model.modules() if parts is None else parts:
+        for module in model.modules() if parts is None else parts.modules:
             if module.training:  # also inside another call: somebody may have switched it since
                 guard.switched.append(module)
                 module.__dict__["training"] = False  # torch's own way takes microseconds a module
+        for module, product in () if parts is None else parts.products:
+            if "forward" not in module.__dict__:  # nobody else's call is under way
+                guard.replaced.append(module)
+                module.__dict__["forward"] = product
     try:
         yield
     finally:
@@ -73,6 +79,9 @@ def evaluating(
                 for module in guard.switched:
                     module.__dict__["training"] = True
                 guard.switched.clear()
+                for module in guard.replaced:
+                    del module.__dict__["forward"]
+                guard.replaced.clear()
 
 
 def mine(value: Callable[P, R], others: Callable[P, R]) -> Callable[P, R]:

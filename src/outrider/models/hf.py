@@ -21,6 +21,7 @@ from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader, additive
 from outrider.models.config import decoder_of, read, vocabulary_of
 from outrider.models.guard import CONFIGURATION, evaluating, mine
+from outrider.models.parts import parts_of, sharded
 from outrider.models.rounding import Rounding
 from outrider.types import Inputs, Nodes, Output
 
@@ -58,12 +59,6 @@ def layers_asked(taps: tuple[int, ...]) -> dict[str, object]:
     return {"output_hidden_states": layers} if layers else {}
 
 
-def _local(weight: Tensor) -> Tensor:
-    """This process's part of a sharded weight."""
-    part = read(weight, "_local_tensor", Tensor)
-    return weight if part is None else part
-
-
 class TransformersRunner:
     """Runs a decoder through `ForCausalLM.forward`, so soft-caps and logit scales stay in."""
 
@@ -78,7 +73,7 @@ class TransformersRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.name = model, type(model).__name__
-        self._parts = list(model.modules())  # a chance of dropout in each
+        self._parts = parts_of(model)
         self.config = decoder_of(model.config)
         self.vocab_size: int = vocabulary_of(model.config)
         with CONFIGURATION:  # another thread may be narrowing it for a check
@@ -94,9 +89,9 @@ class TransformersRunner:
         self.rounding = self._rounding() if self.trees else Rounding()
 
     def _rounding(self) -> Rounding:
-        """Found for attention of the decoder's shape and for the products of all linear layers.
+        """Found for attention of the decoder's shape, and for linear layers that are sharded.
 
-        What the model does otherwise is not looked at.
+        Others take care of themselves (`parts`). What the model does otherwise is not looked at.
         """
         if not rounding.concerns(self.dtype, self.device):
             return Rounding()
@@ -109,9 +104,8 @@ class TransformersRunner:
             attention.fused if torchs else attention.products, heads, size, self.dtype
         )
         rows = found.rows
-        linears = [part.weight for part in self._parts if type(part) is torch.nn.Linear]
-        weights = [_local(weight) for weight in linears]
-        for shape in {tuple(w.shape) for w in weights if w.dtype == self.dtype}:
+        linears = [part for part in self._parts.modules if type(part) is torch.nn.Linear]
+        for shape in {tuple(w.shape) for w in map(sharded, linears) if w is not None}:
             rows = rows.beside(linear.rows_of(shape, self.dtype, packed=False))
         return found._replace(rows=rows)
 

@@ -64,6 +64,11 @@ def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
     return rounding.of_product(lambda like: _made(like, None, packed), outputs, inputs, dtype, kind)
 
 
+def steady(layer: torch.nn.Linear, rows: Rows) -> Product:
+    """What a layer computes, by calls of so many rows; its weights are read as they are."""
+    return _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows)
+
+
 def _padded(run: Product, rows: Rows) -> Product:
     few, most = frozenset(rows.few), rows.few[-1]
 

@@ -68,6 +68,10 @@ class Rows(NamedTuple):
         size = padded if self.step else self.few[-1]
         return [slice(first, min(first + size, padded)) for first in range(0, padded, size)]
 
+    def _whole(self, rows: int) -> bool:
+        """Whether a call of so many is neither padded nor cut."""
+        return self.padded(rows) == rows and len(self.pieces(rows)) == 1
+
     @property
     def free(self) -> bool:
         """Whether every count is as good as any other."""
@@ -80,7 +84,7 @@ class Rows(NamedTuple):
         Rows(few=(2, 4), step=2)
         """
         few = range(1, max(self.few[-1], other.few[-1]) + 1)
-        good = tuple(n for n in few if self.padded(n) == n == other.padded(n))
+        good = tuple(n for n in few if self._whole(n) and other._whole(n))
         return Rows(good, max(self.step, other.step, 1))
 
 

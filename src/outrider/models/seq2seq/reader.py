@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
 from outrider.models.guard import evaluating
+from outrider.models.parts import parts_of
 from outrider.models.seq2seq.kinds import Kind, kind_of, there
 from outrider.types import Encoded, Inputs, RowStore
 
@@ -25,7 +26,7 @@ class EncoderReader:
         """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
         self.model, self._keeper, self._wide = model, keeper, wide
         self.kind: Kind = kind_of(model)
-        self._parts = list(model.modules())
+        self._parts = parts_of(model)
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse what the encoder cannot read: ConfigurationError."""

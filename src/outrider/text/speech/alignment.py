@@ -55,7 +55,7 @@ def weights(
     ]
     ids = torch.tensor([list(tokens)], device=model.device)
     try:
-        with alone(model), evaluating(model, list(model.modules())):
+        with alone(model), evaluating(model):
             decoder(
                 input_ids=ids, encoder_hidden_states=states_1TE.to(model.dtype), use_cache=False
             )

@@ -1,0 +1,47 @@
+"""The modules of a model that runs through its own forward, and how its linear layers round alike.
+
+In half precision on a CPU a product may round a row otherwise in calls of more rows (`rounding`). A
+batch, a prompt or an encoder brings any number of them, so such layers are padded and cut product
+by product, for the time of a call (`guard.evaluating`), and the model itself stays what it is.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from outrider.models import linear, rounding
+from outrider.models.config import read
+from outrider.models.linear import Product
+
+
+class Parts(NamedTuple):
+    """All modules, and a product of its own for each that needs one."""
+
+    modules: tuple[torch.nn.Module, ...]
+    products: tuple[tuple[torch.nn.Module, Product], ...] = ()
+
+
+def parts_of(model: torch.nn.Module) -> Parts:
+    """Those of this model; numbers of rows are tried once for each shape of weights.
+
+    Not of layers whose weight is sharded or whose forward somebody has replaced.
+    """
+    modules = tuple(model.modules())
+    return Parts(modules, tuple(_steady(modules)))
+
+
+def _steady(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Product]]:
+    for module in modules:
+        if type(module) is not torch.nn.Linear or "forward" in vars(module):
+            continue
+        weight = module.weight
+        if sharded(module) is None and rounding.concerns(weight.dtype, weight.device):
+            rows = linear.rows_of(weight.shape, weight.dtype, packed=False)
+            if not rows.free:
+                yield module, linear.steady(module, rows)
+
+
+def sharded(module: torch.nn.Linear) -> torch.Tensor | None:
+    """This process's part of a weight that is sharded; None: it is whole."""
+    return read(module.weight, "_local_tensor", torch.Tensor)
