@@ -36,6 +36,20 @@ def test_products_are_products_and_rows_are_alike(outputs, inputs):
 
 
 @needs_tiles
+@pytest.mark.parametrize("outputs", [1, 17, 32, 49, 96])
+@torch.inference_mode()
+def test_wide_answers_are_the_sums_that_others_round(outputs):
+    weight, bias, x = shaped(outputs, 96, rows=70)
+    run, wide = TileProduct(weight, bias), TileProduct(weight, bias, wide=True)
+    for count in (1, 16, 17, 70):
+        out = wide(x[:count])
+        assert out.dtype == torch.float32
+        assert torch.equal(out.bfloat16(), run(x[:count]))
+        expected = x[:count].double() @ weight.double().T + bias.double()
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_tiles
 @torch.inference_mode()
 def test_threads_change_no_bit():
     weight, bias, x = shaped(1100, 96)

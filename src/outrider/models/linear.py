@@ -38,17 +38,22 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def product(
-    weight: Tensor, bias: Tensor | None, packed: bool = False, int8: bool = False
+    weight: Tensor,
+    bias: Tensor | None,
+    packed: bool = False,
+    int8: bool = False,
+    wide: bool = False,
 ) -> Product:
     """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
     In half precision a row is rounded alike in products of any number of rows: numbers that round
-    otherwise are padded. Packed for tiles where the processor has them: `native.tiles`.
+    otherwise are padded. Packed for tiles where the processor has them (`native.tiles`): there
+    alone `wide` has the answer in float32, as its sums are, where it would be rounded and widened.
     """
     if int8:
         return Int8Product(weight, bias)
     if packed and tiles.unfit(weight) is None:
-        return tiles.TileProduct(weight, bias)
+        return tiles.TileProduct(weight, bias, wide)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
     run = _made(weight, bias, packed)
@@ -103,16 +108,17 @@ def fused(
     packed: bool,
     scales: Sequence[float] | None = None,
     int8: bool = False,
+    wide: bool = False,
 ) -> Product:
     """Several layers over the same x as one product, their outputs side by side.
 
-    `scales` multiply each part's output; powers of two change no bit of it.
+    `scales` multiply each part's output; powers of two change no bit of it. More is in `product`.
     """
     scales = scales or (1.0,) * len(parts)
     each = list(zip(parts, scales, strict=True))
     weight = torch.cat([p.weight.detach() * scale for p, scale in each])
     if all(p.bias is None for p in parts):
-        return product(weight, None, packed, int8)
+        return product(weight, None, packed, int8, wide)
     biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts]
     bias = torch.cat([b.detach() * scale for b, scale in zip(biases, scales, strict=True)])
-    return product(weight, bias, packed, int8)
+    return product(weight, bias, packed, int8, wide)

@@ -72,7 +72,7 @@ class LlamaRunner:
         )
         self._layers = [Layer(layer, packed, int8, self._between) for layer in model.model.layers]
         self._norm = self._between.weight(model.model.norm.weight)
-        self._head = fused([model.lm_head], packed, int8=int8)
+        self._head = fused([model.lm_head], packed, int8=int8, wide=True)
 
     def keep_layers(self, numbers: tuple[int, ...]) -> None:
         """Run these of its layers alone from now on."""

@@ -165,7 +165,7 @@ class WhisperRunner:
         self._layers = [_layer(layer, packed, int8, scaling) for layer in decoder.layers]
         self.layers = len(self._layers)
         self._norm = Norm.of(decoder.layer_norm)
-        self._head = fused([model.get_output_embeddings()], packed, int8=int8)
+        self._head = fused([model.get_output_embeddings()], packed, int8=int8, wide=True)
         self._act = ACT2FN[config.activation_function]
         kept, encoder = Kept.best(self._embedding), None
         if isinstance(model, WhisperForConditionalGeneration) and not shares:

@@ -97,16 +97,30 @@ static void more_rows(
     kept(sums);
 }
 
-/* Rows of one group of the answer, of which `there` outputs are wanted. */
+/* Where an answer goes: [R, O] in half precision or float32. */
+typedef struct {
+    void *at;
+    int64_t outputs, is_half;
+} Out;
+
+/* Rows of one group of the answer, from row `r` and output `o` on. */
 static inline void told(
-    half *out, const float *left, const float *right, const float *bias, int64_t rows,
-    int64_t outputs, int64_t there) {
-    const __m512 low = _mm512_loadu_ps(bias), high = _mm512_loadu_ps(bias + TILE);
+    const Out *out, int64_t r, int64_t o, int64_t rows, const float *left, const float *right,
+    const float *bias) {
+    const __m512 low = _mm512_loadu_ps(bias + o), high = _mm512_loadu_ps(bias + o + TILE);
+    const int64_t there = out->outputs - o;
     const __mmask32 wanted = there < GROUP ? (1u << there) - 1 : -1;
-    for (int64_t r = 0; r < rows; r++, out += outputs, left += TILE, right += TILE)
-        _mm512_mask_storeu_epi16(
-            out, wanted,
-            (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(right) + high, _mm512_load_ps(left) + low));
+    for (const int64_t stop = r + rows; r < stop; r++, left += TILE, right += TILE) {
+        const __m512 x = _mm512_load_ps(left) + low, y = _mm512_load_ps(right) + high;
+        const int64_t to = r * out->outputs + o;
+        if (out->is_half) {
+            const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+            _mm512_mask_storeu_epi16((half *)out->at + to, wanted, near);
+        } else {
+            _mm512_mask_storeu_ps((float *)out->at + to, wanted, x);
+            _mm512_mask_storeu_ps((float *)out->at + to + TILE, wanted >> TILE, y);
+        }
+    }
 }
 
 /* Ask for tiles; 0: they may be used from now on, in all threads to come. */
@@ -115,10 +129,11 @@ int outrider_no_tiles(int64_t unused) {
     return syscall(SYS_arch_prctl, REQUEST, TILES) != 0;
 }
 
-/* out [R, O] = x [R, I] weight + bias. */
+/* out [R, O] = x [R, I] weight + bias, in half precision or float32. */
 void outrider_tiles(
-    int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, const half *x,
-    const half *weight, const float *bias, half *out) {
+    int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, int64_t is_half, const half *x,
+    const half *weight, const float *bias, void *at) {
+    const Out out = {at, outputs, is_half};
     const int64_t groups = (outputs + GROUP - 1) / GROUP, at_once = rows > TILE ? 1 : 2;
     if (rows < 1) return;
 #pragma omp parallel num_threads(threads) if (threads > 1 && outputs * inputs > 65536)
@@ -128,14 +143,12 @@ void outrider_tiles(
 #pragma omp for
         for (int64_t g = 0; g < groups; g += at_once) {
             const half *w = weight + g * GROUP * inputs;
-            const int64_t o = g * GROUP, there = outputs - o;
+            const int64_t o = g * GROUP;
             if (rows <= TILE) {
                 int two = g + 1 < groups;
                 few_rows(x, inputs, w, two ? w + GROUP * inputs : w, sums);
-                told(out + o, sums[0], sums[1], bias + o, rows, outputs, there);
-                if (two)
-                    told(out + o + GROUP, sums[2], sums[3], bias + o + GROUP, rows, outputs,
-                         there - GROUP);
+                told(&out, 0, o, rows, sums[0], sums[1], bias);
+                if (two) told(&out, 0, o + GROUP, rows, sums[2], sums[3], bias);
                 continue;
             }
             for (int64_t r = 0, shape = 0; r < rows; r += 2 * TILE) {
@@ -145,8 +158,8 @@ void outrider_tiles(
                 if (shape != few * GROUP + lower) configured(0x13, few, 0x2c, lower);
                 shape = few * GROUP + lower;
                 more_rows(x + r * inputs, x + below * inputs, inputs, w, !r, sums);
-                told(out + r * outputs + o, sums[0], sums[1], bias + o, few, outputs, there);
-                told(out + below * outputs + o, sums[2], sums[3], bias + o, more, outputs, there);
+                told(&out, r, o, few, sums[0], sums[1], bias);
+                told(&out, below, o, more, sums[2], sums[3], bias);
             }
         }
         _tile_release();
@@ -156,8 +169,9 @@ void outrider_tiles(
 int outrider_no_tiles(int64_t unused) { return unused >= 0; }
 
 void outrider_tiles(
-    int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, const half *x,
-    const half *weight, const float *bias, half *out) {
-    (void)rows, (void)inputs, (void)outputs, (void)threads, (void)x, (void)weight, (void)bias, (void)out;
+    int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, int64_t is_half, const half *x,
+    const half *weight, const float *bias, void *at) {
+    (void)rows, (void)inputs, (void)outputs, (void)threads, (void)is_half;
+    (void)x, (void)weight, (void)bias, (void)at;
 }
 #endif

@@ -16,7 +16,7 @@ from outrider.models.native import build
 
 TILE, STEP, GROUP = 16, 32, 32  #: rows, inputs and outputs of tiles.c
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_PRODUCT = (_WHOLE,) * 4 + (_POINTER,) * 4
+_PRODUCT = (_WHOLE,) * 5 + (_POINTER,) * 4
 
 
 def unfit(like: Tensor) -> str | None:
@@ -36,6 +36,7 @@ def _missing() -> str | None:
 class TileProduct:
     """x -> x @ weight.T + bias for x [..., I] in bfloat16, the weight [O, I] laid in tiles.
 
+    The answer is in bfloat16, or in float32 with `wide`: what the sums are, not rounded any more.
     Raises RuntimeError where `unfit` says why.
 
     >>> run = TileProduct(torch.eye(2, 3).bfloat16(), None)                 # doctest: +SKIP
@@ -43,12 +44,13 @@ class TileProduct:
     tensor([1., 2.], dtype=torch.bfloat16)
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, wide: bool = False) -> None:
         why = unfit(weight)
         if why is not None:
             raise RuntimeError(why)
         self._run = build.function("outrider_tiles", _PRODUCT)
         self.outputs, self.inputs = weight.shape
+        self._dtype = torch.float32 if wide else torch.bfloat16
         self._missing = -self.inputs % STEP  #: inputs to the next whole step
         more = -self.outputs % GROUP
         laid = F.pad(weight.detach(), (0, self._missing, 0, more))
@@ -60,7 +62,7 @@ class TileProduct:
         self._at = [table.data_ptr() for table in self._kept]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """In bfloat16, as x is."""
+        """As many rows."""
         if x.dtype != torch.bfloat16 or x.shape[-1] != self.inputs:
             raise ValueError(
                 f"{self.inputs} inputs in bfloat16 are wanted; got {list(x.shape)} in {x.dtype}"
@@ -68,10 +70,10 @@ class TileProduct:
         if self._missing:
             x = F.pad(x, (0, self._missing))
         x = x.contiguous()
-        wide = x.shape[-1]
-        out = x.new_empty(*x.shape[:-1], self.outputs)
+        steps = x.shape[-1]
+        out = x.new_empty(*x.shape[:-1], self.outputs, dtype=self._dtype)
         self._run(
-            x.numel() // wide, wide, self.outputs, torch.get_num_threads(),
-            x.data_ptr(), *self._at, out.data_ptr(),
+            x.numel() // steps, steps, self.outputs, torch.get_num_threads(),
+            self._dtype == torch.bfloat16, x.data_ptr(), *self._at, out.data_ptr(),
         )  # fmt: skip
         return out
