@@ -52,7 +52,7 @@ def test_with_nothing_asked_rows_draft_by_copies_or_with_the_head(smollm2):
     for chat in chats:
         drafted, plain = (one.generate(chat, *ends) for one in (speculator, speculator.plain()))
         assert drafted.completions[0].token_ids == plain.completions[0].token_ids
-        assert drafted.stats.block_efficiency > 1.4
+        assert drafted.stats.block_efficiency > 1.25  # how much is drafted follows from costs
     sampled = [
         speculator.generate(chats[0], Sampling(temperature=0.7, seed=3), Stop(64)).texts
         for _ in range(2)
