@@ -365,8 +365,8 @@ def _run(
     beside = [driven(source, setting) for source in drafts]
     if wish.packed is True and not _packed(own):
         raise ConfigurationError(
-            f"packed=True needs a lean runner, which Llama and Whisper models have; {target} runs "
-            "through its own forward; leave it out"
+            f"packed=True is for linear layers; got {target}, which has none of torch's own; leave "
+            "it out"
         )
     for draft in beside:  # a draft need not round alike in every call: no dummy nodes
         if isinstance(draft, CausalModel):

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 import tiny_heads
 from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling, load, verifiers
 from outrider.certify.laws import Text, law
-from outrider.models import CausalModel, LlamaRunner, adapt, eight_bits
+from outrider.models import CausalModel, LlamaRunner, adapt, laid
 from outrider.models.heads import HeadStates, blockwise
 from outrider.models.native import build, cross, int8
 from outrider.models.native.int8 import Int8Product, rounded
@@ -135,7 +135,7 @@ def test_a_model_without_layers_of_those_types_is_refused():
                 other = Other(child.in_features, child.out_features, bias=False)
                 setattr(part, name, other)
     with pytest.raises(ConfigurationError, match="layers of type Linear and Conv1D; got draft_d"):
-        eight_bits.stored(model)
+        laid.in_8_bits(model)
 
 
 def engines(drafter_of):

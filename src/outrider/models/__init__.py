@@ -8,7 +8,7 @@ same way; the check at load decides, and the chain fallback is the last resort.
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.models import eight_bits, llama, refusals, seq2seq, whisper
+from outrider.models import laid, llama, refusals, seq2seq, whisper
 from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
 from outrider.models.causal import CausalModel
 from outrider.models.chain import ChainRunner
@@ -84,23 +84,29 @@ def adapt(
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
     encoder-decoder's own encoder unused (models of text alone have none): a draft model then
-    attends to the target's states. `int8` keeps the weights that a step reads in 8 bits. Raises
-    UnsupportedModel, with the reason, for models that cannot be driven exactly.
+    attends to the target's states. `int8` keeps the weights that a step reads in 8 bits.
+    `packed` lays those of linear layers out as products read them. Raises UnsupportedModel, with
+    the reason, for models that cannot be driven exactly.
     """
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and whisper.fits(model):
         return CausalModel(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
     lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
-    if int8 and not lean:
-        model = eight_bits.stored(model)
-    if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
-        return CausalModel(seq2seq.runner_of(model)(model, shares), vocab_size)
-    if chain_only:
-        return CausalModel(ChainRunner(model), vocab_size)
     if lean:
         return CausalModel(LlamaRunner(model, packed, int8), vocab_size)
-    return CausalModel(runner_of(model)(model), vocab_size)
+    made = laid.in_8_bits(model) if int8 else laid.packed(model) if packed and on_cpu else None
+    driven = _own(model if made is None else made, chain_only, shares)
+    if made is not None and not int8:
+        driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
+    return CausalModel(driven, vocab_size)
+
+
+def _own(model: PreTrainedModel, chain_only: bool, shares: bool) -> TransformersRunner:
+    """What runs a model through its own forward."""
+    if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
+        return seq2seq.runner_of(model)(model, shares)
+    return ChainRunner(model) if chain_only else runner_of(model)(model)
 
 
 def reads_more(config: PretrainedConfig) -> bool:

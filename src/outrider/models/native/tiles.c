@@ -14,7 +14,7 @@
 #define PAIR (GROUP * STEP)
 #define AHEAD (8 * PAIR) /* numbers from what is used to what is fetched */
 
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
 #include <sys/syscall.h>
 #include <unistd.h>
 
