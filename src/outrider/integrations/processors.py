@@ -41,10 +41,11 @@ def of_row(fields: Fields, row: int, rows: int) -> Fields:
         if kind is hf.RepetitionPenaltyLogitsProcessor:
             skipped = processor.prompt_ignore_length
             if isinstance(skipped, Tensor):
-                return kind(processor.penalty, prompt_ignore_length=int(skipped[row]))
+                at = row * len(skipped) // rows  # several beams or sequences per prompt
+                return kind(processor.penalty, prompt_ignore_length=int(skipped[at]))
         elif kind is hf.EncoderRepetitionPenaltyLogitsProcessor and rows > 1:
             mine = copy.copy(processor)
-            at = row * len(processor.encoder_input_ids) // rows  # several sequences per prompt
+            at = row * len(processor.encoder_input_ids) // rows
             mine.encoder_input_ids = processor.encoder_input_ids[at : at + 1]
             return mine
         elif kind is hf.EncoderNoRepeatNGramLogitsProcessor and rows > 1:
