@@ -148,6 +148,8 @@ def mask(*values):
         ({"past_key_values": DynamicCache()}, "past_key_values .* would stay empty"),
         ({"force_words_ids": [[5]]}, "force_words_ids"),
         ({"use_mtp": True}, "use_mtp=True"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups=2"),
+        ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty=0.5"),
         pytest.param(
             {"cache_implementation": "offloaded"},
             "cache_implementation='offloaded'",
@@ -163,6 +165,12 @@ def mask(*values):
 def test_what_would_be_ignored_is_refused(target, given, words):
     with pytest.raises(ConfigurationError, match=words):
         target.generate(prompts(), custom_generate=speculative, **GREEDY, **given)
+
+
+def test_a_single_group_of_beams_is_no_other_way(target):
+    how = {**GREEDY, "num_beams": 2, "num_beam_groups": 1, "diversity_penalty": 0.0}
+    plain = target.generate(prompts(), num_beams=2, **GREEDY)
+    assert torch.equal(target.generate(prompts(), custom_generate=speculative, **how), plain)
 
 
 def test_positions_that_say_nothing_new_are_taken(target):
