@@ -4,13 +4,18 @@ The result is kept in the user's cache directory, keyed by model shape, torch an
 a second load costs nothing. Every choice can be overridden at load.
 """
 
+import atexit
 import hashlib
 import json
 import os
 import platform
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -51,8 +56,40 @@ class Calibration:
 
 
 def cache_dir() -> Path:
-    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
+    no home, or none that can be written, a folder for temporary files."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "outrider"
+    try:
+        usual = Path.home() / ".cache" / "outrider"
+        usual.mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError):  # an unknown user; a home that is not to be written
+        return _homeless()
+    return usual
+
+
+@cache
+def _homeless() -> Path:
+    """The user's own folder among temporary files, or one of this process alone.
+
+    Libraries are loaded from it: one that others own or may look into is left alone.
+    """
+    user = os.getuid() if os.name == "posix" else 0
+    try:
+        kept = Path(tempfile.gettempdir(), f"outrider-{user}")
+        kept.mkdir(mode=0o700, exist_ok=True)
+        found = kept.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
+            return kept
+    except OSError:
+        pass  # a file has that name, or there is no place for temporary files
+    try:
+        own = tempfile.mkdtemp(prefix="outrider-")
+    except OSError:
+        return Path(os.devnull, "outrider")  # what cannot be written is not kept
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
 
 
 class Config(Protocol):
