@@ -136,6 +136,38 @@ def test_the_key_tells_models_apart():
     assert len(set(keys)) == 3
 
 
+@pytest.mark.parametrize("name", calibrate.KERNELS)
+def test_the_key_tells_kernels_and_cores_apart(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {1, 3}, raising=False)
+    usual = calibrate.key()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {3}, raising=False)
+    pinned = calibrate.key()
+    monkeypatch.setenv(name, "AVX2")
+    assert len({usual, pinned, calibrate.key()}) == 3
+
+
+def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
+    from types import SimpleNamespace
+
+    import torch
+
+    from outrider.models.settle import Wish, settle
+
+    tried = []
+
+    def choose(build, *, threads, **_):
+        tried.append(threads)
+        return FOUND
+
+    monkeypatch.setattr(calibrate, "choose", choose)
+    target = SimpleNamespace(config=None, group=None, loaded_dtype=lambda: "float32")
+    for some in ({3}, {1, 3}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda who, some=some: some, raising=False)
+        settle(Wish(), target, (), None, torch.device("cpu"), 4)
+    assert tried == [[1], [1, 2]]
+
+
 def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):
     import torch
 

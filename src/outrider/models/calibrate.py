@@ -31,6 +31,13 @@ Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
 MORE_THREADS = 1.15
 #: What the OpenMP runtimes read about idle threads.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_PROC_BIND")
+#: What torch and oneDNN read about which kernels to run.
+KERNELS = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
 _PASSES = 3
 _WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
 _CONTEXT = 96  #: committed tokens in the cache while timing
@@ -110,12 +117,20 @@ def key(*configs: Config | None, about: str = "") -> str:
         cpu_name(),
         # Processors of one name differ behind a hypervisor; ARM calls flags features.
         _told("flags", "Features"),
-        str(os.cpu_count()),
+        str(cores()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
-        *(f"{name}={os.environ.get(name)}" for name in (*WAITING, "OUTRIDER_COMPILED")),
+        *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
         "14",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
