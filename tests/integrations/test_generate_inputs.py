@@ -181,6 +181,13 @@ def test_positions_that_say_nothing_new_are_taken(target):
     )
 
 
+def test_a_nucleus_of_nothing_keeps_one_token_as_there(target, draft):
+    how = {"max_new_tokens": 12, "do_sample": True, "top_p": 0.0, "top_k": 7, "temperature": 0.9}
+    plain = target.generate(prompts(2), **how)
+    fast = target.generate(prompts(2), custom_generate=speculative, draft_model=draft, **how)
+    assert torch.equal(fast, plain)
+
+
 class Streamer:
     def __init__(self):
         self.tokens, self.ended = [], False

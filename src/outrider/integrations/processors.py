@@ -21,7 +21,8 @@ def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, prompts:
         if rest and type(rest[-1]) is hf.MinPLogitsWarper and _keeps_one(rest[-1]):
             fields["min_p"] = rest.pop().min_p
         if rest and type(rest[-1]) is hf.TopPLogitsWarper and _keeps_one(rest[-1]):
-            fields["top_p"] = rest.pop().top_p
+            if rest[-1].top_p > 0:  # 0 keeps a token there, and is none of our settings
+                fields["top_p"] = rest.pop().top_p
         if rest and type(rest[-1]) is hf.TopKLogitsWarper and rest[-1].filter_value == MASKED:
             fields["top_k"] = rest.pop().top_k
         if rest and type(rest[-1]) is hf.TemperatureLogitsWarper:
