@@ -1,6 +1,7 @@
 """What a caller of generate may add: honoured as plain generate does it, or refused by name."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -211,6 +212,34 @@ def test_arguments_that_transformers_keeps_to_itself_are_refused_with_their_name
     assert streamer.ended, "nobody may wait for tokens that never come"
     with pytest.raises(ConfigurationError, match=r"pass tokenizer=\.\.\., too"):
         generate(target, prompts(), assistant_model=draft, assistant_tokenizer=object(), **GREEDY)
+
+
+class Failing(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        raise ValueError("one of its own")
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"use_mtp": True}, ConfigurationError),
+        ({"draft_model": 3}, ConfigurationError),
+        ({"num_beams": 2}, ConfigurationError),
+        ({"logits_processor": LogitsProcessorList([Failing()])}, ValueError),
+        ({}, None),
+    ],
+)
+def test_a_streamer_is_ended_once_whatever_happens(target, more, error):
+    class Once(Streamer):
+        def end(self):
+            assert not self.ended
+            super().end()
+
+    streamer = Once()
+    how = {**GREEDY, "custom_generate": speculative, "out_streamer": streamer, **more}
+    with pytest.raises(error) if error else nullcontext():
+        target.generate(prompts(), **how)
+    assert streamer.ended
 
 
 def test_the_end_of_the_context_is_said(draft):
