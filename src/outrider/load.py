@@ -130,10 +130,10 @@ def load(
                     "float32", "bfloat16", "float16"
     draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
                     in the target's dtype; None: as a draft folder says, else the target's
-    threads, packed "auto" measures once per machine and remembers; a number and a bool override
+    threads, packed "auto" measures once per machine and remembers; a number and a bool override.
+                    torch has one number of threads for the process: the last load sets it for all
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
-    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
-                    instead of running its own; "auto": if the two encoders are equal
+    share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
     tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
 
     Raises ConfigurationError and its kin before any prompt is read.
