@@ -1,6 +1,8 @@
 """Measurements are remembered, and a file that cannot be read is no error."""
 
 import json
+import os
+import tempfile
 
 import pytest
 
@@ -61,6 +63,68 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     assert recall("abc") is None
 
 
+@pytest.fixture
+def homeless(tmp_path, monkeypatch):
+    """A user whom the system does not know, and a folder for temporary files."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(calibrate.Path, "home", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    calibrate._homeless.cache_clear()
+    yield tmp_path / f"outrider-{os.getuid()}"
+    calibrate._homeless.cache_clear()
+
+
+def test_without_a_home_a_folder_of_the_users_own_is_used(homeless):
+    remember("abc", FOUND)
+    assert recall("abc").setting == FOUND.setting
+    assert calibrate.cache_dir() == homeless
+    assert homeless.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_cannot_be_made_is_none(homeless, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(calibrate.Path, "home", lambda: tmp_path / "file")
+    assert calibrate.cache_dir() == homeless
+    monkeypatch.setattr(calibrate.Path, "home", lambda: tmp_path)
+    assert calibrate.cache_dir() == tmp_path / ".cache" / "outrider"
+
+
+@pytest.mark.parametrize("whose", ["another's", "open to all", "a link", "a file"])
+def test_a_folder_that_may_be_anothers_is_left_alone(homeless, monkeypatch, tmp_path, whose):
+    if whose == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        homeless.symlink_to(tmp_path / "elsewhere")
+    elif whose == "a file":
+        homeless.write_text("")
+    else:
+        homeless.mkdir(mode=0o700)
+        homeless.chmod(0o777 if whose == "open to all" else 0o700)
+    if whose == "another's":
+        user = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        homeless.rename(tmp_path / f"outrider-{user + 1}")
+    found = calibrate.cache_dir()
+    assert found.parent == tmp_path
+    assert found != tmp_path / f"outrider-{os.getuid()}"
+    assert found.stat().st_mode & 0o777 == 0o700
+    remember("abc", FOUND)
+    assert recall("abc").setting == FOUND.setting
+
+
+def test_without_any_place_nothing_is_kept(homeless, monkeypatch):
+    def none(**_):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setattr(tempfile, "mkdtemp", none)
+    remember("abc", FOUND)
+    assert recall("abc") is None
+
+
 def test_the_key_tells_models_apart():
     class Config:
         def __init__(self, text):
@@ -70,6 +134,38 @@ def test_the_key_tells_models_apart():
     keys += [calibrate.key(Config("a")), calibrate.key(Config("a"), None)]
     assert keys[2] == keys[3]
     assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("name", calibrate.KERNELS)
+def test_the_key_tells_kernels_and_cores_apart(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {1, 3}, raising=False)
+    usual = calibrate.key()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {3}, raising=False)
+    pinned = calibrate.key()
+    monkeypatch.setenv(name, "AVX2")
+    assert len({usual, pinned, calibrate.key()}) == 3
+
+
+def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
+    from types import SimpleNamespace
+
+    import torch
+
+    from outrider.models.settle import Wish, settle
+
+    tried = []
+
+    def choose(build, *, threads, **_):
+        tried.append(threads)
+        return FOUND
+
+    monkeypatch.setattr(calibrate, "choose", choose)
+    target = SimpleNamespace(config=None, group=None, loaded_dtype=lambda: "float32")
+    for some in ({3}, {1, 3}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda who, some=some: some, raising=False)
+        settle(Wish(), target, (), None, torch.device("cpu"), 4)
+    assert tried == [[1], [1, 2]]
 
 
 def test_every_combination_is_timed_and_the_cheapest_taken(monkeypatch):

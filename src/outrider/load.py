@@ -130,10 +130,10 @@ def load(
                     "float32", "bfloat16", "float16"
     draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
                     in the target's dtype; None: as a draft folder says, else the target's
-    threads, packed "auto" measures once per machine and remembers; a number and a bool override
+    threads, packed "auto" measures once per machine and remembers; a number and a bool override.
+                    torch has one number of threads for the process: the last load sets it for all
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
-    share_encoder   whether an encoder-decoder draft attends to the states of the target's encoder
-                    instead of running its own; "auto": if the two encoders are equal
+    share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
     tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
 
     Raises ConfigurationError and its kin before any prompt is read.
@@ -147,7 +147,7 @@ def load(
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
     group = None if tensor_parallel is None else sharded.join(tensor_parallel, device)
-    first = Source(shipped(CORRECTOR) if target == CORRECTOR else target, "target", group)
+    first = seen(target, group)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
     tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
@@ -165,6 +165,17 @@ def load(
     notes = _notes(sources, running, wish, place, words, table)
     engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+
+
+def seen(target: "Model | None", group: sharded.Group | None = None) -> Source:
+    """A target before its weights are read, with its configuration; shipped where there is none.
+
+    >>> seen("corrector").config.is_encoder_decoder
+    True
+    """
+    if target is None or target == CORRECTOR:
+        target = shipped("target" if target is None else CORRECTOR)
+    return Source(target, "target", group)
 
 
 def _spoken(

@@ -5,10 +5,11 @@ import json
 import sys
 
 import pytest
+from transformers import WhisperConfig
 
 import words
 from outrider import Sampling, Stop, load
-from outrider.testing import encoder_decoder
+from outrider.testing import encoder_decoder, llama
 
 FAST = ["--dtype", "float32", "--threads", "1"]
 
@@ -79,6 +80,23 @@ def test_refused(outrider, folder, typed, parts):
     assert err.startswith("error: ")
     for part in parts:
         assert part in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "typed", "said"),
+    [
+        (lambda: encoder_decoder("bart").config, ["w5"], "reads a source"),
+        (lambda: llama().config, ["--source", "w5"], "--source is what an encoder-decoder reads"),
+        (WhisperConfig, ["w5"], "a Whisper model, which hears recordings"),
+    ],
+)
+def test_a_target_of_the_wrong_kind_is_refused_before_weights_are_read(
+    outrider, tmp_path, config, typed, said
+):
+    config().save_pretrained(tmp_path)  # it has no weights
+    code, _, err = outrider("generate", *typed, "--target", tmp_path, *FAST)
+    assert code == 2
+    assert said in " ".join(err.split())
 
 
 def test_compare_refuses_a_source(outrider, folder):

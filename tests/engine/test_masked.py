@@ -158,8 +158,13 @@ def test_no_possible_token_at_all_is_a_fault():
     how = outrider.Sampling(
         0, processors=(lambda ids, scores: torch.full_like(scores, -torch.inf),)
     )
-    with pytest.raises(outrider.OutriderError, match="masked every token"):
-        list(outrider.Engine(target, DraftModel(draft)).run([[2, 4]], how, outrider.Limits(4)))
+    every = outrider.Sampling(0, logit_bias=dict.fromkeys(range(target.vocab_size), -torch.inf))
+    engine = outrider.Engine(target, DraftModel(draft))
+    for one in (how, every):
+        with pytest.raises(
+            outrider.NumericalError, match=r"^bans, rules or processors .* left no token.* loosen"
+        ):
+            list(engine.run([[2, 4]], one, outrider.Limits(4)))
 
 
 def test_rows_that_share_processors_are_asked_together():

@@ -67,6 +67,17 @@ def test_padded_prompts_of_a_decoder(name):
         same(model, inputs, drafting, **how)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_padding_is_no_token_of_a_penalty_in_any_row(seed):
+    model = llama()
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 30, (3, 6), generator=random)
+    ids[0, :2] = ids[2, :5] = 0
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    how = {"num_beams": 3, "repetition_penalty": 1.3, "pad_token_id": 0, "eos_token_id": 7}
+    same(model, inputs, {"drafter": "prompt_lookup"}, **how)
+
+
 def test_a_good_draft_saves_calls():
     target, _ = pair("t5")
     plain = same(target, batch(), {"drafter": "root"}, num_beams=3)

@@ -1,6 +1,7 @@
 """What a caller of generate may add: honoured as plain generate does it, or refused by name."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -148,6 +149,8 @@ def mask(*values):
         ({"past_key_values": DynamicCache()}, "past_key_values .* would stay empty"),
         ({"force_words_ids": [[5]]}, "force_words_ids"),
         ({"use_mtp": True}, "use_mtp=True"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups=2"),
+        ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty=0.5"),
         pytest.param(
             {"cache_implementation": "offloaded"},
             "cache_implementation='offloaded'",
@@ -165,12 +168,25 @@ def test_what_would_be_ignored_is_refused(target, given, words):
         target.generate(prompts(), custom_generate=speculative, **GREEDY, **given)
 
 
+def test_a_single_group_of_beams_is_no_other_way(target):
+    how = {**GREEDY, "num_beams": 2, "num_beam_groups": 1, "diversity_penalty": 0.0}
+    plain = target.generate(prompts(), num_beams=2, **GREEDY)
+    assert torch.equal(target.generate(prompts(), custom_generate=speculative, **how), plain)
+
+
 def test_positions_that_say_nothing_new_are_taken(target):
     plain = target.generate(prompts(), **GREEDY)
     given = {"position_ids": torch.arange(8)[None], "attention_mask": torch.ones(1, 8).bool()}
     assert torch.equal(
         target.generate(prompts(), custom_generate=speculative, **given, **GREEDY), plain
     )
+
+
+def test_a_nucleus_of_nothing_keeps_one_token_as_there(target, draft):
+    how = {"max_new_tokens": 12, "do_sample": True, "top_p": 0.0, "top_k": 7, "temperature": 0.9}
+    plain = target.generate(prompts(2), **how)
+    fast = target.generate(prompts(2), custom_generate=speculative, draft_model=draft, **how)
+    assert torch.equal(fast, plain)
 
 
 class Streamer:
@@ -196,6 +212,34 @@ def test_arguments_that_transformers_keeps_to_itself_are_refused_with_their_name
     assert streamer.ended, "nobody may wait for tokens that never come"
     with pytest.raises(ConfigurationError, match=r"pass tokenizer=\.\.\., too"):
         generate(target, prompts(), assistant_model=draft, assistant_tokenizer=object(), **GREEDY)
+
+
+class Failing(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        raise ValueError("one of its own")
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"use_mtp": True}, ConfigurationError),
+        ({"draft_model": 3}, ConfigurationError),
+        ({"num_beams": 2}, ConfigurationError),
+        ({"logits_processor": LogitsProcessorList([Failing()])}, ValueError),
+        ({}, None),
+    ],
+)
+def test_a_streamer_is_ended_once_whatever_happens(target, more, error):
+    class Once(Streamer):
+        def end(self):
+            assert not self.ended
+            super().end()
+
+    streamer = Once()
+    how = {**GREEDY, "custom_generate": speculative, "out_streamer": streamer, **more}
+    with pytest.raises(error) if error else nullcontext():
+        target.generate(prompts(), **how)
+    assert streamer.ended
 
 
 def test_the_end_of_the_context_is_said(draft):

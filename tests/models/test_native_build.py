@@ -1,6 +1,7 @@
 """A compiled library is made of what the process has read, whole, and called as declared."""
 
 import ctypes
+import hashlib
 import re
 import shutil
 import subprocess
@@ -55,17 +56,66 @@ def test_libraries_are_written_elsewhere_and_moved_whole(monkeypatch, tmp_path):
             build.compiled(path, small(2), ["cc"])  # another thread, or process, at the same time
         assert not made.exists()
         assert "lanes.h" in {one.name for one in made.parent.iterdir()}
-        before = path.read_text() if path.exists() else None
+        assert build.whole(path) or not path.exists()
         made.write_text("whole")
-        assert before in (None, "whole")
         written.append(made)
 
     monkeypatch.setattr(subprocess, "run", compile_)
     build.compiled(path, small(1), ["cc"])
     first, other, again = written
     assert first == again != other
-    assert path.read_text() == "whole"
+    assert path.read_bytes().startswith(b"whole")
+    assert build.whole(path)
     assert [*tmp_path.iterdir()] == [path]
+
+
+def cut(library):
+    library.write_bytes(library.read_bytes()[:5000])
+
+
+def emptied(library):
+    library.write_bytes(b"")
+
+
+def overwritten(library):
+    library.write_bytes(b"no ELF" + library.read_bytes()[6:])
+
+
+def foreign(library):
+    """Whole, but of another system."""
+    library.write_bytes(text := b"made elsewhere")
+    library.write_bytes(text + hashlib.sha256(text).digest())
+
+
+@needs_cc
+@pytest.mark.parametrize("damage", [cut, emptied, overwritten, foreign])
+def test_a_damaged_library_is_built_anew(fresh, tmp_path, damage):
+    fresh.setattr(build, "TEXTS", small(1))
+    build.function("added", WHOLE)
+    (library,) = tmp_path.rglob("*.so")
+    damaged = library.with_name("damaged")
+    damaged.write_bytes(library.read_bytes())  # this process has loaded the other
+    library.unlink()
+    damage(damaged)
+    damaged.rename(library)
+    build._found.cache_clear()
+    assert build.function("added", WHOLE)(40) == 41
+    assert build.whole(library)
+    before = library.stat().st_mtime_ns
+    build._found.cache_clear()
+    assert build.function("added", WHOLE)(40) == 41
+    assert library.stat().st_mtime_ns == before
+
+
+@needs_cc
+def test_what_is_wrong_with_a_library_is_said_as_it_is(fresh, tmp_path):
+    fresh.setattr(build, "TEXTS", small(1))
+    fresh.setattr(build, "Library", lambda *_: ctypes.CDLL(str(tmp_path / "none")))
+    assert re.match(r"the library made by 'cc' cannot be loaded: .*none: cannot", build.unbuilt())
+    (tmp_path / "file").write_text("")
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    build._found.cache_clear()
+    assert re.match("no library could be made in '.*/file/outrider': ", build.unbuilt())
 
 
 @needs_cc

@@ -4,6 +4,7 @@ Kernels with another path for some shapes are planted, so that it does not matte
 processor has. Without what was found the same calls must differ.
 """
 
+import json
 import shutil
 
 import pytest
@@ -91,6 +92,27 @@ def test_what_was_found_is_kept():
     assert len(calls) == tried > 100
     rounding.of_attention(attend, 3, 8, BF16)
     assert len(calls) > tried
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("null", "[]", "3", "NAME: null", "NAME: [[],[1]]", 'NAME: [["a"],[1]]', "NAME: [1,1]"),
+        *("NAME: [[2,1],[1]]", "NAME: [[0],[1]]", "NAME: [[1],[]]", "NAME: [[1],[1],[]]"),
+    ],
+)
+def test_a_file_of_another_shape_is_measured_anew(wrong):
+    def found():
+        rounding._found.clear()
+        return rounding.of_product(lambda w: lambda x: F.linear(x, w), 4, 4, BF16, "own")
+
+    first = found()
+    (path,) = calibrate.cache_dir().glob("rounding-*.json")
+    whole = path.read_text()
+    (name,) = json.loads(whole)
+    path.write_text("{" + wrong.replace("NAME", f'"{name}"') + "}" if "NAME" in wrong else wrong)
+    assert found() == first
+    assert path.read_text() == whole
 
 
 def test_nothing_is_tried_in_float32(monkeypatch):

@@ -8,6 +8,7 @@ from test_audio import written as wav
 
 from outrider import cli
 from outrider.errors import ConfigurationError
+from outrider.testing import llama
 
 BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "root"]
 
@@ -82,6 +83,20 @@ def test_files_that_fail_are_named_and_the_others_go_on(
         assert f"failed: {path}" in err
     assert "3 of 5 recordings failed" in err
     assert "Traceback" not in err
+
+
+def test_the_wrong_model_or_language_is_refused_before_weights_are_read(
+    capsys, monkeypatch, talks, tmp_path
+):
+    whispers.whisper().config.save_pretrained(tmp_path)
+    whispers.whisper().generation_config.save_pretrained(tmp_path)
+    code, _, err = run(capsys, monkeypatch, talks[0], "-m", tmp_path, "--language", "klingon")
+    assert code == 2
+    assert "klingon" in err
+    llama().config.save_pretrained(tmp_path)
+    code, _, err = run(capsys, monkeypatch, talks[0], "-m", tmp_path)
+    assert code == 2
+    assert f"{tmp_path} does not turn speech into text" in err.replace("\n", "")
 
 
 def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):

@@ -16,10 +16,10 @@ from outrider.errors import ConfigurationError
 from outrider.models import adapt
 from outrider.models.heads import formats
 from outrider.shipped import shipped
-from outrider.testing import llama
+from outrider.testing import encoder_decoder, llama
 from outrider.text.speculator import Speculator
 from outrider.train.features import read
-from outrider.train.job import Task, run
+from outrider.train.job import Task, look, run
 from outrider.train.loop import Plan
 from outrider.train.published import opened
 
@@ -123,7 +123,26 @@ def test_a_target_that_reads_another_input_is_refused(tmp_path, data):
     speculator = outrider.load("corrector", dtype="float32", threads=1, packed=False)
     task = Task("corrector", tmp_path, (data,))
     with pytest.raises(ConfigurationError, match="decoder-only"):
-        run(speculator, llama(), task, lambda text, done, total: None)
+        run(speculator, encoder_decoder("bart"), task, quiet)
+    with pytest.raises(ConfigurationError, match="decoder-only"):
+        look(replace(task, target=str(shipped("corrector"))))
+
+
+def test_what_cannot_be_trained_is_refused_before_weights_are_read(tmp_path, data):
+    llama().config.save_pretrained(tmp_path)  # it has no weights
+    task = Task(str(tmp_path), tmp_path / "out", (data,))
+    look(task)
+    missing = tmp_path / "missing"
+    for change, said in (
+        ({"data": (missing,)}, "cannot read training text; got .*missing"),
+        ({"prompts": (missing,)}, "cannot read training text; got .*missing"),
+        ({"kind": "layers", "layers": (0, 99)}, "got draft layers"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            look(replace(task, **change))
+    asked = ["train-draft", str(tmp_path), "--data", str(missing), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked)
+    assert "cannot read training text" in str(done.exception)
 
 
 def test_a_target_without_a_tokenizer_is_refused(tmp_path):

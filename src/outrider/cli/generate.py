@@ -19,6 +19,9 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.papers.record import file
 from outrider.lab.timeline import draw, lines
 from outrider.laws.sampling import Sampling
+from outrider.load import seen
+from outrider.models.config import hears
+from outrider.models.sources import Source
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -100,8 +103,9 @@ def generate(
     )
     end = Stop(max_new_tokens, tuple(stop or ()))
     given = _read(prompt, file, source, reference)
+    _suits(seen(setup.target), given[1])
     speculator = setup.load(dtype)
-    asked = _asked(speculator, *given)
+    asked = _asked(*given)
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
         _describe(speculator, how_made)
@@ -181,11 +185,14 @@ class _Asked(TypedDict):
     reference: str | None
 
 
-def _asked(
-    speculator: Speculator, prompt: str | None, source: str | None, reference: str | None
-) -> _Asked:
-    """The prompt, or the source and what the answer begins with."""
-    reads = speculator.engine.target.reads != "text"
+def _suits(target: Source, source: str | None) -> None:
+    """Refuse a target of the wrong kind before its weights are read."""
+    reads = bool(target.config.is_encoder_decoder)
+    if hears(target.config):
+        raise ConfigurationError(
+            "generate goes on from text; got a Whisper model, which hears recordings; use "
+            "`outrider transcribe FILE -m MODEL`, or name another --target"
+        )
     if source is None and reads:
         raise ConfigurationError(
             "the model reads a source beside its own text; got a prompt alone; give the source: "
@@ -196,6 +203,10 @@ def _asked(
             "--source is what an encoder-decoder reads; got a model that goes on from its prompt; "
             "give the text as the prompt, or load an encoder-decoder: --target"
         )
+
+
+def _asked(prompt: str | None, source: str | None, reference: str | None) -> _Asked:
+    """The prompt, or the source and what the answer begins with."""
     if source is None:
         assert prompt is not None
         return _Asked(prompts=prompt, decoder_prompts=None, reference=reference)

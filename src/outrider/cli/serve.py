@@ -19,6 +19,7 @@ from outrider.cli.console import EXIT_ERROR, err, fail
 from outrider.cli.options import Dtype, Setup, with_setup
 from outrider.cli.reading import read_file
 from outrider.errors import BackendUnavailable, ConfigurationError
+from outrider.models.calibrate import cores
 from outrider.text.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -215,17 +216,9 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield place
 
 
-def _cores() -> int:
-    """How many this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
-
-
 def _parted(processes: int | None) -> tuple[bool, str]:
     """Whether decoding has a process of its own, and how that is said."""
-    if processes == 2 or (processes is None and _cores() > 1):
+    if processes == 2 or (processes is None and cores() > 1):
         return True, "decoding in a process of its own"
     if processes == 1:
         return False, "one process"

@@ -10,7 +10,7 @@ from outrider.cli import options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
 from outrider.lab.progress import bar
 from outrider.train import published
-from outrider.train.job import Show, Task, run
+from outrider.train.job import Show, Task, look, run
 from outrider.train.loop import Plan
 
 LINE_SECONDS = 30  #: between lines of a log
@@ -83,6 +83,7 @@ def command(
         rows,
         plan=Plan(minutes, steps, rounds, batch, rate, seed=seed),
     )
+    look(task)
     with working(LOADING):
         speculator, model = published.opened(target, device, dtype, threads)
     with bar("train-draft") as show:

@@ -12,10 +12,11 @@ from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
-from outrider.load import load
+from outrider.load import load, seen
 from outrider.text.speculator import Speculator
 from outrider.text.speech import audio
 from outrider.text.speech.formats import FORMATS, written
+from outrider.text.speech.hearing import check
 from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Settings
 
@@ -81,6 +82,7 @@ def transcribe(
         )
     if heard:
         name = drafter or _usual(draft or draft_layers, reference)
+        check(seen(model), language, task)
         with working(LOADING):
             speculator = load(
                 model,

@@ -188,11 +188,7 @@ class Ledger:
             if entry.over:
                 continue
             if fault:
-                error = NumericalError(
-                    "the target or draft model returned NaN or +inf, or masked every token, for "
-                    f"request {number} after {entry.length} tokens; check weights and dtype"
-                )
-                blocks.append(self.fail(number, error))
+                blocks.append(self.fail(number, _without_law(number, entry)))
                 continue
             ids = block.tokens[at][: block.emitted[at]]
             entry.length += len(ids)
@@ -213,3 +209,13 @@ class Ledger:
             blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, *said))
         self.ready += blocks
         return blocks
+
+
+def _without_law(number: int, entry: Entry) -> NumericalError:
+    """What may have left a request without a law, the likeliest first."""
+    models = "the target or draft model returned NaN or +inf, or masked every token"
+    where, do = f"request {number} after {entry.length} tokens", "check weights and dtype"
+    if entry.request.sampling.shapes:
+        models = f"bans, rules or processors of its sampling left no token, or {models}"
+        do = f"loosen those, or {do}"
+    return NumericalError(f"{models}, for {where}; {do}")

@@ -117,8 +117,6 @@ class Call:
             self._take(block)
             if judge.complete:
                 break
-        if self.streamer is not None:
-            self.streamer.end()
         self._warn()
         longest = judge.longest
         made = torch.full((self.count, longest), judge.pad, dtype=torch.int64)

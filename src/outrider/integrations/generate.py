@@ -76,17 +76,19 @@ class Speculative:
         `inputs_tensor` is what the encoder of an encoder-decoder has read; `generate` fills it in.
         """
         caller = sys._getframe(1)
-        tokenizers = kept_back(caller)
-        own = {name: keywords.pop(name, None) for name in SETTINGS}
-        configured = named(generation_config)
-        asked = dict(self.settings)
-        for more in (tokenizers, speculative_config or {}, configured, own):
-            asked.update({k: v for k, v in more.items() if v is not None})
-        found = load_arguments(asked)
-        with ExitStack() as modes:  # dropout would make every pass another law
+        with ExitStack() as after:
+            if out_streamer is not None:  # whatever happens: somebody may wait for it
+                after.callback(out_streamer.end)
+            tokenizers = kept_back(caller)
+            own = {name: keywords.pop(name, None) for name in SETTINGS}
+            configured = named(generation_config)
+            asked = dict(self.settings)
+            for more in (tokenizers, speculative_config or {}, configured, own):
+                asked.update({k: v for k, v in more.items() if v is not None})
+            found = load_arguments(asked)
             for one in (model, *models(found.get("draft"))):
-                if isinstance(one, torch.nn.Module):
-                    modes.enter_context(evaluating(one))
+                if isinstance(one, torch.nn.Module):  # dropout would make every pass another law
+                    after.enter_context(evaluating(one))
             call = Asked(
                 input_ids,
                 list(logits_processor or ()),

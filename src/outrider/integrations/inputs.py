@@ -28,16 +28,19 @@ _UNDERSTOOD_BESIDE_A_SOURCE = {
     "use_cache",
     "logits_to_keep",
 }
-#: Keywords of a generation configuration that ask for another way of decoding.
-_OTHER_WAYS = (
-    "penalty_alpha",
-    "dola_layers",
-    "assistant_early_exit",
-    "constraints",
-    "force_words_ids",
-    "use_mtp",
-    "speculation_type",
-)
+#: Keywords of a generation configuration that ask for another way of decoding, unless they are
+#: None, 0, False or this.
+_OTHER_WAYS: dict[str, object] = {
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "assistant_early_exit": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "num_beam_groups": 1,
+    "diversity_penalty": None,
+    "use_mtp": None,
+    "speculation_type": None,
+}
 _STATES = ("output_attentions", "output_hidden_states")
 #: Arguments that `generate` keeps to itself when a custom function runs, and what to do instead.
 _KEPT_BACK = {
@@ -87,9 +90,10 @@ def refuse(
 ) -> None:
     """Refuse what speculation cannot give."""
     pair = bool(model.config.is_encoder_decoder)
-    for name in _OTHER_WAYS:
-        if read(config, name, object):
-            _refuse(f"{name}={read(config, name, object)!r}", "leave it out")
+    for name, plain in _OTHER_WAYS.items():
+        value = read(config, name, object)
+        if value and value != plain:
+            _refuse(f"{name}={value!r}", "leave it out")
     kind = read(config, "cache_implementation", str) or ""
     if "quantized" in kind or "offloaded" in kind:
         _refuse(f"cache_implementation={kind!r}", "leave it out: the cache is one of our own")

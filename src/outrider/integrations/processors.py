@@ -21,7 +21,8 @@ def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, prompts:
         if rest and type(rest[-1]) is hf.MinPLogitsWarper and _keeps_one(rest[-1]):
             fields["min_p"] = rest.pop().min_p
         if rest and type(rest[-1]) is hf.TopPLogitsWarper and _keeps_one(rest[-1]):
-            fields["top_p"] = rest.pop().top_p
+            if rest[-1].top_p > 0:  # 0 keeps a token there, and is none of our settings
+                fields["top_p"] = rest.pop().top_p
         if rest and type(rest[-1]) is hf.TopKLogitsWarper and rest[-1].filter_value == MASKED:
             fields["top_k"] = rest.pop().top_k
         if rest and type(rest[-1]) is hf.TemperatureLogitsWarper:
@@ -41,10 +42,11 @@ def of_row(fields: Fields, row: int, rows: int) -> Fields:
         if kind is hf.RepetitionPenaltyLogitsProcessor:
             skipped = processor.prompt_ignore_length
             if isinstance(skipped, Tensor):
-                return kind(processor.penalty, prompt_ignore_length=int(skipped[row]))
+                at = row * len(skipped) // rows  # several beams or sequences per prompt
+                return kind(processor.penalty, prompt_ignore_length=int(skipped[at]))
         elif kind is hf.EncoderRepetitionPenaltyLogitsProcessor and rows > 1:
             mine = copy.copy(processor)
-            at = row * len(processor.encoder_input_ids) // rows  # several sequences per prompt
+            at = row * len(processor.encoder_input_ids) // rows
             mine.encoder_input_ids = processor.encoder_input_ids[at : at + 1]
             return mine
         elif kind is hf.EncoderNoRepeatNGramLogitsProcessor and rows > 1:

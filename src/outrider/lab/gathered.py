@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, get_args, get_type_hints
@@ -11,12 +10,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from outrider.models.calibrate import cores
+
 Command = Callable[..., None]
 Target = Annotated[
     str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, max=os.cpu_count(), help="CPU threads; default: measured.")
+    int | None, typer.Option(min=1, max=cores(), help="CPU threads; default: measured.")
 ]
 
 

@@ -13,6 +13,9 @@ from outrider.laws.timestamps import Timestamps
 from outrider.rows import Processor, SamplingRows
 from outrider.types import Laws
 
+#: The largest number that logits may be changed by: they are in float32.
+MOST = torch.finfo(torch.float32).max
+_LEAST = torch.finfo(torch.float32).tiny
 #: Logits over a smaller temperature may leave float32, which would change the law.
 LEAST_TEMPERATURE = 1e-30
 
@@ -140,6 +143,11 @@ class Sampling:
 
 #: Whole numbers beside `top_k` that 0 switches off.
 _SIZES = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_new_tokens")
+_PENALTY: tuple[str, str, Callable[[float], bool]] = (
+    "a finite number that float32 holds",
+    "use 0 to switch it off",
+    lambda p: abs(p) <= MOST,
+)
 #: What each number must be, what to do about another one, and whether a value fits.
 _NUMBERS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
     "temperature": (
@@ -150,12 +158,12 @@ _NUMBERS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
     "top_p": ("a number in (0, 1]", "use 1 to switch it off", lambda p: 0 < p <= 1),
     "min_p": ("a number in [0, 1]", "use 0 to switch it off", lambda p: 0 <= p <= 1),
     "repetition_penalty": (
-        "a positive number",
+        "a positive number that float32 holds",
         "use 1 to switch it off",
-        lambda r: 0 < r < math.inf,
+        lambda r: _LEAST <= r <= MOST,
     ),
-    "frequency_penalty": ("a finite number", "use 0 to switch it off", math.isfinite),
-    "presence_penalty": ("a finite number", "use 0 to switch it off", math.isfinite),
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
 }
 
 
@@ -167,17 +175,23 @@ def _biases(given: Any) -> dict[int, float]:
         arguments.refuse("logit_bias", what, given, do)
     biases: dict[int, float] = {}
     for token, bias in given.items():
-        if type(token) is int and type(bias) is float and bias < math.inf:
+        if type(token) is int and type(bias) is float and _adds(bias):
             biases[token] = bias  # what nearly all are; bans are given by the thousand
             continue
         id_ = arguments.plain(token)
         value = arguments.number(f"logit_bias of token {token!r}", bias, "a number", do)
         if not arguments.is_whole(id_):
             arguments.refuse("logit_bias", what, given, do)
-        if not value < math.inf:
-            arguments.refuse(f"logit_bias of token {token!r}", "finite, or -inf", bias, do)
+        if not _adds(value):
+            what = f"finite in float32 (at most {MOST:.1e} either way), or -inf"
+            arguments.refuse(f"logit_bias of token {token!r}", what, bias, do)
         biases[int(id_)] = value
     return biases
+
+
+def _adds(bias: float) -> bool:
+    """Whether it bans, or is finite where it is added."""
+    return bias == -math.inf or abs(bias) <= MOST
 
 
 def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:

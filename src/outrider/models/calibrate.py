@@ -4,13 +4,18 @@ The result is kept in the user's cache directory, keyed by model shape, torch an
 a second load costs nothing. Every choice can be overridden at load.
 """
 
+import atexit
 import hashlib
 import json
 import os
 import platform
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +31,13 @@ Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
 MORE_THREADS = 1.15
 #: What the OpenMP runtimes read about idle threads.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_PROC_BIND")
+#: What torch and oneDNN read about which kernels to run.
+KERNELS = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
 _PASSES = 3
 _WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
 _CONTEXT = 96  #: committed tokens in the cache while timing
@@ -51,8 +63,40 @@ class Calibration:
 
 
 def cache_dir() -> Path:
-    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
+    no home, or none that can be written, a folder for temporary files."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "outrider"
+    try:
+        usual = Path.home() / ".cache" / "outrider"
+        usual.mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError):  # an unknown user; a home that is not to be written
+        return _homeless()
+    return usual
+
+
+@cache
+def _homeless() -> Path:
+    """The user's own folder among temporary files, or one of this process alone.
+
+    Libraries are loaded from it: one that others own or may look into is left alone.
+    """
+    user = os.getuid() if os.name == "posix" else 0
+    try:
+        kept = Path(tempfile.gettempdir(), f"outrider-{user}")
+        kept.mkdir(mode=0o700, exist_ok=True)
+        found = kept.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
+            return kept
+    except OSError:
+        pass  # a file has that name, or there is no place for temporary files
+    try:
+        own = tempfile.mkdtemp(prefix="outrider-")
+    except OSError:
+        return Path(os.devnull, "outrider")  # what cannot be written is not kept
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
 
 
 class Config(Protocol):
@@ -73,12 +117,20 @@ def key(*configs: Config | None, about: str = "") -> str:
         cpu_name(),
         # Processors of one name differ behind a hypervisor; ARM calls flags features.
         _told("flags", "Features"),
-        str(os.cpu_count()),
+        str(cores()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
-        *(f"{name}={os.environ.get(name)}" for name in (*WAITING, "OUTRIDER_COMPILED")),
+        *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
         "14",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -15,6 +15,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -131,7 +132,7 @@ def of_attention(attend: Attend, heads: int, size: int, dtype: torch.dtype) -> R
         return [list(rows.few), [rows.step], list(_odd_widths(attend, rows, heads, size, dtype))]
 
     name = f"{attend.__name__}-{heads}x{size}-{dtype}"
-    few, (step,), skipped = _kept(name, find)
+    few, (step,), skipped = _kept(name, 3, find)
     return Rounding(Rows(tuple(few), step), tuple(skipped))
 
 
@@ -147,7 +148,7 @@ def of_product(
         rows = _product_rows(make, outputs, inputs, dtype)
         return [list(rows.few), [rows.step]]
 
-    few, (step,) = _kept(f"{kind}-{outputs}x{inputs}-{dtype}", find)
+    few, (step,) = _kept(f"{kind}-{outputs}x{inputs}-{dtype}", 2, find)
     return Rows(tuple(few), step)
 
 
@@ -278,16 +279,16 @@ def _spread(random: torch.Generator, *shape: int) -> Tensor:
 _found: dict[str, list[list[int]]] = {}
 
 
-def _kept(name: str, find: Callable[[], list[list[int]]]) -> list[list[int]]:
-    """What was found under this name on this machine, in this process or an earlier one."""
+def _kept(name: str, parts: int, find: Callable[[], list[list[int]]]) -> list[list[int]]:
+    """What was found under this name on this machine, in this process or an earlier one: counts of
+    rows, a step and whatever else makes so many parts."""
     name = f"{name}-{torch.get_num_threads()}"
     if name not in _found:
         path = calibrate.cache_dir() / f"rounding-{_VERSION}-{calibrate.key()}.json"
-        known: dict[str, list[list[int]]] = {}
-        try:
-            known = json.loads(path.read_text())
+        known = _read(path)
+        if name in known and len(known[name]) == parts:
             _found[name] = known[name]
-        except (OSError, ValueError, KeyError):
+        else:
             with torch.inference_mode():
                 _found[name] = find()
             try:  # a read-only home is no error
@@ -298,3 +299,22 @@ def _kept(name: str, find: Callable[[], list[list[int]]]) -> list[list[int]]:
             except OSError:
                 pass
     return _found[name]
+
+
+def _read(path: Path) -> dict[str, list[list[int]]]:
+    """What is kept in a file; nothing of what cannot be a finding, whoever wrote it."""
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {n: each for n, each in kept.items() if _fits(each)} if isinstance(kept, dict) else {}
+
+
+def _fits(each: object) -> bool:
+    """Whether these are counts of rows, ascending, a step, and perhaps more whole numbers."""
+    if not isinstance(each, list) or len(each) < 2:
+        return False
+    if not all(isinstance(some, list) and all(type(n) is int for n in some) for some in each):
+        return False
+    few, step = each[:2]
+    return bool(few) and few[0] > 0 and few == sorted(few) and len(step) == 1 and step[0] >= 0

@@ -1,6 +1,5 @@
 """How models run on this machine: dtype, threads and packing; what is "auto" is measured."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,7 +78,7 @@ def settle(
     packings = (
         [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
     )
-    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, os.cpu_count() or 1})
+    threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None
     about = repr(kept) if kept else ""

@@ -21,7 +21,7 @@ from outrider.text.asked import Asked, Reader, Text, refuse_useless
 from outrider.text.opening import Opening, ruled
 from outrider.text.results import Generation
 from outrider.text.speech.audio import Audio
-from outrider.text.speech.hearing import Hearing
+from outrider.text.speech.hearing import Hearing, deaf
 from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Options as SpeechOptions
 from outrider.text.speech.settings import Settings
@@ -229,11 +229,7 @@ class Speculator:
         ...     print(segment.start, segment.text)
         """
         if self.hearing is None:
-            name = "this model" if self.notes is None else self.notes.target
-            raise ConfigurationError(
-                f"{name} does not turn speech into text; got a recording; load a Whisper model: "
-                'outrider.load("openai/whisper-base")'
-            )
+            raise deaf("this model" if self.notes is None else self.notes.target)
         if self.tokenizer is None:
             raise ConfigurationError("transcripts need a tokenizer; pass tokenizer=... to load")
         settings = Settings(**options)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models import shallow_source
+from outrider.models import reads_more, shallow_source
 from outrider.models.config import vocabulary_of
 from outrider.models.shallow import depth
 from outrider.models.shallow_source import check
+from outrider.models.sources import Source
 from outrider.text.speculator import Speculator
 from outrider.train import answers, texts
 from outrider.train.alpha import Alpha, alpha
@@ -93,13 +94,7 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
     be used and targets without states to read.
     """
     target = speculator.engine.target
-    if target.reads != "text":
-        raise ConfigurationError(
-            f"a draft is trained on texts that the target goes on from; got {task.target}, "
-            "which reads an input of another kind; give a decoder-only target"
-        )
-    if task.kind == "layers":
-        check(shallow_source.Layers(_layers(model, task)), model.config, task.target)
+    _suits(task, model.config)
     work = task.out / "work"
     work.mkdir(parents=True, exist_ok=True)
     _same(work / "target.json", _fingerprint(_weights(model)), "for another target")
@@ -135,6 +130,27 @@ def run(speculator: Speculator, model: PreTrainedModel, task: Task, show: Show) 
     return Result(student, before, after, trainer.progress, counts)
 
 
+def look(task: Task) -> None:
+    """Refuse what files and the target's configuration say already, before weights are read.
+
+    Raises ConfigurationError.
+    """
+    texts.read(task.data, ("text",))
+    texts.read(task.prompts, ("prompt",))
+    _suits(task, Source(task.target, "target").config)
+
+
+def _suits(task: Task, config: PretrainedConfig) -> None:
+    """Refuse a target that reads no text alone, and layers that it has not."""
+    if reads_more(config):
+        raise ConfigurationError(
+            f"a draft is trained on texts that the target goes on from; got {task.target}, "
+            "which reads an input of another kind; give a decoder-only target"
+        )
+    if task.kind == "layers":
+        check(shallow_source.Layers(_layers(config, task)), config, task.target)
+
+
 def _texts(
     speculator: Speculator, task: Task, work: Path, show: Show
 ) -> tuple[list[Text], list[Text], dict[str, int]]:
@@ -166,11 +182,11 @@ def _student(
     ids_K = frequent(features, vocabulary_of(model.config), task.vocab_size)
     if task.kind == "head":
         return Head(model, ids_K, taps, task.inner)
-    return Layers(model, ids_K, _layers(model, task))
+    return Layers(model, ids_K, _layers(model.config, task))
 
 
-def _layers(model: PreTrainedModel, task: Task) -> tuple[int, ...]:
-    return task.layers or tuple(sorted({0, depth(model.config) - 1}))
+def _layers(config: PretrainedConfig, task: Task) -> tuple[int, ...]:
+    return task.layers or tuple(sorted({0, depth(config) - 1}))
 
 
 def _weights(model: PreTrainedModel) -> list[tuple[str, list[float]]]:

@@ -6,8 +6,9 @@ operators run instead; `unbuilt` says why, and so does `--verbose`.
 
 A process runs the sources that lay there when it imported this module, whatever has replaced them
 since: another version's would be called with arguments that it reads otherwise. A library's name
-says what it was made of, it is written elsewhere and moved there whole, and it is never written
-again; a function is only called with the arguments that its source declares.
+says what it was made of, it is written elsewhere and moved there whole, with a digest of itself at
+its end: a damaged one would end the process, so it is built anew. A function is only called with
+the arguments that its source declares.
 """
 
 import ctypes
@@ -43,6 +44,7 @@ FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared
 #: The processor that compiles is the one that runs; vectors are as wide as it has them.
 TUNED = ("-march=native", "-mprefer-vector-width=512")
 _PATIENCE = 120  #: seconds; a second is usual
+_DIGEST = 32  #: bytes of a library's digest, behind its own
 
 
 class Library:
@@ -120,13 +122,31 @@ def _found() -> Library | str:
     texts = dict(TEXTS)
     name = hashlib.sha256(repr((texts, compiler, FLAGS, TUNED)).encode())
     path = calibrate.cache_dir() / f"kernels-{calibrate.key()}-{name.hexdigest()[:16]}.so"
+    if whole(path):
+        try:
+            return Library(path, texts)
+        except OSError:
+            pass  # made by another system in the same home, perhaps
     try:
-        if not path.exists():
-            compiled(path, texts, [*compiler, *TUNED])
-        return Library(path, texts)
-    except (OSError, subprocess.SubprocessError) as error:
+        compiled(path, texts, [*compiler, *TUNED])
+    except subprocess.SubprocessError as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         return f"{compiler[0]!r} failed: {said.strip()[-300:]}"
+    except OSError as error:
+        return f"no library could be made in {str(path.parent)!r}: {error}"
+    try:
+        return Library(path, texts)
+    except OSError as error:
+        return f"the library made by {compiler[0]!r} cannot be loaded: {error}"
+
+
+def whole(path: Path) -> bool:
+    """Whether a library is there, as `compiled` wrote it."""
+    try:
+        made = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(made[:-_DIGEST]).digest() == made[-_DIGEST:]
 
 
 def compiled(path: Path, texts: dict[str, str], compiler: list[str]) -> None:
@@ -140,4 +160,6 @@ def compiled(path: Path, texts: dict[str, str], compiler: list[str]) -> None:
         sources = [str(Path(folder, name)) for name in SOURCES]
         command = [*compiler, *FLAGS, *sources, "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
+        with made.open("ab") as file:  # what is behind a library's own end is not loaded
+            file.write(hashlib.sha256(made.read_bytes()).digest())
         made.replace(path)

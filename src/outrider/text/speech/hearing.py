@@ -12,11 +12,34 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
+from outrider.errors import ConfigurationError
 from outrider.models.config import hears
 from outrider.models.nodes import causal
 from outrider.models.prefill import inference
+from outrider.models.sources import Source
 from outrider.text.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
+
+
+def check(target: Source, language: str | None, task: str) -> None:
+    """Refuse, before weights are read, a target that does not hear, or not this language or task.
+
+    Raises ConfigurationError and its kin, as a transcription itself does.
+    """
+    name = str(target)
+    if not hears(target.config):
+        raise deaf(name)
+    vocabulary = Vocabulary.of(target.settings(), name)
+    vocabulary.language(language, name)
+    vocabulary.task(task, name)
+
+
+def deaf(name: str) -> ConfigurationError:
+    """What is said of a model that is no Whisper."""
+    return ConfigurationError(
+        f"{name} does not turn speech into text; got a recording; load a Whisper model: "
+        'outrider.load("openai/whisper-base")'
+    )
 
 
 @dataclass(frozen=True)
