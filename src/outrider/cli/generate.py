@@ -11,6 +11,7 @@ import typer
 
 from outrider import verifiers
 from outrider.cli import options, paint, planned
+from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
 from outrider.engine.search import Beams
@@ -35,6 +36,8 @@ def generate(
     ] = None,
     source: options.SourceText = None,
     reference: options.ReferenceFile = None,
+    chat: options.AsChat = False,
+    system: options.System = None,
     *,
     setup: options.Setup,
     max_new_tokens: Annotated[
@@ -72,12 +75,7 @@ def generate(
     trace: options.Trace = False,
     timeline: options.Timeline = None,
     as_json: options.AsJson = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", help="Say how the models run, what drafts and what judges."
-        ),
-    ] = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
     if as_json and (stream or trace):
@@ -99,15 +97,20 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     end = Stop(max_new_tokens, tuple(stop or ()))
+    _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     speculator = setup.load(dtype)
     asked = _asked(speculator, *given)
+    if chat:
+        refuse_untemplated(speculator, setup.target, "leave --chat out")
+        asked["prompts"] = conversation(str(asked["prompts"]), system)
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
         _describe(speculator, how_made)
     if beams is not None:
         found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
         _finish(found, how_made if as_json else None, printed=False)
+        _unanswered(speculator, found, chat)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
     about = how_made if as_json else None
@@ -119,6 +122,7 @@ def generate(
         err.print("interrupted; what was generated is above", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     told(running.result())
+    _unanswered(speculator, running.result(), chat)
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         draw(lines(speculator, run), timeline)
@@ -175,8 +179,34 @@ def _read(
     return text, read, None if reference is None else read_file(reference, "reference")
 
 
+def _said(chat: bool, system: str | None, source: str | None) -> None:
+    """Refuse what no chat template has a place for, before any model is loaded."""
+    if system is not None and not chat:
+        raise ConfigurationError(
+            f"--system is the first message of a chat; got {system!r} without one; give --chat"
+        )
+    if chat and source is not None:
+        raise ConfigurationError(
+            "--chat is for models that go on from their prompt; got --source too; drop one"
+        )
+
+
+def _unanswered(speculator: Speculator, result: Generation, chat: bool) -> None:
+    """Say what may help where an instruct model ended at once, as nobody had spoken to it."""
+    done = result.completions[0]
+    ended = (
+        not done.text.strip() and done.token_ids[-1:] and done.token_ids[-1] in speculator.eos_ids
+    )
+    if ended and not chat and has_template(speculator):
+        err.print(
+            "the model ended the text at once; it has a chat template: --chat makes the prompt a "
+            "question to it",
+            markup=False,
+        )
+
+
 class _Asked(TypedDict):
-    prompts: str
+    prompts: str | list[dict[str, str]]
     decoder_prompts: str | None
     reference: str | None
 
