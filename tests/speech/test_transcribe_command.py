@@ -99,7 +99,6 @@ def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):
         (["-f", "srt", "-f", "vtt"], "--output"),
         (["--reference", "a.srt", "--reference", "b.srt"], "--reference is one for each file"),
         (["--language", "klingon", "-m", "FOLDER"], "unknown language"),
-        (["--compare", "-m", "FOLDER"], "nothing to compare"),
         (["-m", "/no/such/folder"], "cannot load the target"),
     ],
 )
@@ -140,6 +139,10 @@ def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch,
     assert code == 2
     assert isinstance(ConfigurationError("x"), ValueError)
     assert "unknown timestamps" in err
+    for plainly in ([], ["--drafter", "root"]):
+        code, out, err = run(capsys, monkeypatch, talks[0], "-m", "x", "--compare", *plainly)
+        assert (code, out) == (2, "")
+        assert "nothing to compare" in err
 
 
 def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):

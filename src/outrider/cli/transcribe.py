@@ -72,6 +72,12 @@ def transcribe(
         asked["temperature"] = tuple(temperature)
     Settings(**asked)  # before a model is loaded
     _check(files, kinds, output, reference)
+    name = drafter or _usual(draft or draft_layers, reference)
+    if compare and name == "root" and not reference:
+        raise ConfigurationError(
+            "--compare has nothing to compare: nothing drafts; give --draft, --draft-layers, "
+            "--reference or --drafter"
+        )
     failed: dict[str, OutriderError] = {}
     heard = _readable(files, failed)
     if model is None:
@@ -80,7 +86,6 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
-        name = drafter or _usual(draft or draft_layers, reference)
         with working(LOADING):
             speculator = load(
                 model,
@@ -220,11 +225,6 @@ def _write(
 
 def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[str, Any]) -> None:
     """The same recordings decoded plainly, and both times: the encoder's does not change."""
-    if speculator.engine.drafter.name == "root":
-        raise ConfigurationError(
-            "--compare has nothing to compare: nothing drafts; give --draft, --reference or "
-            "--drafter"
-        )
     plain = {key: value for key, value in asked.items() if key != "reference"}
     table = Table()
     for column in ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step"):
