@@ -1,13 +1,16 @@
 """`outrider transcribe`: files in, texts and captions out, failures named, exit codes."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import whispers
 from test_audio import written as wav
 
 from outrider import cli
 from outrider.errors import ConfigurationError
+from outrider.text.speculator import Speculator
 
 BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "root"]
 
@@ -121,6 +124,35 @@ def test_compare_tells_both_times_and_that_the_texts_are_one(
     assert code == 0, err
     assert "encoder s" in err
     assert "the same text in 1 of 1" in err
+
+
+def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
+    capsys, monkeypatch, folder, talks, tmp_path
+):
+    asked, right = [], Speculator.transcribe
+
+    def transcribe(self, audio, **options):
+        kind = "a piece" if isinstance(audio, np.ndarray) else Path(audio).name
+        asked.append((self.engine.drafter.name, kind, options.get("reference")))
+        return right(self, audio, **options)
+
+    monkeypatch.setattr(Speculator, "transcribe", transcribe)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name, "utf-8")
+    captions = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    words = ["--reference", captions[0], "--reference", captions[1], "--compare"]
+    code, _, err = run(capsys, monkeypatch, *talks, "-m", folder, *words, *brief)
+    assert code == 0, err
+    assert asked == [
+        ("root", "a piece", None),
+        ("reference_lookup", "a piece", captions[0]),
+        ("root", "1.wav", None),
+        ("reference_lookup", "1.wav", captions[0]),
+        ("reference_lookup", "3.wav", captions[1]),
+        ("root", "3.wav", None),
+    ]
+    assert "the same text in 2 of 2" in err
 
 
 def test_a_draft_of_the_models_own_layers(capsys, monkeypatch, folder, talks):

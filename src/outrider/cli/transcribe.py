@@ -20,6 +20,7 @@ from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Settings
 
 EXIT_SOME = 1  #: some recordings failed, the others are done
+WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
 
 
@@ -102,8 +103,10 @@ def transcribe(
         if reference:
             asked["reference"] = [reference[files.index(name)] for name in heard]
         done = _run(speculator, heard, asked, failed, kinds, output)
-        if compare:
-            _compare(speculator, done, asked)
+        if compare and done:
+            if reference:
+                asked["reference"] = [reference[files.index(name)] for name in done]
+            _compare(speculator, list(done), asked)
     for name, error in failed.items():
         err.print(f"failed: {name}: {error}", style="bold red", markup=False)
     if failed:
@@ -223,37 +226,56 @@ def _write(
         err.print(f"wrote {path}", markup=False)
 
 
-def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[str, Any]) -> None:
-    """The same recordings decoded plainly, and both times: the encoder's does not change."""
-    plain = {key: value for key, value in asked.items() if key != "reference"}
+def _compare(speculator: Speculator, heard: Sequence[str], asked: dict[str, Any]) -> None:
+    """Decode the recordings again, plainly and as they were: both arms warm, in turn first."""
     table = Table()
     for column in ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step"):
         table.add_column(column, justify="left" if column in ("recording", "arm") else "right")
-    sums = {"plain": [0.0, 0.0], "speculative": [0.0, 0.0]}
+    arms = {"plain": speculator.plain(), "speculative": speculator}
+    sums = {arm: [0.0, 0.0] for arm in arms}
     same = 0
-    for name, fast in done.items():
-        slow = speculator.plain().transcribe(name, **plain)
-        same += slow.text == fast.text
-        for arm, transcript in (("plain", slow), ("speculative", fast)):
-            stats = transcript.stats
-            sums[arm][0] += stats.decoder_ms
-            sums[arm][1] += stats.milliseconds
-            table.add_row(
-                Path(name).name,
-                arm,
-                f"{stats.encoder_ms / 1e3:.2f}",
-                f"{stats.decoder_ms / 1e3:.2f}",
-                f"{stats.milliseconds / 1e3:.2f}",
-                str(stats.decoded.new_tokens),
-                f"{stats.decoded.block_efficiency:.2f}",
-            )
+    with working("comparing"):
+        for arm, one in arms.items():
+            one.transcribe(_beginning(speculator, heard[0]), **_of_arm(arm, asked, 0))
+        for number, name in enumerate(heard):
+            turn = list(arms) if number % 2 == 0 else list(reversed(arms))
+            found = {arm: arms[arm].transcribe(name, **_of_arm(arm, asked, number)) for arm in turn}
+            same += found["plain"].text == found["speculative"].text
+            for arm in arms:
+                stats = found[arm].stats
+                sums[arm][0] += stats.decoder_ms
+                sums[arm][1] += stats.milliseconds
+                table.add_row(
+                    Path(name).name,
+                    arm,
+                    f"{stats.encoder_ms / 1e3:.2f}",
+                    f"{stats.decoder_ms / 1e3:.2f}",
+                    f"{stats.milliseconds / 1e3:.2f}",
+                    str(stats.decoded.new_tokens),
+                    f"{stats.decoded.block_efficiency:.2f}",
+                )
     err.print(table)
     decoder, whole = (a / b for a, b in zip(sums["plain"], sums["speculative"], strict=True))
     err.print(
-        f"decoder {decoder:.2f}x, in all {whole:.2f}x; the same text in {same} of {len(done)}"
+        f"decoder {decoder:.2f}x, in all {whole:.2f}x; the same text in {same} of {len(heard)}"
         f"{'' if _greedy(asked) else ' (temperatures above 0 draw texts anew)'}",
         markup=False,
     )
+
+
+def _of_arm(arm: str, asked: dict[str, Any], number: int) -> dict[str, Any]:
+    """What is asked for one recording; plain decoding copies from nothing."""
+    options = {key: value for key, value in asked.items() if key != "reference"}
+    if arm != "plain" and "reference" in asked:
+        options["reference"] = asked["reference"][number]
+    return options
+
+
+def _beginning(speculator: Speculator, name: str) -> audio.Samples:
+    """A recording's first window, for warming up."""
+    assert speculator.hearing is not None
+    rate = speculator.hearing.rate
+    return audio.look(name, 0, None, rate).read(rate)[: WINDOW * rate]
 
 
 def _greedy(asked: dict[str, Any]) -> bool:
