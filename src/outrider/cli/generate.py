@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -14,6 +14,7 @@ from outrider.cli import options, paint, planned
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
+from outrider.drafters import DRAFTERS, ReferenceLookup, Root
 from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
@@ -99,7 +100,7 @@ def generate(
     end = Stop(max_new_tokens, tuple(stop or ()))
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
-    speculator = setup.load(dtype)
+    speculator = (setup if reference is None else _copying(setup)).load(dtype)
     asked = _asked(speculator, *given)
     if chat:
         refuse_untemplated(speculator, setup.target, "leave --chat out")
@@ -113,15 +114,12 @@ def generate(
         _unanswered(speculator, found, chat)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
+    stopped = _print(running, speculator, stream, trace)
     about = how_made if as_json else None
-    told = partial(_finish, about=about, printed=stream or trace, verbose=verbose)
-    try:
-        _print(running, speculator, stream, trace)
-    except KeyboardInterrupt:
-        told(running.result())
+    _finish(running.result(), about, printed=stream or trace, verbose=verbose)
+    if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    told(running.result())
+        raise typer.Exit(EXIT_INTERRUPTED)
     _unanswered(speculator, running.result(), chat)
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
@@ -205,6 +203,22 @@ def _unanswered(speculator: Speculator, result: Generation, chat: bool) -> None:
         )
 
 
+def _copying(setup: options.Setup) -> options.Setup:
+    """What copies from the reference; refuses what was named and does not, before it is loaded."""
+    if (setup.drafter, setup.draft, setup.draft_layers) == (None, None, None):
+        return replace(setup, drafter=ReferenceLookup.name)
+    name = setup.drafter or "draft_model"
+    recipe = DRAFTERS.get(name)
+    if recipe is not None and not recipe.copies and name != Root.name:
+        given = "--drafter" if setup.drafter else "--draft" if setup.draft else "--draft-layers"
+        able = " or ".join(f"--drafter {name}" for name, other in DRAFTERS.items() if other.copies)
+        raise ConfigurationError(
+            f"the drafter {name!r} copies from no reference; got --reference with {given}; leave "
+            f"{given} out, say {able}, or leave --reference out"
+        )
+    return setup
+
+
 class _Asked(TypedDict):
     prompts: str | list[dict[str, str]]
     decoder_prompts: str | None
@@ -232,21 +246,26 @@ def _asked(
     return _Asked(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
-def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
+def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> bool:
+    """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
         text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
         return text
 
-    for number, block in enumerate(running):
-        if trace:
-            out.print(
-                "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
-            )
-        elif stream:
-            sys.stdout.write(block.text)
-            sys.stdout.flush()
+    try:
+        for number, block in enumerate(running):
+            if trace:
+                out.print(
+                    "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
+                )
+            elif stream:
+                sys.stdout.write(block.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _finish(

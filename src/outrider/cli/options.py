@@ -155,7 +155,8 @@ ReferenceFile = Annotated[
     Path | None,
     typer.Option(
         "--reference",
-        help="A file to copy from, by the drafter reference_lookup. Default: the source.",
+        help="A file to copy from, by the drafter reference_lookup, which is the default then. "
+        "An encoder-decoder copies from its source without one.",
     ),
 ]
 Trace = Annotated[
