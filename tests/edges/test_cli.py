@@ -243,3 +243,12 @@ def test_beams_are_one_document_with_their_score(outrider):
     document = json.loads(out)
     assert document["score"] < 0
     assert document["stats"]["new_tokens"] == len(document["token_ids"])
+
+
+def test_verbose_describes_a_beam_search(outrider):
+    code, _, err = outrider("generate", PROMPT, "-n", "8", *FAST, "--num-beams", "3", "-v")
+    assert code == 0
+    assert "beam search of 3 beams" in err
+    assert "rule" not in err
+    assert "planner" not in err
+    assert re.search(r"^beam search: \d+ calls of the target for 8 tokens, took \d+ ms$", err, re.M)

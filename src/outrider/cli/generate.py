@@ -107,10 +107,10 @@ def generate(
         asked["prompts"] = conversation(str(asked["prompts"]), system)
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
-        _describe(speculator, how_made)
+        _describe(speculator, how_made, beams)
     if beams is not None:
         found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        _finish(found, how_made if as_json else None, printed=False)
+        _finish(found, how_made if as_json else None, printed=False, verbose=verbose)
         _unanswered(speculator, found, chat)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
@@ -272,10 +272,11 @@ def _finish(
     result: Generation, about: dict[str, object] | None, printed: bool, verbose: bool = False
 ) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
-    if verbose:
-        for line in planned.chosen(result.stats):
-            err.print(line, markup=False)
     done = result.completions[0]
+    if verbose:
+        beams = done.score is not None
+        for line in planned.searched(result.stats) if beams else planned.chosen(result.stats):
+            err.print(line, markup=False)
     if about is not None:
         document: dict[str, object] = {
             "text": done.text,
@@ -294,16 +295,25 @@ def _finish(
     sys.stdout.flush()
 
 
-def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
+def _describe(
+    speculator: Speculator, how_made: dict[str, object], beams: Beams | None = None
+) -> None:
     notes = speculator.notes
+    how = (
+        f"drafter {how_made['drafter']}, rule {how_made['rule']} "
+        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
+    )
+    if beams is not None:
+        how = (
+            f"beam search of {beams.num_beams} beams, length penalty {beams.length_penalty:g}; "
+            f"drafter {how_made['drafter']} says what is scored ahead, which changes no beam"
+        )
     err.print(
         f"target {notes.target}{f' in {notes.shards} processes' if notes.shards > 1 else ''}\n"
         f"draft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
-        f"drafter {how_made['drafter']}, rule {how_made['rule']} "
-        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
-        f"\ndevice {notes.device}, {notes.dtype}"
+        f"{how}\ndevice {notes.device}, {notes.dtype}"
         f"{f', what drafts read {notes.draft_dtype}' if notes.draft_dtype else ''}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
         f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
@@ -316,7 +326,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     ]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
-    for line in planned.priced(speculator.engine):
+    for line in planned.priced(speculator.engine) if beams is None else ():
         err.print(line, markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)
