@@ -307,7 +307,9 @@ def _print(found: dict[str, Any]) -> None:
         table.add_section()
         bound, pays = at["compute_bound_from"].values(), at["pays_until"]
         table.add_row("compute-bound from", *(_rows(b, "never", "any") for b in bound))
-        ends = [_rows(pays[str(n)], "any", "none") if str(n) in pays else "" for n in found["nodes"]]
+        ends = [
+            _rows(pays[str(n)], "any", "none") if str(n) in pays else "" for n in found["nodes"]
+        ]
         table.add_row(f"pays up to (at {found['acceptance']:g})", *ends)
         out.print(table)
 
