@@ -56,6 +56,8 @@ def no_measuring(monkeypatch):
         (["--no-such-option"], ["no-such-option"]),
         (["--file", "no/such/file"], ["--file"]),
         (["--stop", ""], ["stop string is empty"]),
+        (["--timeline", "x.jpg"], ["'x.jpg'; give a name that ends in .svg"]),
+        (["--timeline", "x.svg", "--num-beams", "2"], ["steps of one text", "--num-beams"]),
     ],
 )
 def test_bad_options(outrider, words, parts):

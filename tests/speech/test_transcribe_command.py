@@ -193,3 +193,13 @@ def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):
     code, _, err = run(capsys, monkeypatch, *words, "--patience", 1)
     assert code == 2
     assert "beam_size" in err
+
+
+@pytest.mark.parametrize("words", [["hello"], ["--source", "hello"]])
+def test_generate_points_to_transcribe(capsys, monkeypatch, folder, words):
+    typed = ["outrider", "generate", *words, "--target", folder, "--dtype", "float32"]
+    monkeypatch.setattr("sys.argv", [*typed, "--threads", "1", "--planner", "fixed"])
+    with pytest.raises(SystemExit) as leave:
+        cli.main()
+    assert leave.value.code == 2
+    assert "use `outrider transcribe` with a recording" in capsys.readouterr().err

@@ -130,13 +130,15 @@ def _drawable(path: Path | None, beams: Beams | None) -> None:
     """Say what a picture lacks before a model is loaded."""
     if path is None:
         return
-    pyplot()
-    if beams is not None or path.suffix not in (".png", ".svg"):
-        got = f"{str(path)!r} with --num-beams" if beams else repr(str(path))
+    if beams is not None:
         raise ConfigurationError(
-            f"--timeline draws one text's steps to a .png or .svg; got {got}; drop the beams or "
-            "name it .svg"
+            "--timeline draws the steps of one text; got --num-beams too; drop one"
         )
+    if path.suffix not in (".png", ".svg"):
+        raise ConfigurationError(
+            f"--timeline draws to a .png or .svg; got {str(path)!r}; give a name that ends in .svg"
+        )
+    pyplot()
     file(path)
 
 
@@ -229,6 +231,11 @@ def _asked(
     speculator: Speculator, prompt: str | None, source: str | None, reference: str | None
 ) -> _Asked:
     """The prompt, or the source and what the answer begins with."""
+    if speculator.hearing is not None:
+        raise ConfigurationError(
+            f"{speculator.notes.target} turns speech into text; got a text; use `outrider "
+            "transcribe` with a recording, or name another --target"
+        )
     reads = speculator.engine.target.reads != "text"
     if source is None and reads:
         raise ConfigurationError(
