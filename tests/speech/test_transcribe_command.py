@@ -87,6 +87,13 @@ def test_files_that_fail_are_named_and_the_others_go_on(
     assert "Traceback" not in err
 
 
+def test_texts_are_printed_in_the_order_of_their_files(capsys, monkeypatch, folder, tmp_path):
+    files = [str(wav(tmp_path / f"{n}.wav", whispers.sound(n, n))) for n in (40, 1, 3)]
+    code, out, err = run(capsys, monkeypatch, *files, "-m", folder, *BRIEF)
+    assert code == 0, err
+    assert [line[2:] for line in out.splitlines() if line.startswith("# ")] == files
+
+
 def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):
     code, _, err = run(capsys, monkeypatch, talks[0])
     assert code == 2

@@ -177,12 +177,15 @@ def _run(
     total = sum(recording.seconds for recording in running.recordings)
     done: dict[str, Transcript] = {}
 
-    def settle() -> None:
+    def settle(over: bool = False) -> None:
         for number, transcript in enumerate(running.transcripts):
             name = heard[number]
             if number in running.errors:
                 failed.setdefault(name, running.errors[number])
-            elif transcript is not None and name not in done:
+            elif transcript is None:
+                if output is None and not over:
+                    return  # what comes behind it is printed behind it
+            elif name not in done:
                 done[name] = transcript
                 if not streams:
                     _write(transcript, name, kinds, output, len(heard) > 1)
@@ -198,10 +201,11 @@ def _run(
                 now = sum(running.heard(number) for number in range(len(heard)))
                 show("listening", round(now), round(total))
     except KeyboardInterrupt:
+        settle(over=True)
         err.print(f"interrupted; {len(done)} of {len(heard)} recordings are done", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    settle()
-    return done
+    settle(over=True)
+    return {name: done[name] for name in heard if name in done}
 
 
 def _write(
