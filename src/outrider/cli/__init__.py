@@ -64,8 +64,8 @@ app.command("transcribe")(transcribe.transcribe)
 def main() -> None:
     """Entry point.
 
-    Exit codes: 0 done or exact, 1 not exact, 2 an error that the message explains, 3 could not be
-    judged, 130 interrupted.
+    Exit codes: 0 done or exact, 1 not exact or not all of it done, 2 an error that the message
+    explains, 3 could not be judged, 130 interrupted.
     """
     try:
         code = app(standalone_mode=False)  # typer hands the code of an Exit back

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.status import Status
 
+EXIT_SOME = 1  #: some files or requests failed, the others are done
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
 out = Console(highlight=False, soft_wrap=True)

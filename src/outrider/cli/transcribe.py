@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli import hearing, options
-from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, working
+from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
 from outrider.load import load
@@ -19,7 +19,6 @@ from outrider.text.speech.formats import FORMATS, written
 from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Settings
 
-EXIT_SOME = 1  #: some recordings failed, the others are done
 WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
 
