@@ -98,6 +98,15 @@ def test_unknown_commands_and_help(outrider):
     assert "demo" in out
 
 
+@pytest.mark.parametrize("words", [[], ["generate"], ["bench", "alpha"]])
+def test_help_has_a_short_name_everywhere(outrider, words):
+    code, out, err = outrider(*words, "-h")
+    assert (code, err) == (0, "")
+    assert "Usage: " in out
+    assert "-h" in out
+    assert out == outrider(*words, "--help")[1]
+
+
 @pytest.fixture(scope="module")
 def expected():
     pair = load(dtype="float32", threads=1, packed=False)

@@ -24,6 +24,7 @@ from outrider.errors import OutriderError
 from outrider.lab import papers as bench
 
 app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
     name="outrider",
     no_args_is_help=True,
     add_completion=False,
