@@ -1,5 +1,7 @@
 """The command line: errors with exit codes, one JSON document, no colour codes in a pipe."""
 
+import errno
+import io
 import json
 import os
 import pty
@@ -184,6 +186,20 @@ def test_interruption_prints_what_was_generated(outrider, expected, monkeypatch)
     assert len(out) > 4
     assert out[:4] == expected.text[:4]
     assert "interrupted" in err
+
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("shown", [["--stream"], []])
+def test_an_output_that_is_closed_is_no_verdict(outrider, monkeypatch, shown):
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # both are replaced where a pipe breaks
+    assert outrider("generate", PROMPT, "-n", "8", *FAST, *shown)[0] == 141
 
 
 def environment(**more):

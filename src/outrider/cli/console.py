@@ -5,6 +5,9 @@ from rich.status import Status
 
 EXIT_SOME = 1  #: some files or requests failed, the others are done
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_CLOSED = (
+    141  #: whoever read the output has gone: what shells say of a program that SIGPIPE ends
+)
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
