@@ -130,6 +130,8 @@ def test_compare_tells_both_times_and_that_the_texts_are_one(
     code, _, err = run(capsys, monkeypatch, *words)
     assert code == 0, err
     assert "encoder s" in err
+    assert "speculative" in err
+    assert "…" not in err
     assert "the same text in 1 of 1" in err
 
 

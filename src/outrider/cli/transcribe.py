@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from outrider.cli import hearing, options
-from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, working
+from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
 from outrider.load import load
@@ -231,9 +230,8 @@ def _write(
 
 def _compare(speculator: Speculator, heard: Sequence[str], asked: dict[str, Any]) -> None:
     """Decode the recordings again, plainly and as they were: both arms warm, in turn first."""
-    table = Table()
-    for column in ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step"):
-        table.add_column(column, justify="left" if column in ("recording", "arm") else "right")
+    columns = ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step")
+    table = figures(columns, ("recording", "arm"), ("recording",))
     arms = {"plain": speculator.plain(), "speculative": speculator}
     sums = {arm: [0.0, 0.0] for arm in arms}
     same = 0
