@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outrider import cli
+from outrider import Beams, Sampling, Stop, cli
 from outrider.cli import chat
 
 
@@ -55,3 +55,60 @@ def test_a_message_that_does_not_fit_leaves_the_talk_as_it_was(shipped, typed, m
     assert err.endswith("/new forgets the conversation\n")
     assert err.count("\n") == 1
     assert out
+
+
+TEMPLATE = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}\n{% endfor %}"
+
+
+@pytest.fixture
+def generate(shipped, monkeypatch, capsys):
+    """Runs `outrider generate` on the shipped pair: (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
+        monkeypatch.setattr(sys, "argv", ["outrider", "generate", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("how", [[], ["--num-beams", "2"]])
+def test_a_prompt_may_be_what_a_user_says(shipped, generate, monkeypatch, how):
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "x = 1"}]
+    beams = Beams(2) if how else None
+    text = shipped.generate([said], Sampling(0), Stop(4), beams=beams).texts[0]
+    words = ["x = 1", "--system", "be brief", "-n", "4", *how]
+    assert generate(*words, "--chat") == (0, text + "\n", "")
+    assert generate("x = 1", "--chat", "-n", "4", *how)[1] != text + "\n"
+    code, _, err = generate(*words)
+    assert code == 2
+    assert "--system is the first message of a chat" in err
+
+
+def test_a_chat_without_a_template_or_with_a_source_is_refused(generate):
+    code, out, err = generate("x = 1", "--chat")
+    assert (code, out) == (2, "")
+    assert "has no chat template" in err
+    assert "leave --chat out" in err
+    code, _, err = generate("x = 1", "--chat", "--source", "y")
+    assert code == 2
+    assert "got --source too" in err
+
+
+def test_an_instruct_model_that_says_nothing_points_to_chat(shipped, generate, monkeypatch):
+    first = shipped.generate("x = 1", Sampling(0), Stop(1)).completions[0].token_ids
+    monkeypatch.setattr(shipped, "eos_ids", tuple(first))
+    assert generate("x = 1", "-n", "4") == (0, "\n", "")
+    monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
+    code, out, err = generate("x = 1", "-n", "4")
+    assert (code, out) == (0, "\n")
+    assert "--chat" in err
+    assert err.count("\n") == 1
+    assert generate("x = 1", "-n", "4", "--stop", "zz")[2] == err
+    assert "--chat" not in generate("x = 1", "-n", "4", "--chat")[2]

@@ -26,13 +26,13 @@ def test_a_file_is_answered_and_goes_on(shipped, source, outrider, monkeypatch):
     out = source.with_name("out.jsonl")
     command = ("batch", source, out, "--rows", 2, "--capacity", 128)
     code, said, told = outrider(*command)
-    assert (code, said) == (0, "")
+    assert (code, said) == (1, "")
     assert told == f"3 requests, 1 of them with an error: {out}\n"
     rows = {one["custom_id"]: one for one in map(json.loads, out.read_text().splitlines())}
     assert rows.keys() == {"a", None, "b"}
     assert rows["a"]["response"]["body"]["usage"]["completion_tokens"] == 4
     code, said, told = outrider(*command)
-    assert code == 0
+    assert code == 1
     assert "2 of 3 requests have their answers already" in told
     source.write_text(row("a", seed=1) + row("b", temperature=0))
     code, said, told = outrider(*command)

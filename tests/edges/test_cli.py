@@ -1,5 +1,7 @@
 """The command line: errors with exit codes, one JSON document, no colour codes in a pipe."""
 
+import errno
+import io
 import json
 import os
 import pty
@@ -56,6 +58,8 @@ def no_measuring(monkeypatch):
         (["--no-such-option"], ["no-such-option"]),
         (["--file", "no/such/file"], ["--file"]),
         (["--stop", ""], ["stop string is empty"]),
+        (["--timeline", "x.jpg"], ["'x.jpg'; give a name that ends in .svg"]),
+        (["--timeline", "x.svg", "--num-beams", "2"], ["steps of one text", "--num-beams"]),
     ],
 )
 def test_bad_options(outrider, words, parts):
@@ -94,6 +98,15 @@ def test_unknown_commands_and_help(outrider):
     assert code == 0
     assert "generate" in out
     assert "demo" in out
+
+
+@pytest.mark.parametrize("words", [[], ["generate"], ["bench", "alpha"]])
+def test_help_has_a_short_name_everywhere(outrider, words):
+    code, out, err = outrider(*words, "-h")
+    assert (code, err) == (0, "")
+    assert "Usage: " in out
+    assert "-h" in out
+    assert out == outrider(*words, "--help")[1]
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +188,20 @@ def test_interruption_prints_what_was_generated(outrider, expected, monkeypatch)
     assert "interrupted" in err
 
 
+class Closed(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("shown", [["--stream"], []])
+def test_an_output_that_is_closed_is_no_verdict(outrider, monkeypatch, shown):
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # both are replaced where a pipe breaks
+    assert outrider("generate", PROMPT, "-n", "8", *FAST, *shown)[0] == 141
+
+
 def environment(**more):
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     return clean | {"OMP_NUM_THREADS": "1"} | more
@@ -243,3 +270,12 @@ def test_beams_are_one_document_with_their_score(outrider):
     document = json.loads(out)
     assert document["score"] < 0
     assert document["stats"]["new_tokens"] == len(document["token_ids"])
+
+
+def test_verbose_describes_a_beam_search(outrider):
+    code, _, err = outrider("generate", PROMPT, "-n", "8", *FAST, "--num-beams", "3", "-v")
+    assert code == 0
+    assert "beam search of 3 beams" in err
+    assert "rule" not in err
+    assert "planner" not in err
+    assert re.search(r"^beam search: \d+ calls of the target for 8 tokens, took \d+ ms$", err, re.M)

@@ -1,14 +1,17 @@
 """`outrider compare`: one document, complete and honest about what it compared."""
 
+import io
 import json
 import logging
 
 import pytest
 import torch
+from rich.console import Console
 from test_vocabularies import WORDS, save
 from typer.testing import CliRunner
 
 from outrider import Sampling, cli
+from outrider.cli import compare as command
 from outrider.errors import ConfigurationError, PromptError
 from outrider.integrations import arms
 from outrider.lab import compare
@@ -77,6 +80,33 @@ def test_tables_and_prompt_lookup_without_a_draft_model(pair):
     assert "speculative/transformers_assisted" in done.stdout
     assert "fastest dtype" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_no_figure_is_cut_on_a_terminal_of_80_columns(monkeypatch):
+    arms = ("plain", "speculative: 4 tokens", "transformers_generate")
+    arms += ("speculative: tree 3,2,1", "transformers_assisted: default")
+    figures = {"ms_per_token": 1234.56, "tokens_per_second": 4321, "block_efficiency": 12.34}
+    steps = {name: 100.1 + 111 * at for at, name in enumerate("abcdef")}
+    row = {**figures, "ms_per_step": steps}
+    table = {"methods": dict.fromkeys(arms, row), "ratios": {}, "best": {"ours": arms[3]}}
+    some = dict.fromkeys(("prompt_count", "max_new_tokens", "repeats", "threads", "packed"), 1)
+    machine = dict.fromkeys(("processor", "cores", "device", "torch", "transformers"), "x")
+    document = {
+        "settings": {**some, "dtype": "float32"},
+        "by_temperature": {"0": table},
+        "text_equal": {},
+        "fastest": {},
+        "environment": machine,
+    }
+    shown = io.StringIO()
+    monkeypatch.setattr(command, "out", Console(file=shown, width=80, soft_wrap=True))
+    command.show(document)
+    lines = shown.getvalue().split("temperature 0\n")[1].split("\nx, x cores")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(lines).split()
+    for figure in ("1234.56", "4321", "12.34", *(f"{ms:.1f}" for ms in steps.values())):
+        assert said.count(figure) == len(arms)
+    assert "…" not in " ".join(said)
 
 
 def test_what_transformers_says_of_its_own_calls_is_not_shown(pair):

@@ -59,6 +59,16 @@ def test_an_answer_that_has_begun_and_a_reference(outrider, folder, answer, tmp_
     assert "rules of the model: no_repeat_ngram_size=3" in err
 
 
+@pytest.mark.parametrize("how", [[], ["--drafter", "reference_lookup"]])
+def test_a_reference_is_copied_from_without_saying_how(outrider, tmp_path, how):
+    path = tmp_path / "previous.py"
+    path.write_text("def area(w, h):\n    return w * h\n")
+    typed = ["generate", "import math", "--reference", path, "-n", "4", "-k", "4", "--json"]
+    code, out, err = outrider(*typed, *how, *FAST)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["drafter"] == "reference_lookup"
+
+
 @pytest.mark.parametrize(
     ("typed", "parts"),
     [
@@ -66,7 +76,14 @@ def test_an_answer_that_has_begun_and_a_reference(outrider, folder, answer, tmp_
         (["--source", "", "--target", "it"], ["source is empty"]),
         (["--source", "w5", "--reference", "no/such", "--target", "it"], ["reference", "no/such"]),
         (["--source", "w5"], ["--source is what an encoder-decoder reads", "--target"]),
-        (["x", "--reference", "pyproject.toml"], ["'draft_model' copies from no reference"]),
+        (
+            ["x", "--reference", "pyproject.toml", "--drafter", "recall"],
+            ["'recall' copies from no reference", "--drafter reference_lookup"],
+        ),
+        (
+            ["x", "--reference", "pyproject.toml", "--draft", "no/such"],
+            ["'draft_model' copies from no reference", "leave --draft out"],
+        ),
         (
             ["--source", "w5", "--drafter", "root", "--ngram", "1,2", "--target", "it"],
             ["no use for ngram"],

@@ -194,6 +194,22 @@ def test_why_nothing_is_drafted_is_told():
     assert " 0% of drafted tokens" in why
 
 
+@pytest.mark.parametrize(
+    ("costs", "steps", "says"),
+    [
+        ({1: 6.0, 2: 12.0}, 7, False),  # too few to tell
+        ({1: 6.0, 2: 12.0}, 9, True),
+        ({1: 6.0, 2: 6.06}, 9, False),  # 1% of a plain step is no reason
+    ],
+)
+def test_why_is_left_out_where_it_would_be_none(costs, steps, says):
+    state, view = Adaptive().open(CHAIN[3:], Costs.of(costs)), View(rows_of(1))
+    for _ in range(steps):
+        Adaptive().plan(state, view)
+        Adaptive().learn(state, Finished([block(0, 0, 0)], 1, 0, 6.0))
+    assert bool(Adaptive().report(state).why_plain) == says
+
+
 class Turns:
     """Three plain steps behind every proposal."""
 

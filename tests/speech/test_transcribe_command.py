@@ -1,7 +1,9 @@
 """`outrider transcribe`: files in, texts and captions out, failures named, exit codes."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import whispers
 from test_audio import written as wav
@@ -9,6 +11,7 @@ from test_audio import written as wav
 from outrider import cli
 from outrider.errors import ConfigurationError
 from outrider.testing import llama
+from outrider.text.speculator import Speculator
 
 BRIEF = ["--dtype", "float32", "--threads", "1", "-t", "0", "--drafter", "root"]
 
@@ -99,6 +102,13 @@ def test_the_wrong_model_or_language_is_refused_before_weights_are_read(
     assert f"{tmp_path} does not turn speech into text" in err.replace("\n", "")
 
 
+def test_texts_are_printed_in_the_order_of_their_files(capsys, monkeypatch, folder, tmp_path):
+    files = [str(wav(tmp_path / f"{n}.wav", whispers.sound(n, n))) for n in (40, 1, 3)]
+    code, out, err = run(capsys, monkeypatch, *files, "-m", folder, *BRIEF)
+    assert code == 0, err
+    assert [line[2:] for line in out.splitlines() if line.startswith("# ")] == files
+
+
 def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):
     code, _, err = run(capsys, monkeypatch, talks[0])
     assert code == 2
@@ -114,7 +124,6 @@ def test_without_a_model_it_says_what_fetches_one(capsys, monkeypatch, talks):
         (["-f", "srt", "-f", "vtt"], "--output"),
         (["--reference", "a.srt", "--reference", "b.srt"], "--reference is one for each file"),
         (["--language", "klingon", "-m", "FOLDER"], "unknown language"),
-        (["--compare", "-m", "FOLDER"], "nothing to compare"),
         (["-m", "/no/such/folder"], "cannot load the target"),
     ],
 )
@@ -136,7 +145,38 @@ def test_compare_tells_both_times_and_that_the_texts_are_one(
     code, _, err = run(capsys, monkeypatch, *words)
     assert code == 0, err
     assert "encoder s" in err
+    assert "speculative" in err
+    assert "…" not in err
     assert "the same text in 1 of 1" in err
+
+
+def test_compare_times_arms_that_are_warm_each_of_them_first_in_turn(
+    capsys, monkeypatch, folder, talks, tmp_path
+):
+    asked, right = [], Speculator.transcribe
+
+    def transcribe(self, audio, **options):
+        kind = "a piece" if isinstance(audio, np.ndarray) else Path(audio).name
+        asked.append((self.engine.drafter.name, kind, options.get("reference")))
+        return right(self, audio, **options)
+
+    monkeypatch.setattr(Speculator, "transcribe", transcribe)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name, "utf-8")
+    captions = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    brief = [word for word in BRIEF if word not in ("--drafter", "root")]
+    words = ["--reference", captions[0], "--reference", captions[1], "--compare"]
+    code, _, err = run(capsys, monkeypatch, *talks, "-m", folder, *words, *brief)
+    assert code == 0, err
+    assert asked == [
+        ("root", "a piece", None),
+        ("reference_lookup", "a piece", captions[0]),
+        ("root", "1.wav", None),
+        ("reference_lookup", "1.wav", captions[0]),
+        ("reference_lookup", "3.wav", captions[1]),
+        ("root", "3.wav", None),
+    ]
+    assert "the same text in 2 of 2" in err
 
 
 def test_a_draft_of_the_models_own_layers(capsys, monkeypatch, folder, talks):
@@ -155,6 +195,10 @@ def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch,
     assert code == 2
     assert isinstance(ConfigurationError("x"), ValueError)
     assert "unknown timestamps" in err
+    for plainly in ([], ["--drafter", "root"]):
+        code, out, err = run(capsys, monkeypatch, talks[0], "-m", "x", "--compare", *plainly)
+        assert (code, out) == (2, "")
+        assert "nothing to compare" in err
 
 
 def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):
@@ -173,3 +217,13 @@ def test_beams_are_those_of_python(capsys, monkeypatch, folder, talks):
     code, _, err = run(capsys, monkeypatch, *words, "--patience", 1)
     assert code == 2
     assert "beam_size" in err
+
+
+@pytest.mark.parametrize("words", [["hello"], ["--source", "hello"]])
+def test_generate_points_to_transcribe(capsys, monkeypatch, folder, words):
+    typed = ["outrider", "generate", *words, "--target", folder, "--dtype", "float32"]
+    monkeypatch.setattr("sys.argv", [*typed, "--threads", "1", "--planner", "fixed"])
+    with pytest.raises(SystemExit) as leave:
+        cli.main()
+    assert leave.value.code == 2
+    assert "use `outrider transcribe` with a recording" in capsys.readouterr().err

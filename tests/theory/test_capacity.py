@@ -110,6 +110,15 @@ def test_the_command_prints_what_the_formula_says():
     assert "never" in shown
 
 
+def test_a_step_that_is_compute_bound_with_one_row_is_so_with_any():
+    slow = [*NUMBERS, "--flops", "1G", "--nodes", "1,9", "--contexts", "256"]
+    shown = CliRunner().invoke(app, [*slow, "--acceptance", "0"]).stdout
+    lines = [line.split() for line in shown.splitlines()]
+    said = [[word for word in line if word != "│"] for line in lines]
+    assert ["compute-bound", "from", "any", "any"] in said
+    assert ["pays", "up", "to", "(at", "0)", "none"] in said
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -20,6 +20,7 @@ class Test:
     passed: bool
     detail: str
     detectable: float | None = None  #: effect it finds with the stated power
+    judged: bool = True  #: whether there was enough to judge; one that was not counts as passed
 
     __test__ = False  # not a test case of pytest
 

@@ -29,7 +29,8 @@ class Surplus:
     def test(self, name: str, level: float, power: float, per: str) -> Test:
         """Two-sided normal test; `per` names the events."""
         if self.variance < LEAST:
-            return Test(name, 0.0, None, self.count, True, "too little variance: not judged")
+            detail = "too little variance: not judged"
+            return Test(name, 0.0, None, self.count, True, detail, judged=False)
         spread = math.sqrt(self.variance)
         z = self.total / spread
         p_value = normal_two_sided(z)

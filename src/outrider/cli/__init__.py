@@ -19,11 +19,12 @@ from outrider.cli import (
     train_draft,
     transcribe,
 )
-from outrider.cli.console import EXIT_ERROR, EXIT_INTERRUPTED, fail
+from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.lab import papers as bench
 
 app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
     name="outrider",
     no_args_is_help=True,
     add_completion=False,
@@ -64,8 +65,8 @@ app.command("transcribe")(transcribe.transcribe)
 def main() -> None:
     """Entry point.
 
-    Exit codes: 0 done or exact, 1 not exact, 2 an error that the message explains, 3 could not be
-    judged, 130 interrupted.
+    Exit codes: 0 done or exact, 1 not exact or not all of it done, 2 an error that the message
+    explains, 3 could not be judged, 130 interrupted, 141 the output was closed.
     """
     try:
         code = app(standalone_mode=False)  # typer hands the code of an Exit back
@@ -74,6 +75,10 @@ def main() -> None:
     except OutriderError as error:
         fail(str(error))
         sys.exit(EXIT_ERROR)
+    except SystemExit as leave:  # of a closed pipe typer and rich make exit code 1
+        if isinstance(leave.__context__, BrokenPipeError):
+            sys.exit(EXIT_CLOSED)
+        raise
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except typer.Exit as leave:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.cli.console import err
+from outrider.cli.console import EXIT_SOME, err
 from outrider.cli.options import Dtype, Setup, with_setup
 from outrider.cli.serve import named
 from outrider.errors import BackendUnavailable, ConfigurationError
@@ -44,7 +44,7 @@ def batch(
 
     A run that was stopped goes on where it was: answers that are there stay, and nothing is
     answered twice. Lines that are no requests, and requests that cannot be answered, get a row that
-    says why.
+    says why; the exit code is 1 then, and the same command asks them again.
     """
     try:
         from outrider.server import batch_file, offline
@@ -78,6 +78,8 @@ def batch(
                 written = _fleet().answers(speculator, name, rows, capacity, left, workers)
         _write(written, file, len(names))
         err.print(f"{len(names)} requests, {file.faults} of them with an error: {answers}")
+    if file.faults:
+        raise typer.Exit(EXIT_SOME)
 
 
 def _fleet() -> "ModuleType":

@@ -110,7 +110,7 @@ def _print(report: Report) -> None:
     setup = report.setup
     out.print(f"{setup['drafter']} judged by {setup['rule']}\n", style="bold", markup=False)
     for test in report.tests:
-        mark = "ok    " if test.passed else "FAILED"
+        mark = "--    " if not test.judged else "ok    " if test.passed else "FAILED"
         chance = " " * 11 if test.p_value is None else f"p = {test.p_value:<7.2g}"
         line = f"{mark} {test.name:<20} {test.statistic:>9.4g}  {chance}  {test.detail}"
         out.print(line, style=None if test.passed else "red", markup=False)

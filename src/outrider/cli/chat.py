@@ -1,6 +1,7 @@
 """`outrider chat`: a conversation in the terminal with any instruct model."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -74,10 +75,9 @@ class Talk:
 
         Raises OutriderError for what the model cannot answer, and forgets it.
         """
-        asked = [*self.turns, {"role": "user", "content": text}]
-        first = [{"role": "system", "content": self.system}] if self.system else []
+        told = conversation(text, self.system, self.turns)
         stop = Stop(self.most)
-        stream = self.speculator.stream([[*first, *asked]], self.sampling, stop, trace=self.trace)
+        stream = self.speculator.stream([told], self.sampling, stop, trace=self.trace)
         written, colour = "", out.is_terminal and not out.no_color
         try:
             for block in stream:
@@ -90,7 +90,8 @@ class Talk:
         except KeyboardInterrupt:
             out.print(" (stopped)", end="")
         out.print()
-        self.turns = [*asked, {"role": "assistant", "content": written}]
+        asked = {"role": "user", "content": text}
+        self.turns = [*self.turns, asked, {"role": "assistant", "content": written}]
         stats = stream.result().completions[0].stats
         self.said = (
             f"{stats.new_tokens} tokens in {stats.steps} calls of the target: "
@@ -106,6 +107,37 @@ class Talk:
             out.print("(a seed is a whole number)")
             return
         self.sampling = replace(self.sampling, seed=int(rest) if rest else None)
+
+
+def conversation(
+    text: str, system: str | None = None, turns: Sequence[dict[str, str]] = ()
+) -> list[dict[str, str]]:
+    """The messages up to what the user says now.
+
+    >>> conversation("Hello", "Be brief.")
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
+    """
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *turns, {"role": "user", "content": text}]
+
+
+def has_template(speculator: Speculator) -> bool:
+    """Whether the tokenizer renders conversations."""
+    tokenizer = speculator.tokenizer
+    return tokenizer is not None and tokenizer.chat_template is not None
+
+
+def refuse_untemplated(speculator: Speculator, target: str | None, do: str) -> None:
+    """Refuse a model that nobody can talk with, and say what to do with it."""
+    if has_template(speculator):
+        return
+    does = f"goes on from text; {do}"
+    if speculator.hearing is not None:
+        does = "turns speech into text; use `outrider transcribe`"
+    raise ConfigurationError(
+        f"{target or 'the shipped target'} has no chat template; got a model that {does}, or "
+        "--target with an instruct model"
+    )
 
 
 def listen(prompt: str) -> str:
@@ -147,15 +179,7 @@ def chat(
     """Talk with an instruct model. /help says what else there is."""
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     speculator = setup.load(dtype)
-    if speculator.tokenizer is None or speculator.tokenizer.chat_template is None:
-        name = setup.target or "the shipped target"
-        does = "goes on from text; use `outrider generate`"
-        if speculator.hearing is not None:
-            does = "turns speech into text; use `outrider transcribe`"
-        raise ConfigurationError(
-            f"{name} has no chat template; got a model that {does}, or --target with an instruct "
-            "model"
-        )
+    refuse_untemplated(speculator, setup.target, "use `outrider generate`")
     talk = Talk(speculator, sampling, max_new_tokens, trace)
     talk.system = system
     asks = "> " if sys.stdin.isatty() else ""

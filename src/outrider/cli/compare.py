@@ -5,11 +5,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from outrider.certify.report import Row
 from outrider.cli import options
-from outrider.cli.console import out
+from outrider.cli.console import figures, out
 from outrider.cli.options import parse_branching
 from outrider.lab.compare import Comparison, Plan
 from outrider.lab.intervals import Interval
@@ -111,9 +110,8 @@ def show(document: Row) -> None:
         "whole calls"
     )
     for name, block in document["by_temperature"].items():
-        table = Table(title=f"temperature {name}")
-        for column in ("arm", "ms/token", "tok/s", "per call", "ms per step"):
-            table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+        columns = ("arm", "ms/token", "tok/s", "per call", "ms per step")
+        table = figures(columns, ("arm",), ("arm", "ms per step"), f"temperature {name}")
         for arm, row in block["methods"].items():
             parts = row.get("ms_per_step")
             table.add_row(
@@ -143,8 +141,8 @@ def show(document: Row) -> None:
         f"{machine['torch']}, transformers {machine['transformers']}"
     )
     out.print(
-        "per call: new tokens per target call, a prompt's own call left out; "
-        "ms per step: propose score verify commit emit host"
+        "behind an arm: tokens drafted in a row; per call: new tokens per target call, a prompt's "
+        "own call left out; ms per step: propose score verify commit emit host"
     )
     out.print("* the family's best setting, used in the ratios", markup=False)
 
@@ -152,4 +150,4 @@ def show(document: Row) -> None:
 def _short(arm: str) -> str:
     if arm == "transformers_generate":
         return "transformers"
-    return arm.replace("transformers_assisted", "assisted")
+    return arm.replace("transformers_assisted", "assisted").removesuffix(" tokens")

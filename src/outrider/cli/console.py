@@ -1,9 +1,17 @@
 """One console for all commands: colour only on a terminal, NO_COLOR honoured, errors on stderr."""
 
+from collections.abc import Sequence
+
+from rich import box
 from rich.console import Console
 from rich.status import Status
+from rich.table import Table
 
+EXIT_SOME = 1  #: some files or requests failed, the others are done
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_CLOSED = (
+    141  #: whoever read the output has gone: what shells say of a program that SIGPIPE ends
+)
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -18,6 +26,24 @@ def fail(message: str) -> None:
 def working(what: str) -> Status:
     """A spinner on stderr for work without a count; nothing when stderr is no terminal."""
     return err.status(what)
+
+
+def figures(
+    columns: Sequence[str], words: Sequence[str], folded: Sequence[str], title: str | None = None
+) -> Table:
+    """A table that cuts no figure where there is little room: the columns of `folded` fold.
+
+    Those of `words` begin at the left, all others end at the right.
+    """
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(
+            name,
+            justify="left" if name in words else "right",
+            no_wrap=name not in folded,
+            overflow="fold",
+        )
+    return table
 
 
 LOADING = "loading (the first time this measures the machine for some seconds)"

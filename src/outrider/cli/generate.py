@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -11,8 +11,10 @@ import typer
 
 from outrider import verifiers
 from outrider.cli import options, paint, planned
+from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
+from outrider.drafters import DRAFTERS, ReferenceLookup, Root
 from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
@@ -38,6 +40,8 @@ def generate(
     ] = None,
     source: options.SourceText = None,
     reference: options.ReferenceFile = None,
+    chat: options.AsChat = False,
+    system: options.System = None,
     *,
     setup: options.Setup,
     max_new_tokens: Annotated[
@@ -75,12 +79,7 @@ def generate(
     trace: options.Trace = False,
     timeline: options.Timeline = None,
     as_json: options.AsJson = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", help="Say how the models run, what drafts and what judges."
-        ),
-    ] = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
     if as_json and (stream or trace):
@@ -102,27 +101,30 @@ def generate(
         min_new_tokens=min_new_tokens,
     )
     end = Stop(max_new_tokens, tuple(stop or ()))
+    _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
-    speculator = setup.load(dtype)
+    speculator = (setup if reference is None else _copying(setup)).load(dtype)
     asked = _asked(*given)
+    if chat:
+        refuse_untemplated(speculator, setup.target, "leave --chat out")
+        asked["prompts"] = conversation(str(asked["prompts"]), system)
     how_made = _how_made(speculator, greedy=temperature == 0)
     if verbose:
-        _describe(speculator, how_made)
+        _describe(speculator, how_made, beams)
     if beams is not None:
         found = speculator.generate(sampling=how, stop=end, beams=beams, **asked)
-        _finish(found, how_made if as_json else None, printed=False)
+        _finish(found, how_made if as_json else None, printed=False, verbose=verbose)
+        _unanswered(speculator, found, chat)
         return
     running = speculator.stream(sampling=how, stop=end, trace=trace, **asked)
+    stopped = _print(running, speculator, stream, trace)
     about = how_made if as_json else None
-    told = partial(_finish, about=about, printed=stream or trace, verbose=verbose)
-    try:
-        _print(running, speculator, stream, trace)
-    except KeyboardInterrupt:
-        told(running.result())
+    _finish(running.result(), about, printed=stream or trace, verbose=verbose)
+    if stopped:
         err.print("interrupted; what was generated is above", style="yellow")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    told(running.result())
+        raise typer.Exit(EXIT_INTERRUPTED)
+    _unanswered(speculator, running.result(), chat)
     if timeline is not None:
         run = partial(Speculator.generate, sampling=how, stop=end, **asked)
         draw(lines(speculator, run), timeline)
@@ -132,13 +134,15 @@ def _drawable(path: Path | None, beams: Beams | None) -> None:
     """Say what a picture lacks before a model is loaded."""
     if path is None:
         return
-    pyplot()
-    if beams is not None or path.suffix not in (".png", ".svg"):
-        got = f"{str(path)!r} with --num-beams" if beams else repr(str(path))
+    if beams is not None:
         raise ConfigurationError(
-            f"--timeline draws one text's steps to a .png or .svg; got {got}; drop the beams or "
-            "name it .svg"
+            "--timeline draws the steps of one text; got --num-beams too; drop one"
         )
+    if path.suffix not in (".png", ".svg"):
+        raise ConfigurationError(
+            f"--timeline draws to a .png or .svg; got {str(path)!r}; give a name that ends in .svg"
+        )
+    pyplot()
     file(path)
 
 
@@ -179,8 +183,50 @@ def _read(
     return text, read, None if reference is None else read_file(reference, "reference")
 
 
+def _said(chat: bool, system: str | None, source: str | None) -> None:
+    """Refuse what no chat template has a place for, before any model is loaded."""
+    if system is not None and not chat:
+        raise ConfigurationError(
+            f"--system is the first message of a chat; got {system!r} without one; give --chat"
+        )
+    if chat and source is not None:
+        raise ConfigurationError(
+            "--chat is for models that go on from their prompt; got --source too; drop one"
+        )
+
+
+def _unanswered(speculator: Speculator, result: Generation, chat: bool) -> None:
+    """Say what may help where an instruct model ended at once, as nobody had spoken to it."""
+    done = result.completions[0]
+    ended = (
+        not done.text.strip() and done.token_ids[-1:] and done.token_ids[-1] in speculator.eos_ids
+    )
+    if ended and not chat and has_template(speculator):
+        err.print(
+            "the model ended the text at once; it has a chat template: --chat makes the prompt a "
+            "question to it",
+            markup=False,
+        )
+
+
+def _copying(setup: options.Setup) -> options.Setup:
+    """What copies from the reference; refuses what was named and does not, before it is loaded."""
+    if (setup.drafter, setup.draft, setup.draft_layers) == (None, None, None):
+        return replace(setup, drafter=ReferenceLookup.name)
+    name = setup.drafter or "draft_model"
+    recipe = DRAFTERS.get(name)
+    if recipe is not None and not recipe.copies and name != Root.name:
+        given = "--drafter" if setup.drafter else "--draft" if setup.draft else "--draft-layers"
+        able = " or ".join(f"--drafter {name}" for name, other in DRAFTERS.items() if other.copies)
+        raise ConfigurationError(
+            f"the drafter {name!r} copies from no reference; got --reference with {given}; leave "
+            f"{given} out, say {able}, or leave --reference out"
+        )
+    return setup
+
+
 class _Asked(TypedDict):
-    prompts: str
+    prompts: str | list[dict[str, str]]
     decoder_prompts: str | None
     reference: str | None
 
@@ -213,31 +259,37 @@ def _asked(prompt: str | None, source: str | None, reference: str | None) -> _As
     return _Asked(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
-def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> None:
+def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> bool:
+    """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
         text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
         return text
 
-    for number, block in enumerate(running):
-        if trace:
-            out.print(
-                "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
-            )
-        elif stream:
-            sys.stdout.write(block.text)
-            sys.stdout.flush()
+    try:
+        for number, block in enumerate(running):
+            if trace:
+                out.print(
+                    "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
+                )
+            elif stream:
+                sys.stdout.write(block.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _finish(
     result: Generation, about: dict[str, object] | None, printed: bool, verbose: bool = False
 ) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
-    if verbose:
-        for line in planned.chosen(result.stats):
-            err.print(line, markup=False)
     done = result.completions[0]
+    if verbose:
+        beams = done.score is not None
+        for line in planned.searched(result.stats) if beams else planned.chosen(result.stats):
+            err.print(line, markup=False)
     if about is not None:
         document: dict[str, object] = {
             "text": done.text,
@@ -256,16 +308,25 @@ def _finish(
     sys.stdout.flush()
 
 
-def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
+def _describe(
+    speculator: Speculator, how_made: dict[str, object], beams: Beams | None = None
+) -> None:
     notes = speculator.notes
+    how = (
+        f"drafter {how_made['drafter']}, rule {how_made['rule']} "
+        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
+    )
+    if beams is not None:
+        how = (
+            f"beam search of {beams.num_beams} beams, length penalty {beams.length_penalty:g}; "
+            f"drafter {how_made['drafter']} says what is scored ahead, which changes no beam"
+        )
     err.print(
         f"target {notes.target}{f' in {notes.shards} processes' if notes.shards > 1 else ''}\n"
         f"draft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
-        f"drafter {how_made['drafter']}, rule {how_made['rule']} "
-        f"({'exact' if how_made['exact'] else 'lossy: the text is not from the law of the target'})"
-        f"\ndevice {notes.device}, {notes.dtype}"
+        f"{how}\ndevice {notes.device}, {notes.dtype}"
         f"{f', what drafts read {notes.draft_dtype}' if notes.draft_dtype else ''}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
         f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
@@ -278,7 +339,7 @@ def _describe(speculator: Speculator, how_made: dict[str, object]) -> None:
     ]
     if changed:
         err.print(f"rules of the model: {', '.join(changed)}", markup=False)
-    for line in planned.priced(speculator.engine):
+    for line in planned.priced(speculator.engine) if beams is None else ():
         err.print(line, markup=False)
     for candidate in notes.calibration.candidates if notes.calibration else ():
         err.print(f"  measured {candidate}", markup=False)

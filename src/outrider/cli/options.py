@@ -155,7 +155,8 @@ ReferenceFile = Annotated[
     Path | None,
     typer.Option(
         "--reference",
-        help="A file to copy from, by the drafter reference_lookup. Default: the source.",
+        help="A file to copy from, by the drafter reference_lookup, which is the default then. "
+        "An encoder-decoder copies from its source without one.",
     ),
 ]
 Trace = Annotated[
@@ -173,6 +174,21 @@ Timeline = Annotated[
         help="Draw when the models were called, and standard decoding below it, to a .png or "
         ".svg; decoded again, twice each.",
     ),
+]
+AsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="The prompt is what a user says, in the model's chat template; what comes back is the "
+        "answer.",
+    ),
+]
+System = Annotated[
+    str | None, typer.Option(help="With --chat: what the model is told before the user speaks.")
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Say how the models run, what drafts and what judges."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 

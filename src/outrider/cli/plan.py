@@ -306,14 +306,16 @@ def _print(found: dict[str, Any]) -> None:
             table.add_row(str(b), *(f"{ms:.2f}" for ms in line))
         table.add_section()
         bound, pays = at["compute_bound_from"].values(), at["pays_until"]
-        table.add_row("compute-bound from", *(_rows(b, "never") for b in bound))
-        ends = [_rows(pays[str(n)], "any") if str(n) in pays else "" for n in found["nodes"]]
+        table.add_row("compute-bound from", *(_rows(b, "never", "any") for b in bound))
+        ends = [
+            _rows(pays[str(n)], "any", "none") if str(n) in pays else "" for n in found["nodes"]
+        ]
         table.add_row(f"pays up to (at {found['acceptance']:g})", *ends)
         out.print(table)
 
 
-def _rows(value: float | None, infinite: str) -> str:
+def _rows(value: float | None, infinite: str, below_one: str) -> str:
     """A number of rows; None is infinity."""
     if value is None:
         return infinite
-    return f"{value:.0f}" if value >= 1 else "none"
+    return f"{value:.0f}" if value >= 1 else below_one

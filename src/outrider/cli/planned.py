@@ -32,3 +32,11 @@ def chosen(stats: Stats) -> list[str]:
     if stats.why_plain:
         lines.append(f"speculation is off because {stats.why_plain}")
     return lines
+
+
+def searched(stats: Stats) -> list[str]:
+    """What a beam search took."""
+    return [
+        f"beam search: {stats.steps} calls of the target for {stats.new_tokens} tokens, took "
+        f"{stats.measured_ms:.0f} ms"
+    ]

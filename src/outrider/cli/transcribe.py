@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from outrider.cli import hearing, options
-from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, working
+from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
 from outrider.load import load, seen
@@ -20,7 +19,7 @@ from outrider.text.speech.hearing import check
 from outrider.text.speech.result import Transcript
 from outrider.text.speech.settings import Settings
 
-EXIT_SOME = 1  #: some recordings failed, the others are done
+WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
 
 
@@ -73,6 +72,12 @@ def transcribe(
         asked["temperature"] = tuple(temperature)
     Settings(**asked)  # before a model is loaded
     _check(files, kinds, output, reference)
+    name = drafter or _usual(draft or draft_layers, reference)
+    if compare and name == "root" and not reference:
+        raise ConfigurationError(
+            "--compare has nothing to compare: nothing drafts; give --draft, --draft-layers, "
+            "--reference or --drafter"
+        )
     failed: dict[str, OutriderError] = {}
     heard = _readable(files, failed)
     if model is None:
@@ -81,7 +86,6 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
-        name = drafter or _usual(draft or draft_layers, reference)
         check(seen(model), language, task)
         with working(LOADING):
             speculator = load(
@@ -99,8 +103,10 @@ def transcribe(
         if reference:
             asked["reference"] = [reference[files.index(name)] for name in heard]
         done = _run(speculator, heard, asked, failed, kinds, output)
-        if compare:
-            _compare(speculator, done, asked)
+        if compare and done:
+            if reference:
+                asked["reference"] = [reference[files.index(name)] for name in done]
+            _compare(speculator, list(done), asked)
     for name, error in failed.items():
         err.print(f"failed: {name}: {error}", style="bold red", markup=False)
     if failed:
@@ -171,12 +177,15 @@ def _run(
     total = sum(recording.seconds for recording in running.recordings)
     done: dict[str, Transcript] = {}
 
-    def settle() -> None:
+    def settle(over: bool = False) -> None:
         for number, transcript in enumerate(running.transcripts):
             name = heard[number]
             if number in running.errors:
                 failed.setdefault(name, running.errors[number])
-            elif transcript is not None and name not in done:
+            elif transcript is None:
+                if output is None and not over:
+                    return  # what comes behind it is printed behind it
+            elif name not in done:
                 done[name] = transcript
                 if not streams:
                     _write(transcript, name, kinds, output, len(heard) > 1)
@@ -192,10 +201,11 @@ def _run(
                 now = sum(running.heard(number) for number in range(len(heard)))
                 show("listening", round(now), round(total))
     except KeyboardInterrupt:
+        settle(over=True)
         err.print(f"interrupted; {len(done)} of {len(heard)} recordings are done", style="yellow")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    settle()
-    return done
+    settle(over=True)
+    return {name: done[name] for name in heard if name in done}
 
 
 def _write(
@@ -220,42 +230,55 @@ def _write(
         err.print(f"wrote {path}", markup=False)
 
 
-def _compare(speculator: Speculator, done: dict[str, Transcript], asked: dict[str, Any]) -> None:
-    """The same recordings decoded plainly, and both times: the encoder's does not change."""
-    if speculator.engine.drafter.name == "root":
-        raise ConfigurationError(
-            "--compare has nothing to compare: nothing drafts; give --draft, --reference or "
-            "--drafter"
-        )
-    plain = {key: value for key, value in asked.items() if key != "reference"}
-    table = Table()
-    for column in ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step"):
-        table.add_column(column, justify="left" if column in ("recording", "arm") else "right")
-    sums = {"plain": [0.0, 0.0], "speculative": [0.0, 0.0]}
+def _compare(speculator: Speculator, heard: Sequence[str], asked: dict[str, Any]) -> None:
+    """Decode the recordings again, plainly and as they were: both arms warm, in turn first."""
+    columns = ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step")
+    table = figures(columns, ("recording", "arm"), ("recording",))
+    arms = {"plain": speculator.plain(), "speculative": speculator}
+    sums = {arm: [0.0, 0.0] for arm in arms}
     same = 0
-    for name, fast in done.items():
-        slow = speculator.plain().transcribe(name, **plain)
-        same += slow.text == fast.text
-        for arm, transcript in (("plain", slow), ("speculative", fast)):
-            stats = transcript.stats
-            sums[arm][0] += stats.decoder_ms
-            sums[arm][1] += stats.milliseconds
-            table.add_row(
-                Path(name).name,
-                arm,
-                f"{stats.encoder_ms / 1e3:.2f}",
-                f"{stats.decoder_ms / 1e3:.2f}",
-                f"{stats.milliseconds / 1e3:.2f}",
-                str(stats.decoded.new_tokens),
-                f"{stats.decoded.block_efficiency:.2f}",
-            )
+    with working("comparing"):
+        for arm, one in arms.items():
+            one.transcribe(_beginning(speculator, heard[0]), **_of_arm(arm, asked, 0))
+        for number, name in enumerate(heard):
+            turn = list(arms) if number % 2 == 0 else list(reversed(arms))
+            found = {arm: arms[arm].transcribe(name, **_of_arm(arm, asked, number)) for arm in turn}
+            same += found["plain"].text == found["speculative"].text
+            for arm in arms:
+                stats = found[arm].stats
+                sums[arm][0] += stats.decoder_ms
+                sums[arm][1] += stats.milliseconds
+                table.add_row(
+                    Path(name).name,
+                    arm,
+                    f"{stats.encoder_ms / 1e3:.2f}",
+                    f"{stats.decoder_ms / 1e3:.2f}",
+                    f"{stats.milliseconds / 1e3:.2f}",
+                    str(stats.decoded.new_tokens),
+                    f"{stats.decoded.block_efficiency:.2f}",
+                )
     err.print(table)
     decoder, whole = (a / b for a, b in zip(sums["plain"], sums["speculative"], strict=True))
     err.print(
-        f"decoder {decoder:.2f}x, in all {whole:.2f}x; the same text in {same} of {len(done)}"
+        f"decoder {decoder:.2f}x, in all {whole:.2f}x; the same text in {same} of {len(heard)}"
         f"{'' if _greedy(asked) else ' (temperatures above 0 draw texts anew)'}",
         markup=False,
     )
+
+
+def _of_arm(arm: str, asked: dict[str, Any], number: int) -> dict[str, Any]:
+    """What is asked for one recording; plain decoding copies from nothing."""
+    options = {key: value for key, value in asked.items() if key != "reference"}
+    if arm != "plain" and "reference" in asked:
+        options["reference"] = asked["reference"][number]
+    return options
+
+
+def _beginning(speculator: Speculator, name: str) -> audio.Samples:
+    """A recording's first window, for warming up."""
+    assert speculator.hearing is not None
+    rate = speculator.hearing.rate
+    return audio.look(name, 0, None, rate).read(rate)[: WINDOW * rate]
 
 
 def _greedy(asked: dict[str, Any]) -> bool:

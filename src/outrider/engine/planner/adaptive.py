@@ -14,7 +14,7 @@ from operator import mul
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner.memory import LEVEL, RowMemory, Wait
+from outrider.engine.planner.memory import FIRST, LEVEL, RowMemory, Wait
 from outrider.engine.planner.pool import Pool
 from outrider.engine.planner.prices import CONTEXT, Prices, Pricing
 from outrider.engine.planner.protocol import Finished, Report, Row, View
@@ -165,13 +165,18 @@ class Adaptive:
         return state
 
     def report(self, state: Session) -> Report:
-        """Predicted time, and why most steps were plain."""
-        if not state.drafts or state.bare <= _MOSTLY * state.steps:
+        """Predicted time, and why most steps were plain, where their costs are a reason."""
+        few = state.steps < FIRST or state.bare <= _MOSTLY * state.steps
+        if few or not state.drafts:
             return Report(state.predicted)
         prices = state.prices.of(max(len(state.view.rows), 1), state.context)
-        why = f"the smallest draft costs {prices.more[0] / prices.plain:.0%} of a plain step"
+        costs = prices.more[0] / prices.plain
+        kept = state.kept / state.tried if state.tried else LEVEL
+        if costs < sum(kept**depth for depth in range(1, state.drafts[0].max_depth + 1)):
+            return Report(state.predicted)  # it would have paid: there was no draft, or no time
+        why = f"the smallest draft costs {costs:.0%} of a plain step"
         if state.tried:
-            why += f", and {state.kept / state.tried:.0%} of drafted tokens looked at were kept"
+            why += f", and {kept:.0%} of drafted tokens looked at were kept"
         return Report(state.predicted, why)
 
 

@@ -55,7 +55,7 @@ class Report(NamedTuple):
     """What a planner says of a run so far, for people."""
 
     predicted_ms: float = 0.0  #: of the steps so far, by the costs
-    why_plain: str = ""  #: why most steps were plain, if they were
+    why_plain: str = ""  #: why most steps were plain, if they were and it can tell
 
 
 class Planner(Protocol[P]):
