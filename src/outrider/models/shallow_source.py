@@ -103,6 +103,13 @@ class ShallowSource(Lent):
         return layers.layers
 
     def _check(self, config: PretrainedConfig) -> None:
+        have = shallow.depth(config)
+        if not isinstance(self.given, Layers) and self._layers[-1] >= have:
+            raise ConfigurationError(
+                f"the draft {self} was made of layer {self._layers[-1]} of its target; got "
+                f"{self.target}, which has {have} layers, counted from 0; use it with the target "
+                "that it was made for"
+            )
         check(Layers(self._layers), config, str(self.target))
         ids, vocab = self.ids_K, vocabulary_of(config)
         if ids is not None and not (len(ids) and 0 <= int(ids.min()) <= int(ids.max()) < vocab):
