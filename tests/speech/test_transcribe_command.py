@@ -226,4 +226,4 @@ def test_generate_points_to_transcribe(capsys, monkeypatch, folder, words):
     with pytest.raises(SystemExit) as leave:
         cli.main()
     assert leave.value.code == 2
-    assert "use `outrider transcribe` with a recording" in capsys.readouterr().err
+    assert "use `outrider transcribe FILE -m MODEL`" in capsys.readouterr().err.replace("\n", " ")

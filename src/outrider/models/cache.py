@@ -87,18 +87,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length
 
 
-def displaced(paths: Sequence[Sequence[int]]) -> range:
-    """Depths from the first to the last at which a path's node is not the one that is wanted there.
-
-    Node d + 1 of depth d lies there already, and of -1 there is nothing.
-
-    >>> displaced([[1, 2, -1], [1, 2, 3]]), displaced([[1, 3, 4, -1], [2, -1, -1, -1]])
-    (range(0, 0), range(0, 3))
-    """
-    wrong = [d for path in paths for d, node in enumerate(path) if node not in (-1, d + 1)]
-    return range(min(wrong), max(wrong) + 1) if wrong else range(0)
-
-
 class SlotCache(Cache):  # type: ignore[misc]
     """Key/value slots of one model: `rows` rows of up to `capacity` entries each. A `RowStore`.
 
@@ -174,13 +162,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         depth = path_BD.shape[1]
         if depth == 0 or not self.stacks:
             return
-        first = 1
-        if path_BD.device.type == "cpu" and self._positions_BS is None:  # it can be looked at
-            away = displaced(path_BD.tolist())
-            if not away:
-                return
-            first, path_BD = away.start + 1, path_BD[:, away.start : away.stop]
-        to = first_B[:, None] + torch.arange(first, first + path_BD.shape[1], device=path_BD.device)
+        to = first_B[:, None] + torch.arange(1, depth + 1, device=path_BD.device)
         # padding moves an entry onto itself
         source = torch.where(path_BD >= 0, first_B[:, None] + path_BD, to)
         if self._positions_BS is not None:
