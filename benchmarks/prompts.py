@@ -2,9 +2,10 @@
 
     python benchmarks/prompts.py MODEL [--lengths 32 128 512 1500] [--rounds 5]
 
-MODEL is a folder or a hub name; both arms are bfloat16, ours packed, on one thread, whose CPU time
-is the clock. Arms take turns; the least of the rounds counts. A prompt's time includes its first
-token; a step's is that of sixteen more, divided.
+MODEL is a folder or a hub name; all arms are bfloat16 on one thread, whose CPU time is the clock:
+ours packed, the model's own forward driven by us with its weights as they lie and packed, and
+transformers' `generate`. Arms take turns; the least of the rounds counts. A prompt's time includes
+its first token; a step's is that of sixteen more, divided.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import outrider
 from outrider import Engine, Limits, Root, Sampling
+from outrider.models import CausalModel, TransformersRunner, laid
 
 STEPS = 16
 Arm = Callable[[list[int], int], None]
@@ -68,11 +70,14 @@ def main() -> None:
     speculator = outrider.load(given.model, dtype="bfloat16", threads=1, packed=True)
     text = Path(__file__).with_name("planner.py").read_text()
     ids = speculator.tokenizer(text)["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.bfloat16).eval()
+    packed = laid.packed(model)
+    assert packed is not None
     arms = {
         "ours": ours(Engine(speculator.engine.target, Root())),
-        "transformers": theirs(
-            AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.bfloat16).eval()
-        ),
+        "its own forward": ours(Engine(CausalModel(TransformersRunner(model)), Root())),
+        "the same packed": ours(Engine(CausalModel(TransformersRunner(packed)), Root())),
+        "transformers": theirs(model),
     }
     for length in given.lengths:
         prompt = (ids * (length // len(ids) + 1))[:length]

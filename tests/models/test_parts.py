@@ -94,6 +94,7 @@ def test_layers_are_whole_again_behind_the_last_of_overlapping_calls():
     with pytest.raises(KeyError), second:
         raise KeyError
     assert all("forward" in vars(layer) for layer in linears(model))
+    assert len(parts_of(model).products) == len(parts.products)  # of whoever comes meanwhile
     first.__exit__(None, None, None)
     assert not any("forward" in vars(layer) for layer in linears(model))
 

@@ -69,9 +69,15 @@ def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
     return rounding.of_product(lambda like: _made(like, None, packed), outputs, inputs, dtype, kind)
 
 
-def steady(layer: torch.nn.Linear, rows: Rows) -> Product:
+class Steady:
     """What a layer computes, by calls of so many rows; its weights are read as they are."""
-    return _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows)
+
+    def __init__(self, layer: torch.nn.Linear, rows: Rows) -> None:
+        self._run = _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of any number of rows."""
+        return self._run(x)
 
 
 def _padded(run: Product, rows: Rows) -> Product:

@@ -12,7 +12,7 @@ import torch
 
 from outrider.models import linear, rounding
 from outrider.models.config import read
-from outrider.models.linear import Product
+from outrider.models.linear import Product, Steady
 
 
 class Parts(NamedTuple):
@@ -33,13 +33,15 @@ def parts_of(model: torch.nn.Module) -> Parts:
 
 def _steady(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Product]]:
     for module in modules:
-        if type(module) is not torch.nn.Linear or "forward" in vars(module):
+        if type(module) is not torch.nn.Linear:
             continue
+        if not isinstance(vars(module).get("forward"), Steady | None):
+            continue  # one of ours is there while another call of the model is under way
         weight = module.weight
         if sharded(module) is None and rounding.concerns(weight.dtype, weight.device):
             rows = linear.rows_of(weight.shape, weight.dtype, packed=False)
             if not rows.free:
-                yield module, linear.steady(module, rows)
+                yield module, Steady(module, rows)
 
 
 def sharded(module: torch.nn.Linear) -> torch.Tensor | None:

@@ -57,10 +57,8 @@ class Lean:
         weight = self._between.weight
         self._state_norm = weight(head.get_parameter("layers.0.hidden_norm.weight"))
         self._norm = weight(head.get_parameter("norm.weight"))
-        self._embedding, self._output = (
-            head.table,
-            product(head.output, None, packed, int8, wide=True),
-        )
+        self._embedding = head.table
+        self._output = product(head.output, None, packed, int8, wide=True)
         self.module, self._fc = head, product(head.fc.weight, None, packed, int8)
 
     def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
