@@ -343,7 +343,7 @@ def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
     """A target that takes its time for every node; the smallest chains cost as much as told."""
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1,) * 12), None, "adaptive")
-    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
     costs = MEASURED(engine, 1)
     curve = costs.times[1][64]
     assert curve.at == (1, 2, 3, 4, 5, 6, 8, 9, 12, 13)
@@ -351,9 +351,9 @@ def test_what_nodes_cost_is_measured_by_nodes(monkeypatch):
     assert curve.times[-1] > 2 * curve.times[0]  # twelve calls of a draft model
 
 
-@pytest.mark.parametrize(("depth", "each"), [(1, 15), (2, 10), (12, 3)])
-def test_few_sizes_are_looked_at_more_often(depth, each, monkeypatch):
-    """A tree of few depths rested on three looks: one busy moment was believed for ever."""
+@pytest.mark.parametrize(("seconds", "each"), [(0.0, measure.ROUNDS), (1e9, measure.ENOUGH)])
+def test_a_machine_that_is_fast_enough_is_looked_at_more_often(seconds, each, monkeypatch):
+    """Three looks at steps of some milliseconds differ by a tenth: one busy moment is believed."""
     looks, sound = [], measure._on_cpu
 
     def look(engine, step, batch, shape):
@@ -363,8 +363,24 @@ def test_few_sizes_are_looked_at_more_often(depth, each, monkeypatch):
     target, small = pair()
     monkeypatch.setattr(measure, "_on_cpu", look)
     monkeypatch.setattr(measure, "CONTEXTS", (8,))
-    MEASURED(Engine(target, DraftModel(small, (1,) * depth), None, "adaptive"), 1)
+    monkeypatch.setattr(measure, "SECONDS", seconds)
+    MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
     assert {looks.count(shape) for shape in looks} == {each + 1}  # and one that warms up
+
+
+def test_a_machine_that_slows_down_between_looks_does_not_make_drafts_dear(monkeypatch):
+    """One plain step alone was seen at full pace: each size is still as much of it as it was."""
+    target, small = pair()
+    looks = iter(range(10**6))
+
+    def look(engine, step, batch, shape):
+        warm_up_and_one_plain_step = next(looks) < 4
+        return shape.max_nodes, (4.0 + shape.max_depth) * (1 if warm_up_and_one_plain_step else 2)
+
+    monkeypatch.setattr(measure, "_on_cpu", look)
+    monkeypatch.setattr(measure, "CONTEXTS", (8,))
+    costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 1)
+    assert costs.times[1][8] == ((1, 2, 3), (4.0, 5.0, 6.0))  # of the least of each: 10 and 12
 
 
 def kept_what_was_right(engine, batch, shape):
@@ -376,7 +392,7 @@ def kept_what_was_right(engine, batch, shape):
 def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
     """Every size has its own cost: one that never was drafted would be taken for free."""
     target, _ = pair(vocab=1024)
-    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
     engine = Engine(target, drafter, None, "adaptive")
     sizes = (1, *(size for size in measure.SIZES if size <= 9))
 

@@ -2,11 +2,13 @@
 
 The drafter proposes, the target scores, the rule judges and all is committed, as in a run; the text
 repeats itself, so that a drafter that copies has what to copy. On a CPU every step starts from a
-copy of the same rows. The least of some repeats counts, because a busy neighbour only ever adds
-time, and more nodes never cost less, as fewer could be padded.
+copy of the same rows. A size's cost is the plain step's by the median of what it took of the plain
+step in its own round: a machine's pace changes with what else it does. More nodes never cost less,
+as fewer could be padded.
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -28,8 +30,8 @@ SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
 CONTEXTS = (64, 448)  #: committed tokens of a row
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
-ROUNDS = 3  #: looks at each size behind the one that warms up, at least
-LOOKS = 30  #: at all sizes together: where there are few, each is looked at more often
+ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
+SECONDS = 2.0  #: that more looks than the least may take
 MOST_ROWS = 16  #: of a batch that is measured
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
@@ -99,17 +101,33 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     """By nodes of a row."""
     shapes = _timed(engine.shapes, batch.rows, sizes)
     device, step = torch.device(engine.target.device), engine.stepper()
-    least: dict[int, float] = {}
-    rounds = max(ROUNDS, LOOKS // len(shapes))
-    for count in range(rounds + 1):
+    rounds: list[dict[int, float]] = []
+    until = time.monotonic() + SECONDS
+    for count in range(ENOUGH + 1):
+        took: dict[int, float] = {}
         for shape in shapes:
             if device.type == "cuda":
-                nodes, took = _on_cuda(step, batch, shape)
+                nodes, each = _on_cuda(step, batch, shape)
             else:
-                nodes, took = _on_cpu(engine, step, batch, shape)
-            if count:
-                least[nodes] = min(took, least.get(nodes, took))
-    return Curve.of({n: round(min(least[m] for m in least if m >= n), 4) for n in least})
+                nodes, each = _on_cpu(engine, step, batch, shape)
+            took[nodes] = min(each, took.get(nodes, each))
+        if count:
+            rounds.append(took)
+        if len(rounds) >= ROUNDS and time.monotonic() > until:
+            break
+    return _of_plain(rounds)
+
+
+def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
+    """From milliseconds by nodes in each round: the least plain step by the medians of ratios.
+
+    >>> _of_plain([{1: 4.0, 2: 5.0}, {1: 8.0, 2: 10.0}, {1: 4.0, 2: 4.0}])
+    Curve(at=(1, 2), times=(4.0, 5.0))
+    """
+    plain = min(rounds[0])
+    of = {n: statistics.median(took[n] / took[plain] for took in rounds) for n in rounds[0]}
+    least = min(took[plain] for took in rounds)
+    return Curve.of({n: round(least * min(of[m] for m in of if m >= n), 4) for n in of})
 
 
 def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
