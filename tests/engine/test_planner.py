@@ -374,7 +374,7 @@ def test_a_machine_that_slows_down_between_looks_does_not_make_drafts_dear(monke
     looks = iter(range(10**6))
 
     def look(engine, step, batch, shape):
-        warm_up_and_one_plain_step = next(looks) < 4
+        warm_up_and_one_plain_step = next(looks) < 4  # rounds begin with their last but the next
         return shape.max_nodes, (4.0 + shape.max_depth) * (1 if warm_up_and_one_plain_step else 2)
 
     monkeypatch.setattr(measure, "_on_cpu", look)
