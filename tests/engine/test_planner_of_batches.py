@@ -277,8 +277,7 @@ def test_batches_are_measured_at_both_contexts_and_reading_by_tokens(monkeypatch
     calls = count()
     monkeypatch.setattr(measure, "_clock", lambda device: 1e-3 * (next(calls) + sum(read)))
     monkeypatch.setattr(measure, "CONTEXTS", (8, 24))
-    monkeypatch.setattr(measure, "ROUNDS", 1)
-    monkeypatch.setattr(measure, "LOOKS", 0)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
     costs = MEASURED(Engine(target, DraftModel(small, (1, 1)), None, "adaptive"), 2)
     assert sorted(costs.times[2]) == [8, 24]
     assert costs.reading == {2: pytest.approx(2.0)}

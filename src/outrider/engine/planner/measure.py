@@ -27,7 +27,7 @@ from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Ver
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours and eights, and
 #: what a step costs jumps behind these.
 SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
-FEW = (5, 32)  #: at contexts behind the first, where the difference is a straight line
+FEW = (3, 5, 9, 17, 32)  #: at contexts behind the first, where only what they add is measured
 CONTEXTS = (64, 448)  #: committed tokens of a row
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
