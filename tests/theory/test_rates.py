@@ -53,6 +53,8 @@ def test_a_made_up_machine_is_found_though_its_pace_changes():
         own = 1e-3 + rows * (2e-4 + nodes * 1e-4) + (5e-4 if nodes > 1 else 0)
         told = capacity.step(sizes, machine, rows, nodes, context)
         assert told == pytest.approx(call(rows, nodes, context) + own)
+    found._took[rates.NODES[-1]] = [each / 2 for each in found._took[rates.NODES[-2]]]
+    capacity.check(sizes, found.machine())  # more nodes in less time: a busy machine's, and a rate
 
 
 def test_products_are_those_of_the_model():

@@ -93,7 +93,10 @@ class Rates:
         _, node = line({few: alone, more: piece})
         call, row = line({1: alone, rows: many})
         host = self._engine.host()
-        _, slope = line({nodes: products[nodes] for nodes in NODES[-2:]})
+        fewer, most = NODES[-2:]
+        slope = less(took[most], took[fewer]) / (most - fewer)
+        if slope <= 0:  # a busy machine: as if nothing but computing took time
+            slope = products[most] / most
         return Machine(
             sizes.weight_bytes / products[1],
             2 * sizes.parameters / slope,
