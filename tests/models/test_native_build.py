@@ -134,7 +134,7 @@ def test_every_function_is_called_as_its_source_declares():
     ):
         assert build.taken(name, build.TEXTS) == types
         assert build.taken(name, build.TEXTS) != types[1:]
-    fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.c"])[1]
+    fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
     fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
     assert [(name, ctypes.c_int64) for name in fields] == native._Sizes._fields_
 

@@ -7,6 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
 from outrider.models import CausalModel, TransformersRunner, linear, rounding
 from outrider.models.guard import evaluating
+from outrider.models.native import tiles
 from outrider.models.parts import parts_of
 from outrider.models.rounding import Rows
 
@@ -39,6 +40,7 @@ def narrow(monkeypatch):
 
     Yields the counts of rows that layers were called with.
     """
+    monkeypatch.setattr(tiles, "unfit", lambda like: "none here")
     monkeypatch.setattr(linear, "rows_of", lambda *_, **__: Rows(tuple(range(3, 9)), 0))
     counts, own = [], torch.nn.functional.linear
 
@@ -130,3 +132,24 @@ def test_on_this_processor_a_batch_writes_what_each_row_writes_alone():
     alone = [texts(model, Root(), [prompt])[0] for prompt in prompts]
     assert texts(model, Root(), prompts) == alone
     assert texts(model, PromptLookup(8), prompts) == alone
+
+
+def test_on_this_processor_layers_are_read_as_they_lie_if_it_has_tiles():
+    model = qwen()
+    layer, product = next(iter(parts_of(model).products), (None, None))
+    if tiles.unfit(torch.zeros(1).to(BF16)) is not None:
+        pytest.skip("no tiles")
+    x = torch.randn(70, 64).to(BF16)
+    with torch.inference_mode():
+        found = product(x)
+        assert torch.equal(torch.cat([product(row) for row in x.split(1)]), found)
+        torch.testing.assert_close(found, layer(x), rtol=2**-7, atol=2**-7)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert product(x.float()).dtype == BF16  # torch's own
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.fill_(2)
+    with torch.inference_mode():
+        assert product(x).eq(2).all()
+    product(x).sum().backward()
+    assert layer.bias.grad.eq(70).all()

@@ -91,15 +91,33 @@ def test_torchs_own_products_go_on_beside_them():
 
 
 @needs_tiles
-def test_packed_weights_lie_in_tiles_and_others_do_not():
+def test_weights_are_read_as_they_lie_packed_or_not():
     weight, bias, x = shaped(64, 64)
-    packed = linear.product(weight, bias, packed=True)
-    assert isinstance(packed, TileProduct)
-    assert not isinstance(linear.product(weight, bias), TileProduct)
-    assert not isinstance(linear.product(weight.float(), None, packed=True), TileProduct)
-    for wrong in (x[:, 1:], x.float()):
+    for packed in (True, False):
+        run = linear.product(weight, bias, packed=packed)
+        assert isinstance(run, TileProduct)
+        assert run.weight.data_ptr() == weight.data_ptr()
+        assert not isinstance(linear.product(weight.float(), None, packed=packed), TileProduct)
+    for wrong in (x[:, 1:], x.float(), x[:, :32]):
         with pytest.raises(ValueError, match="64 inputs in bfloat16 are wanted"):
-            packed(wrong)
+            run(wrong)
+    narrow = TileProduct(weight[:, :50], bias)  # no whole steps: a copy
+    for wrong in (x, x[:, :49], x[:, :50].float()):
+        with pytest.raises(ValueError, match="50 inputs in bfloat16 are wanted"):
+            narrow(wrong)
+
+
+@needs_tiles
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 130), (1056, 40), (2080, 128)])
+@torch.inference_mode()
+def test_many_rows_by_many_inputs_are_added_up_in_the_same_order(inputs, outputs):
+    """More than are multiplied at once, of rows and of inputs: few rows are the truth."""
+    weight, bias, x = shaped(outputs, inputs, rows=1100)
+    run = TileProduct(weight, bias, wide=True)
+    few = torch.cat([run(some) for some in x.split(16)])
+    assert torch.equal(run(x), few)
+    assert torch.equal(run(x[:530]), few[:530])
+    assert torch.equal(run(x[:33]), few[:33])
 
 
 def test_without_tiles_nothing_is_laid_in_them(monkeypatch):

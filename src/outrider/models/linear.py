@@ -37,6 +37,11 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     return True
 
 
+def reads_in_place(dtype: torch.dtype) -> bool:
+    """Whether products read weights of this dtype as they lie in a model, packed or not."""
+    return tiles.unfit(torch.zeros(1, dtype=dtype)) is None
+
+
 def product(
     weight: Tensor,
     bias: Tensor | None,
@@ -47,12 +52,13 @@ def product(
     """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
     In half precision a row is rounded alike in products of any number of rows: numbers that round
-    otherwise are padded. Packed for tiles where the processor has them (`native.tiles`): there
-    alone `wide` has the answer in float32, as its sums are, where it would be rounded and widened.
+    otherwise are padded. Where the processor has tiles (`native.tiles`) weights need not be packed;
+    there alone `wide` has the answer in float32, as its sums are, where it would be rounded and
+    widened.
     """
     if int8:
         return Int8Product(weight, bias)
-    if packed and tiles.unfit(weight) is None:
+    if tiles.unfit(weight) is None:
         return tiles.TileProduct(weight, bias, wide)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
@@ -70,14 +76,30 @@ def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
 
 
 class Steady:
-    """What a layer computes, by calls of so many rows; its weights are read as they are."""
+    """What a layer computes, a row alike in all calls; its weights are read as they are."""
 
-    def __init__(self, layer: torch.nn.Linear, rows: Rows) -> None:
-        self._run = _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows)
+    def __init__(self, layer: torch.nn.Linear, run: Product) -> None:
+        self._layer, self._run = layer, run
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of any number of rows."""
+        """Of any number of rows. Under autocast, or for gradients, by torch's own product."""
+        layer = self._layer
+        if x.dtype != layer.weight.dtype or torch.is_grad_enabled():
+            return F.linear(x, layer.weight, layer.bias)
         return self._run(x)
+
+
+def steady(layer: torch.nn.Linear) -> Steady | None:
+    """The product of a layer whose own rounds rows otherwise in other calls; None: it does not."""
+    weight = layer.weight
+    if not rounding.concerns(weight.dtype, weight.device):
+        return None
+    if tiles.lies_right(weight):
+        return Steady(layer, lambda x: tiles.multiply(x, layer.weight, layer.bias))
+    rows = rows_of(weight.shape, weight.dtype, packed=False)
+    if rows.free:
+        return None
+    return Steady(layer, _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
 
 
 def _padded(run: Product, rows: Rows) -> Product:
@@ -121,6 +143,8 @@ def fused(
     `scales` multiply each part's output; powers of two change no bit of it. More is in `product`.
     """
     scales = scales or (1.0,) * len(parts)
+    if len(parts) == 1 and scales[0] == 1.0:  # nothing to copy
+        return product(parts[0].weight, parts[0].bias, packed, int8, wide)
     each = list(zip(parts, scales, strict=True))
     weight = torch.cat([p.weight.detach() * scale for p, scale in each])
     if all(p.bias is None for p in parts):

@@ -1,8 +1,8 @@
 """The modules of a model that runs through its own forward, and how its linear layers round alike.
 
 In half precision on a CPU a product may round a row otherwise in calls of more rows (`rounding`). A
-batch, a prompt or an encoder brings any number of them, so such layers are padded and cut product
-by product, for the time of a call (`guard.evaluating`), and the model itself stays what it is.
+batch, a prompt or an encoder brings any number of them, so such layers have other products for the
+time of a call (`guard.evaluating`), and the model itself stays what it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.models import linear, rounding
 from outrider.models.config import read
-from outrider.models.linear import Product, Steady
+from outrider.models.linear import Product, Steady, steady
 
 
 class Parts(NamedTuple):
@@ -23,7 +22,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: torch.nn.Module) -> Parts:
-    """Those of this model; numbers of rows are tried once for each shape of weights.
+    """Those of this model; where it needs to be, numbers of rows are tried once for each shape.
 
     Not of layers whose weight is sharded or whose forward somebody has replaced.
     """
@@ -37,11 +36,8 @@ def _steady(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Modul
             continue
         if not isinstance(vars(module).get("forward"), Steady | None):
             continue  # one of ours is there while another call of the model is under way
-        weight = module.weight
-        if sharded(module) is None and rounding.concerns(weight.dtype, weight.device):
-            rows = linear.rows_of(weight.shape, weight.dtype, packed=False)
-            if not rows.free:
-                yield module, Steady(module, rows)
+        if sharded(module) is None and (product := steady(module)) is not None:
+            yield module, product
 
 
 def sharded(module: torch.nn.Linear) -> torch.Tensor | None:

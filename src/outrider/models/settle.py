@@ -11,7 +11,7 @@ from outrider.models import CausalModel, calibrate
 from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel, HeadSource
-from outrider.models.linear import can_pack
+from outrider.models.linear import can_pack, reads_in_place
 from outrider.models.native import int8
 from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
@@ -75,9 +75,11 @@ def settle(
             f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
             "packed=True; use packed='auto' or another dtype"
         )
-    packings = (
-        [wish.packed] if isinstance(wish.packed, bool) else [True, False] if able else [False]
-    )
+    packings = [True, False] if able else [False]
+    if isinstance(wish.packed, bool):
+        packings = [wish.packed]
+    elif all(reads_in_place(DTYPES[name]) for name in dtypes):
+        packings = [True]  # it takes no memory, and nothing is gained by leaving it
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None

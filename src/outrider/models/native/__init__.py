@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.models.between import Shape
 from outrider.models.cache import SlotLayer
-from outrider.models.native import build
+from outrider.models.native import build, tiles
 from outrider.models.rounding import Rounding
 from outrider.types import Nodes
 
@@ -22,9 +22,9 @@ _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Sizes(ctypes.Structure):
-    """`Sizes` of attend.c."""
+    """`Sizes` of attend.h."""
 
-    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads")]
+    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads", "tiles")]
 
 
 def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str | None:
@@ -50,6 +50,7 @@ class Compiled:
 
     def __init__(self, shape: Shape, cos: Tensor, sin: Tensor) -> None:
         self.shape, self.cos, self.sin = shape, cos, sin
+        self.tiles = tiles.unfit(cos.to(torch.bfloat16)) is None
         self.reach = build.function("outrider_reach", (_POINTER,) * 4)
         self.attend = build.function("outrider_attend", (_POINTER,) * 11)
         widths = (_WHOLE,) * 3  # rows, width, threads
@@ -75,8 +76,9 @@ class _Call:
         self.counts = torch.empty(2, batch, queries, dtype=torch.int32)
         shape = of.shape
         self.sizes = _Sizes(
-            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads
-        )
+            batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
+            of.tiles,
+        )  # fmt: skip
         self.at = ctypes.addressof(self.sizes)
         self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
         of.reach(self.at, *self.read)

@@ -5,16 +5,14 @@
  * row has the same bits for any number of rows, queries and visible slots. No product may be
  * contracted into a sum but where `fma` says so: compile with -ffp-contract=off.
  *
- * Shapes: B rows, Q queries, H heads, K key/value heads, E numbers a head, W visible slots, W' in
- * whole lanes.
+ * Shapes are those of attend.h; W' are visible slots in whole lanes. Where the processor has tiles
+ * for such heads, queries are answered by attend_tiles.c.
  */
-#include "lanes.h"
+#include "attend.h"
 
 #define BLOCK 4 /* queries whose sums are held side by side */
 #define FEW BLOCK /* queries for which keys are read as they lie; for more they are turned over first */
-#define MANY 128 /* queries that share what is widened and turned, */
 #define PIECE 64 /* so many slots of values at a time */
-#define WIDEST 256 /* numbers of a head */
 
 /* Scores of sixteen slots for one query; `keys` [16, E] as float32. */
 static inline __attribute__((always_inline)) lanes dots(
@@ -159,13 +157,6 @@ static inline __attribute__((always_inline)) void turned_keys(
     }
 }
 
-typedef struct {
-    int64_t B, Q, H, K, E, W; /* see above */
-    int64_t there; /* slots of a row of the cache */
-    int64_t seat, head; /* numbers from one row, one head of the cache to the next */
-    int64_t threads;
-} Sizes;
-
 /* How many slots each node sees, [B, Q], and how many of them come before the first that it does
  * not see; `visible` [B, Q, W]. */
 void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *count, int32_t *ahead) {
@@ -176,18 +167,6 @@ void outrider_reach(const Sizes *at, const uint8_t *visible, int32_t *count, int
         ahead[node] = first;
         count[node] = first + seen;
     }
-}
-
-static inline void turn(float *to, const half *x, const half *cos, const half *sin, int64_t size) {
-    int64_t half_ = size / 2; /* a power of two times eight or more */
-    _Alignas(64) float plain[WIDEST], c[WIDEST], s[WIDEST];
-    for (int64_t e = 0; e < size; e += LANES) {
-        *(lanes *)(plain + e) = load(x + e);
-        *(lanes *)(c + e) = load(cos + e);
-        *(lanes *)(s + e) = load(sin + e);
-    }
-    for (int64_t e = 0; e < size; e++)
-        to[e] = __builtin_fmaf(plain[e < half_ ? e + half_ : e - half_], s[e], plain[e] * c[e]);
 }
 
 /* Write keys and values of the rows' nodes; qkv [B, Q, H + 2 K, E], cos and sin [B, Q, E]. */
@@ -414,6 +393,8 @@ int outrider_attend(
     half *out) {
     const int64_t rows = at->Q * (at->H / at->K), pairs = at->B * at->K;
     const int64_t each = at_once(rows, pairs, at->threads), blocks = (rows + each - 1) / each;
+    const int64_t tiled = at->tiles ? outrider_tiles_room(at) : 0;
+    const Asks asks = {qkv, cos, sin, keys, values, visible, count, ahead, out};
     int failed = 0;
     for (int64_t node = 0; node < at->B * at->Q; node++)
         if (slots[node] < 0 || slots[node] >= at->there) return 2;
@@ -422,7 +403,7 @@ int outrider_attend(
     {
         Room room = {.row = (at->W + LANES - 1) / LANES * LANES};
         room.scores = aligned_alloc(
-            64, (2 * each * room.row + (2 * each + PIECE) * at->E) * sizeof(float));
+            64, tiled ? tiled : (2 * each * room.row + (2 * each + PIECE) * at->E) * sizeof(float));
         room.queries = room.scores + each * room.row;
         room.sums = room.queries + each * at->E;
         room.piece = room.sums + each * at->E;
@@ -437,7 +418,9 @@ int outrider_attend(
             const int64_t first = task % blocks * each;
             const int64_t some = rows - first < each ? rows - first : each;
             if (!room.scores) continue;
-            if (at->E == 64)
+            if (tiled)
+                outrider_tiles_answer(at, &asks, b, k, first, some, room.scores);
+            else if (at->E == 64)
                 ANSWER(64);
             else if (at->E == 128)
                 ANSWER(128);

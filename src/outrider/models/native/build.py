@@ -28,6 +28,7 @@ from outrider.models import calibrate
 
 SOURCES = (
     "attend.c",
+    "attend_tiles.c",
     "kernels.c",
     "int8.c",
     "cross.c",
@@ -36,7 +37,7 @@ SOURCES = (
     "logits.c",
     "tiles.c",
 )
-SHARED = ("lanes.h", "draws.h")
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.

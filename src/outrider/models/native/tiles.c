@@ -3,123 +3,72 @@
  * Every number of the answer is one sum in float32 over the inputs in their order, 32 at a time,
  * whatever stands beside it: so a row has the same bits in calls of any number of rows.
  *
- * Shapes: R rows, I inputs in whole steps, O outputs; weights [O' / 32, I / 32, 2, 16, 16, 2] and
- * bias [O'], with O' in whole groups.
+ * Shapes: R rows, I inputs in whole steps, O outputs; weights [O, I] as they lie in a model.
  */
-#include "lanes.h"
+#include "tiles.h"
 
-#define TILE 16  /* rows that a tile holds, and outputs */
-#define STEP 32  /* inputs that it holds */
-#define GROUP 32 /* outputs of two tiles, side by side */
-#define PAIR (GROUP * STEP)
-#define AHEAD (8 * PAIR) /* numbers from what is used to what is fetched */
-
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#ifdef WITH_TILES
+#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define REQUEST 0x1023 /* of arch_prctl(2): leave to use a feature, */
 #define TILES 18       /* which is this one */
 
-typedef struct {
-    uint8_t palette, start, rest[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} Config;
-
-/* Tiles of the set `upper` hold `few` rows, those of `lower` `more`, all others sixteen. */
-static void configured(int upper, int few, int lower, int more) {
-    Config config = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        config.bytes[t] = STEP * sizeof(half);
-        config.rows[t] = upper >> t & 1 ? few : lower >> t & 1 ? more : TILE;
-    }
-    _tile_loadconfig(&config);
+/* Rows as a first factor: [R' / 16, I / 32, 16, 32], zero behind the last. */
+static void lined(const half *x, int64_t rows, int64_t inputs, half *out) {
+    for (int64_t i = 0; i < inputs; i += STEP)
+        for (int64_t r = 0; r < TILE; r++, out += STEP)
+            _mm512_store_si512(out, r < rows ? _mm512_loadu_si512(x + r * inputs + i)
+                                             : _mm512_setzero_si512());
 }
 
-static inline void fetched(const half *weight) {
-#pragma GCC unroll 32
-    for (int i = 0; i < PAIR; i += 32) __builtin_prefetch(weight + i);
+/* A group's weights as a second factor: [I / 32, 2, 16, 16, 2], of `inputs` out of `all`. */
+static void laid(const half *weight, int64_t outputs, int64_t inputs, int64_t all, half *out) {
+    for (int64_t i = 0; i < inputs; i += STEP)
+        for (int64_t o = 0; o < GROUP; o += TILE, out += PAIR / 2) {
+            for (int64_t n = o; n < o + TILE; n++)
+                __builtin_prefetch(weight + n * all + i + AHEAD / GROUP * STEP);
+            __m512i a[TILE];
+#pragma GCC unroll 16
+            for (int64_t n = 0; n < TILE; n++)
+                a[n] = o + n < outputs ? _mm512_loadu_si512(weight + (o + n) * all + i)
+                                       : _mm512_setzero_si512();
+            crossed(a, out);
+        }
 }
 
-static inline void cleared(void) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-}
-
-static inline void kept(float sums[4][TILE * TILE]) {
-    _tile_stored(0, sums[0], TILE * sizeof(float));
-    _tile_stored(1, sums[1], TILE * sizeof(float));
-    _tile_stored(2, sums[2], TILE * sizeof(float));
-    _tile_stored(3, sums[3], TILE * sizeof(float));
-}
-
-/* Up to 16 rows by two groups: a call of so few takes the time that its weights take to be read. */
-static void few_rows(
-    const half *x, int64_t inputs, const half *weight, const half *next, float sums[4][TILE * TILE]) {
-    const int64_t wide = STEP * sizeof(half);
-    cleared();
-    for (int64_t i = 0; i < inputs; i += STEP, weight += PAIR, next += PAIR) {
-        fetched(weight + AHEAD);
-        fetched(next + AHEAD);
-        _tile_loadd(4, x + i, inputs * sizeof(half));
-        _tile_loadd(5, weight, wide);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, weight + PAIR / 2, wide);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(7, next, wide);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, next + PAIR / 2, wide);
-        _tile_dpbf16ps(3, 4, 5);
-    }
-    kept(sums);
-}
-
-/* Twice up to 16 rows by one group. */
-static void more_rows(
-    const half *x, const half *below, int64_t inputs, const half *weight, int first,
-    float sums[4][TILE * TILE]) {
-    const int64_t wide = STEP * sizeof(half);
-    cleared();
-    for (int64_t i = 0; i < inputs; i += STEP, weight += PAIR) {
-        if (first) fetched(weight + AHEAD);
-        _tile_loadd(6, weight, wide);
-        _tile_loadd(4, x + i, inputs * sizeof(half));
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weight + PAIR / 2, wide);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, below + i, inputs * sizeof(half));
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    kept(sums);
-}
-
-/* Where an answer goes: [R, O] in half precision or float32. */
+/* Where an answer goes: [R, O] in half precision or float32, with a bias [O] or none. */
 typedef struct {
     void *at;
     int64_t outputs, is_half;
+    const half *bias;
 } Out;
 
-/* Rows of one group of the answer, from row `r` and output `o` on. */
-static inline void told(
-    const Out *out, int64_t r, int64_t o, int64_t rows, const float *left, const float *right,
-    const float *bias) {
-    const __m512 low = _mm512_loadu_ps(bias + o), high = _mm512_loadu_ps(bias + o + TILE);
+static inline __m512 biased(const Out *out, int64_t o, __mmask16 wanted) {
+    if (!out->bias) return _mm512_setzero_ps();
+    __m256i some = _mm256_maskz_loadu_epi16(wanted, out->bias + o);
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16);
+}
+
+/* Sixteen outputs of some rows: row r's output o is at sums[r * down + o * right]. */
+static void told(
+    const Out *out, int64_t row, int64_t rows, int64_t o, const float *sums, int down, int right) {
     const int64_t there = out->outputs - o;
-    const __mmask32 wanted = there < GROUP ? (1u << there) - 1 : -1;
-    for (const int64_t stop = r + rows; r < stop; r++, left += TILE, right += TILE) {
-        const __m512 x = _mm512_load_ps(left) + low, y = _mm512_load_ps(right) + high;
-        const int64_t to = r * out->outputs + o;
-        if (out->is_half) {
-            const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-            _mm512_mask_storeu_epi16((half *)out->at + to, wanted, near);
-        } else {
+    if (there <= 0) return;
+    const __mmask16 wanted = there < TILE ? (1u << there) - 1 : -1;
+    const __m512i each = _mm512_mullo_epi32(
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        _mm512_set1_epi32(right));
+    const __m512 bias = biased(out, o, wanted);
+    for (int64_t r = 0; r < rows; r++, sums += down) {
+        const int64_t to = (row + r) * out->outputs + o;
+        __m512 x = right == 1 ? _mm512_loadu_ps(sums) : _mm512_i32gather_ps(each, sums, 4);
+        x += bias;
+        if (out->is_half)
+            _mm256_mask_storeu_epi16((half *)out->at + to, wanted, (__m256i)_mm512_cvtneps_pbh(x));
+        else
             _mm512_mask_storeu_ps((float *)out->at + to, wanted, x);
-            _mm512_mask_storeu_ps((float *)out->at + to + TILE, wanted >> TILE, y);
-        }
     }
 }
 
@@ -129,38 +78,103 @@ int outrider_no_tiles(int64_t unused) {
     return syscall(SYS_arch_prctl, REQUEST, TILES) != 0;
 }
 
-/* out [R, O] = x [R, I] weight + bias, in half precision or float32. */
+/* Up to 32 rows, turned: the weights from output `o` on that are read at once. */
+static void few(
+    const half *x, int64_t rows, int64_t inputs, const half *weight, int64_t o, const Out *out) {
+    _Alignas(64) float sums[4][TILE * TILE];
+    const int64_t upper = rows < TILE ? rows : TILE, lower = rows - upper;
+    const half *below = x + upper * inputs;
+    weight += o * inputs;
+    if (lower && o + GROUP <= out->outputs) {
+        some_rows(x, below, lower, inputs, weight, sums);
+        for (int t = 0; t < 2; t++) {
+            told(out, 0, upper, o + t * TILE, sums[t], 1, upper);
+            told(out, upper, lower, o + t * TILE, sums[2 + t], 1, lower);
+        }
+    } else if (!lower && o + BLOCK <= out->outputs) {
+        few_rows(x, rows, inputs, weight, sums);
+        for (int t = 0; t < 4; t++) told(out, 0, rows, o + t * TILE, sums[t], 1, rows);
+    } else {
+        for (; o < out->outputs; o += TILE, weight += TILE * inputs) {
+            const int64_t left = out->outputs - o, outputs = left < TILE ? left : TILE;
+            for_few(upper, 0, outputs);
+            few_outputs(x, upper, inputs, weight, sums[0]);
+            told(out, 0, upper, o, sums[0], 1, upper);
+            if (!lower) continue;
+            for_few(lower, 0, outputs);
+            few_outputs(below, lower, inputs, weight, sums[0]);
+            told(out, upper, lower, o, sums[0], 1, lower);
+        }
+        for_few(upper, lower, TILE);
+    }
+}
+
+/* More rows, lined up, by the outputs from `o` on that are multiplied at once. */
+static void many(
+    const half *x, int64_t rows, int64_t inputs, const half *weight, int64_t o, half *room,
+    const Out *out) {
+    const int64_t deep = inputs <= 2 * DEEP ? inputs : DEEP;
+    const int64_t here = out->outputs - o < WIDE ? out->outputs - o : WIDE;
+    float *sums = (float *)(room + WIDE * 2 * DEEP);
+    weight += o * inputs;
+    for (int64_t first = 0; first < rows; first += TALL)
+        for (int64_t i = 0; i < inputs; i += deep) {
+            const int64_t some = inputs - i < deep ? inputs - i : deep;
+            const int64_t stop = rows - first < TALL ? rows : first + TALL;
+            float *at = sums;
+            for (int64_t g = 0; g < here; g += GROUP)
+                laid(weight + g * inputs + i, here - g, some, inputs, room + g * deep);
+            for (int64_t r = first; r < stop; r += 2 * TILE) {
+                const half *upper = x + r * inputs + i * TILE, *lower = upper + TILE * inputs;
+                const int64_t few = stop - r < TILE ? stop - r : TILE, left = stop - r - few;
+                const int64_t more = left < TILE ? left : TILE;
+                for (int64_t g = 0; g < here; g += GROUP, at += GROUP * GROUP) {
+                    tiled(upper, more ? lower : upper, some, room + g * deep, !i, at);
+                    if (i + some < inputs) continue;
+                    for (int t = 0; t < 2; t++) {
+                        const float *one = at + t * TILE * TILE;
+                        told(out, r, few, o + g + t * TILE, one, TILE, 1);
+                        told(out, r + TILE, more, o + g + t * TILE, one + GROUP * TILE, TILE, 1);
+                    }
+                }
+            }
+        }
+}
+
+/* Halves of room that a thread needs for many rows. */
+#define ROOM (WIDE * 2 * DEEP + 2 * TALL * WIDE)
+
+/* out [R, O] = x [R, I] weight + bias, in half precision or float32.
+ *
+ * `room` is for R I halves of up to 32 rows; of more for R' I, R' in whole tiles, and ROOM of each
+ * thread behind these. */
 void outrider_tiles(
     int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, int64_t is_half, const half *x,
-    const half *weight, const float *bias, void *at) {
-    const Out out = {at, outputs, is_half};
-    const int64_t groups = (outputs + GROUP - 1) / GROUP, at_once = rows > TILE ? 1 : 2;
+    const half *weight, const half *bias, half *room, void *at) {
+    const Out out = {at, outputs, is_half, bias};
+    const int64_t at_once = rows <= TILE ? BLOCK : rows <= 2 * TILE ? GROUP : WIDE;
+    const int64_t upper = rows < TILE ? rows : TILE, all = (rows + TILE - 1) / TILE * TILE;
     if (rows < 1) return;
+    if (rows > 1 && rows <= 2 * TILE) {
+        uint32_t *to = (uint32_t *)room, pairs = inputs / 2;
+        turned((const uint32_t *)x, upper, pairs, to);
+        turned((const uint32_t *)x + upper * pairs, rows - upper, pairs, to + upper * pairs);
+    }
 #pragma omp parallel num_threads(threads) if (threads > 1 && outputs * inputs > 65536)
     {
-        _Alignas(64) float sums[4][TILE * TILE];
-        if (rows <= TILE) configured(0x1f, rows, 0, 0);
+        if (rows <= 2 * TILE) {
+            for_few(upper, rows - upper, TILE);
+        } else {
+            for_many();
 #pragma omp for
-        for (int64_t g = 0; g < groups; g += at_once) {
-            const half *w = weight + g * GROUP * inputs;
-            const int64_t o = g * GROUP;
-            if (rows <= TILE) {
-                int two = g + 1 < groups;
-                few_rows(x, inputs, w, two ? w + GROUP * inputs : w, sums);
-                told(&out, 0, o, rows, sums[0], sums[1], bias);
-                if (two) told(&out, 0, o + GROUP, rows, sums[2], sums[3], bias);
-                continue;
-            }
-            for (int64_t r = 0, shape = 0; r < rows; r += 2 * TILE) {
-                int64_t few = rows - r < TILE ? rows - r : TILE, more = rows - r - few;
-                if (more > TILE) more = TILE;
-                const int64_t below = more ? r + TILE : r, lower = more ? more : few;
-                if (shape != few * GROUP + lower) configured(0x13, few, 0x2c, lower);
-                shape = few * GROUP + lower;
-                more_rows(x + r * inputs, x + below * inputs, inputs, w, !r, sums);
-                told(&out, r, o, few, sums[0], sums[1], bias);
-                told(&out, below, o, more, sums[2], sums[3], bias);
-            }
+            for (int64_t r = 0; r < all; r += TILE)
+                lined(x + r * inputs, rows - r, inputs, room + r * inputs);
+        }
+        half *mine = room + all * inputs + omp_get_thread_num() * ROOM;
+#pragma omp for
+        for (int64_t o = 0; o < outputs; o += at_once) {
+            if (rows <= 2 * TILE) few(rows > 1 ? room : x, rows, inputs, weight, o, &out);
+            else many(room, rows, inputs, weight, o, mine, &out);
         }
         _tile_release();
     }
@@ -170,8 +184,8 @@ int outrider_no_tiles(int64_t unused) { return unused >= 0; }
 
 void outrider_tiles(
     int64_t rows, int64_t inputs, int64_t outputs, int64_t threads, int64_t is_half, const half *x,
-    const half *weight, const float *bias, void *at) {
+    const half *weight, const half *bias, half *room, void *at) {
     (void)rows, (void)inputs, (void)outputs, (void)threads, (void)is_half;
-    (void)x, (void)weight, (void)bias, (void)at;
+    (void)x, (void)weight, (void)bias, (void)room, (void)at;
 }
 #endif

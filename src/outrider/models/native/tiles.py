@@ -1,11 +1,12 @@
 """Products with bfloat16 weights on processors that have tiles (Intel's AMX), compiled.
 
-Sums are float32, in one order whatever stands beside a row (`tiles.c`). oneDNN's own products take
-another order for more than 32 rows there, so that a prompt would have to be read 32 tokens at a
-time, and need longer for few rows.
+Sums are float32, in one order whatever stands beside a row (`tiles.c`), and weights are read as
+they lie in a model. oneDNN's own products take another order for more than 32 rows there, so that a
+prompt would have to be read 32 tokens at a time; and they lay weights out anew in every call.
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -14,9 +15,10 @@ from torch.nn import functional as F
 
 from outrider.models.native import build
 
-TILE, STEP, GROUP = 16, 32, 32  #: rows, inputs and outputs of tiles.c
+TILE, STEP, FEW = 16, 32, 32  #: rows and inputs of a tile, and rows that are few (`tiles.c`)
+ROOM = 128 * 2 * 1024 + 2 * 512 * 128  #: halves that a thread needs where rows are many
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_PRODUCT = (_WHOLE,) * 5 + (_POINTER,) * 4
+_PRODUCT = (_WHOLE,) * 5 + (_POINTER,) * 5
 
 
 def unfit(like: Tensor) -> str | None:
@@ -28,15 +30,55 @@ def unfit(like: Tensor) -> str | None:
 
 @lru_cache(maxsize=1)
 def _missing() -> str | None:
-    """Asks the kernel, once for the process."""
+    """Asks the system, once for the process: without leave the first tile would end it."""
     refused = build.function("outrider_no_tiles", (_WHOLE,))(0)
-    return "this processor or its kernel has no tiles" if refused else None
+    return "this processor or its system has no tiles" if refused else None
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[..., int]:
+    why = build.unbuilt() or _missing()
+    if why is not None:
+        raise RuntimeError(why)
+    return build.function("outrider_tiles", _PRODUCT)
+
+
+def lies_right(weight: Tensor) -> bool:
+    """Whether `multiply` reads this weight as it lies: rows of whole steps, next to each other."""
+    return unfit(weight) is None and weight.shape[-1] % STEP == 0 and weight.is_contiguous()
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, wide: bool = False) -> Tensor:
+    """x @ weight.T + bias for x [..., I] in bfloat16, with a weight [O, I] that `lies_right`.
+
+    The answer is in bfloat16, or in float32 with `wide`: what the sums are, not rounded any more.
+    Raises ValueError for an x of another dtype or number of inputs.
+    """
+    outputs, inputs = weight.shape
+    check(x, inputs)
+    x = x.contiguous()
+    rows, threads = x.numel() // inputs, torch.get_num_threads()
+    most = (rows + -rows % TILE) * inputs + threads * ROOM if rows > FEW else rows * inputs
+    room = x.new_empty(most) if rows > 1 else x
+    out = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if wide else torch.bfloat16)
+    _kernel()(
+        rows, inputs, outputs, threads, not wide, x.data_ptr(), weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(), room.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def check(x: Tensor, inputs: int) -> None:
+    """Raise ValueError for an x of another dtype or number of inputs."""
+    if x.dtype != torch.bfloat16 or x.shape[-1] != inputs:
+        raise ValueError(
+            f"{inputs} inputs in bfloat16 are wanted; got {list(x.shape)} in {x.dtype}"
+        )
 
 
 class TileProduct:
-    """x -> x @ weight.T + bias for x [..., I] in bfloat16, the weight [O, I] laid in tiles.
+    """The same for any weight [O, I] in bfloat16: one that does not lie right is copied.
 
-    The answer is in bfloat16, or in float32 with `wide`: what the sums are, not rounded any more.
     Raises RuntimeError where `unfit` says why.
 
     >>> run = TileProduct(torch.eye(2, 3).bfloat16(), None)                 # doctest: +SKIP
@@ -48,32 +90,15 @@ class TileProduct:
         why = unfit(weight)
         if why is not None:
             raise RuntimeError(why)
-        self._run = build.function("outrider_tiles", _PRODUCT)
-        self.outputs, self.inputs = weight.shape
-        self._dtype = torch.float32 if wide else torch.bfloat16
-        self._missing = -self.inputs % STEP  #: inputs to the next whole step
-        more = -self.outputs % GROUP
-        laid = F.pad(weight.detach(), (0, self._missing, 0, more))
-        laid = laid.view(-1, GROUP // TILE, TILE, laid.shape[1] // STEP, STEP // 2, 2)
-        bias_O = weight.new_zeros(self.outputs + more, dtype=torch.float32)
-        if bias is not None:
-            bias_O[: self.outputs] = bias.detach().float()
-        self._kept = laid.permute(0, 3, 1, 4, 2, 5).contiguous(), bias_O
-        self._at = [table.data_ptr() for table in self._kept]
+        self._missing = -weight.shape[1] % STEP  #: inputs to the next whole step
+        weight, self.inputs = weight.detach(), weight.shape[1]
+        self.weight = F.pad(weight, (0, self._missing)) if self._missing else weight.contiguous()
+        self._bias = None if bias is None else bias.detach().contiguous()
+        self._wide = wide
 
     def __call__(self, x: Tensor) -> Tensor:
         """As many rows."""
-        if x.dtype != torch.bfloat16 or x.shape[-1] != self.inputs:
-            raise ValueError(
-                f"{self.inputs} inputs in bfloat16 are wanted; got {list(x.shape)} in {x.dtype}"
-            )
         if self._missing:
+            check(x, self.inputs)
             x = F.pad(x, (0, self._missing))
-        x = x.contiguous()
-        steps = x.shape[-1]
-        out = x.new_empty(*x.shape[:-1], self.outputs, dtype=self._dtype)
-        self._run(
-            x.numel() // steps, steps, self.outputs, torch.get_num_threads(),
-            self._dtype == torch.bfloat16, x.data_ptr(), *self._at, out.data_ptr(),
-        )  # fmt: skip
-        return out
+        return multiply(x, self.weight, self._bias, self._wide)
