@@ -1,6 +1,7 @@
 """Fixtures for all tests. Threads are fixed so that results do not depend on the machine's load."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -8,7 +9,9 @@ import tempfile
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share what is compiled and found
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import pytest
 import torch
@@ -18,8 +21,19 @@ if not torch.cuda.is_available():
     # (transformers does). Nothing else in the tests uses Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """What imports made is there for good: not to be gone through again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_unconfigure():
+    """Libraries complain of what is left when the process ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,10 @@ def differ(drafter, rule, planner, seeds=3):
     return wrong
 
 
-@pytest.mark.parametrize("planner", [Adaptive, Fixed], ids=["planned", "fixed"])
+@pytest.mark.parametrize(
+    "planner",
+    [pytest.param(Adaptive, id="planned"), pytest.param(Fixed, id="fixed", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [

@@ -112,8 +112,15 @@ def plainly(pair):
     )
 
 
-@pytest.mark.parametrize("way", ways())
-@pytest.mark.parametrize("drafting", ["chain", "tree", "lookup", "table"])
+def every_way():
+    """By default each drafting with everything, and a chain in every way."""
+    for drafting in ("chain", "tree", "lookup", "table"):
+        for way in ways():
+            alone = drafting != "chain" and way != "everything"
+            yield pytest.param(drafting, way, marks=[pytest.mark.slow] if alone else [])
+
+
+@pytest.mark.parametrize(("drafting", "way"), list(every_way()))
 def test_twenty_prompts_equal_plain_generate(pair, plainly, way, drafting):
     target, draft = pair
     how, size = ways()[way], target.config.vocab_size

@@ -117,8 +117,8 @@ def token_ids(prompt: Any, number: int = 0) -> list[int]:
     >>> token_ids((5, 6))
     [5, 6]
     """
-    if isinstance(prompt, arguments.Listable):
-        prompt = prompt.tolist()
+    if not isinstance(prompt, (list, tuple)) and isinstance(prompt, arguments.Listable):
+        prompt = prompt.tolist()  # asking for a method takes longer than all else here
     if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)):
         if set(map(type, prompt)) <= {int}:
             return list(prompt)
