@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
@@ -109,7 +110,8 @@ def test_weights_are_read_as_they_are_and_gradients_go_through():
     with torch.no_grad():
         layer.weight.zero_()
         layer.bias.fill_(2)
-    assert product(x).eq(2).all()
+    with torch.inference_mode():
+        assert product(x).eq(2).all()
     product(x).sum().backward()
     assert layer.bias.grad.eq(5).all()
 
@@ -153,3 +155,19 @@ def test_on_this_processor_layers_are_read_as_they_lie_if_it_has_tiles():
         assert product(x).eq(2).all()
     product(x).sum().backward()
     assert layer.bias.grad.eq(70).all()
+    with torch.inference_mode():
+        layer.weight = torch.nn.Parameter(torch.eye(64).roll(1, 0).to(BF16).T)  # lies otherwise
+        assert torch.equal(product(x), F.linear(x, layer.weight, layer.bias))
+        model.float()  # after the product was made
+        assert torch.equal(product(x.float()), layer(x.float()))
+
+
+class Elsewhere(torch.Tensor):
+    """A weight of another kind, as quantised ones are: its numbers are not where it says."""
+
+
+def test_weights_of_another_kind_are_left_to_torch():
+    layer = torch.nn.Linear(64, 64).to(BF16)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Elsewhere))
+    assert not tiles.lies_right(layer.weight)
+    assert "Elsewhere" in tiles.unfit(layer.weight)

@@ -67,13 +67,27 @@ def test_threads_change_no_bit():
 @needs_tiles
 @torch.inference_mode()
 def test_what_is_not_a_number_stays_in_its_row():
-    weight, bias, x = shaped(70, 96, rows=40)
+    weight, bias, whole = shaped(70, 96, rows=40)
     run = TileProduct(weight, bias)
-    clean = run(x)
-    x[4, 2] = torch.nan
-    assert run(x)[4].isnan().all()
-    rest = [row for row in range(40) if row != 4]
-    assert torch.equal(run(x)[rest], clean[rest])
+    for rows in (8, 24, 40):
+        x = whole[:rows].clone()
+        clean = run(x)
+        x[4, 2] = torch.nan
+        assert run(x)[4].isnan().all()
+        rest = [row for row in range(rows) if row != 4]
+        assert torch.equal(run(x)[rest], clean[rest])
+
+
+@needs_tiles
+@torch.inference_mode()
+def test_a_bias_of_another_kind_is_a_bias():
+    weight, bias, x = shaped(64, 64)
+    expected = TileProduct(weight, bias)(x)
+    assert torch.equal(TileProduct(weight, bias.float())(x), expected)
+    apart = torch.stack([bias, bias], 1)[:, 0]
+    assert torch.equal(tiles.multiply(x, weight, apart), expected)
+    empty = linear.product(torch.zeros(8, 0).bfloat16(), bias[:8])
+    assert torch.equal(empty(x[:, :0]), bias[:8].expand(200, 8))
 
 
 @needs_tiles

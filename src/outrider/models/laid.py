@@ -34,6 +34,7 @@ def in_8_bits(model: PreTrainedModel) -> PreTrainedModel:
 def packed(model: PreTrainedModel) -> PreTrainedModel | None:
     """The model with all its linear layers packed, which takes their memory once more.
 
+    (Not where products read weights as they lie, but for those of type Conv1D.)
     Its other tensors are shared with `model`; None where it has no such layer.
     """
     made = _beside(model)

@@ -58,7 +58,7 @@ def product(
     """
     if int8:
         return Int8Product(weight, bias)
-    if tiles.unfit(weight) is None:
+    if tiles.unfit(weight) is None and weight.numel():
         return tiles.TileProduct(weight, bias, wide)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
@@ -78,28 +78,34 @@ def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
 class Steady:
     """What a layer computes, a row alike in all calls; its weights are read as they are."""
 
-    def __init__(self, layer: torch.nn.Linear, run: Product) -> None:
-        self._layer, self._run = layer, run
+    def __init__(self, run: Product) -> None:
+        self._run = run
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of any number of rows. Under autocast, or for gradients, by torch's own product."""
-        layer = self._layer
-        if x.dtype != layer.weight.dtype or torch.is_grad_enabled():
-            return F.linear(x, layer.weight, layer.bias)
+        """Of any number of rows."""
         return self._run(x)
 
 
 def steady(layer: torch.nn.Linear) -> Steady | None:
-    """The product of a layer whose own rounds rows otherwise in other calls; None: it does not."""
+    """The product of a layer whose own is slower, or rounds rows otherwise in other calls; None:
+    its own is as good."""
     weight = layer.weight
     if not rounding.concerns(weight.dtype, weight.device):
         return None
     if tiles.lies_right(weight):
-        return Steady(layer, lambda x: tiles.multiply(x, layer.weight, layer.bias))
+        return Steady(lambda x: _in_place(layer, x))
     rows = rows_of(weight.shape, weight.dtype, packed=False)
     if rows.free:
         return None
-    return Steady(layer, _padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
+    return Steady(_padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
+
+
+def _in_place(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    """In tiles, unless the model was moved or converted meanwhile, or gradients are asked for."""
+    weight = layer.weight
+    if x.dtype != weight.dtype or torch.is_grad_enabled() or not tiles.lies_right(weight):
+        return F.linear(x, weight, layer.bias)
+    return tiles.multiply(x, weight, layer.bias)
 
 
 def _padded(run: Product, rows: Rows) -> Product:
@@ -141,6 +147,7 @@ def fused(
     """Several layers over the same x as one product, their outputs side by side.
 
     `scales` multiply each part's output; powers of two change no bit of it. More is in `product`.
+    Weights are not to be changed afterwards: those of one part alone are read as they lie.
     """
     scales = scales or (1.0,) * len(parts)
     if len(parts) == 1 and scales[0] == 1.0:  # nothing to copy

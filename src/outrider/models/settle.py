@@ -79,7 +79,7 @@ def settle(
     if isinstance(wish.packed, bool):
         packings = [wish.packed]
     elif all(reads_in_place(DTYPES[name]) for name in dtypes):
-        packings = [True]  # it takes no memory, and nothing is gained by leaving it
+        packings = [True]  # layers of type Linear take no more memory, and nothing is faster
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None

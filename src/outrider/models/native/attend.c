@@ -392,6 +392,7 @@ int outrider_attend(
     half *keys, half *values, const uint8_t *visible, const int32_t *count, const int32_t *ahead,
     half *out) {
     const int64_t rows = at->Q * (at->H / at->K), pairs = at->B * at->K;
+    if (!rows || !pairs) return 0;
     const int64_t each = at_once(rows, pairs, at->threads), blocks = (rows + each - 1) / each;
     const int64_t tiled = at->tiles ? outrider_tiles_room(at) : 0;
     const Asks asks = {qkv, cos, sin, keys, values, visible, count, ahead, out};

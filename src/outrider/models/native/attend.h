@@ -26,7 +26,7 @@ typedef struct {
 } Asks;
 
 static inline void turn(float *to, const half *x, const half *cos, const half *sin, int64_t size) {
-    int64_t half_ = size / 2; /* a power of two times eight or more */
+    int64_t half_ = size / 2;
     _Alignas(64) float plain[WIDEST], c[WIDEST], s[WIDEST];
     for (int64_t e = 0; e < size; e += LANES) {
         *(lanes *)(plain + e) = load(x + e);

@@ -221,9 +221,11 @@ static void add_rest(
                 _mm256_store_si256(
                     (__m256i *)(weights + q * STEP + i), (__m256i)_mm512_cvtneps_pbh((__m512)some));
             }
+        written();
         _tile_loadd(4, weights, STEP * sizeof(half));
         for (int64_t e = 0; e < E; e += GROUP, sums += TWO * GROUP * TILE) {
             woven_pairs(rows, e, room->spare, _mm512_setzero_si512());
+            written();
             for (int t = 0; t < 2; t++) {
                 float *mine = sums + t * TILE * TILE;
                 _tile_loadd(0, mine, TILE * sizeof(float));

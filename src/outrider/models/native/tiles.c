@@ -72,7 +72,7 @@ static void told(
     }
 }
 
-/* Ask for tiles; 0: they may be used from now on, in all threads to come. */
+/* Ask for tiles; 0: this process may use them from now on. */
 int outrider_no_tiles(int64_t unused) {
     (void)unused;
     return syscall(SYS_arch_prctl, REQUEST, TILES) != 0;

@@ -15,7 +15,8 @@
 #define PAIR (GROUP * STEP)
 #define AHEAD 128 /* lines of memory from what is used to what is fetched */
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__) && \
+    defined(__AVX512BW__) && defined(__AVX512VL__)
 typedef struct {
     uint8_t palette, start, rest[14];
     uint16_t bytes[16];
@@ -27,6 +28,9 @@ static inline void configured(const Config *config) {
     __asm__ volatile("" : : "r"(config) : "memory");
     _tile_loadconfig(config);
 }
+
+/* GCC believes that loading a tile reads nothing: what is written before is to be written. */
+static inline void written(void) { __asm__ volatile("" : : : "memory"); }
 
 /* Tiles 0 to 3 are sums [16, R], 4 holds R rows, others `outputs` outputs; with `more` rows 2 and 3
  * are sums of these, which 7 holds. */

@@ -25,6 +25,8 @@ def unfit(like: Tensor) -> str | None:
     """Why weights as `like` are not kept in tiles; None: they can be."""
     if like.device.type != "cpu" or like.dtype != torch.bfloat16:
         return "compiled for bfloat16 on a CPU alone"
+    if type(like) not in (Tensor, torch.nn.Parameter):  # quantised, say: what it holds is elsewhere
+        return f"compiled for plain tensors alone, this is a {type(like).__name__}"
     return build.unbuilt() or _missing()
 
 
@@ -45,7 +47,8 @@ def _kernel() -> Callable[..., int]:
 
 def lies_right(weight: Tensor) -> bool:
     """Whether `multiply` reads this weight as it lies: rows of whole steps, next to each other."""
-    return unfit(weight) is None and weight.shape[-1] % STEP == 0 and weight.is_contiguous()
+    whole = weight.shape[-1] % STEP == 0 and weight.numel() > 0
+    return unfit(weight) is None and whole and weight.is_contiguous()
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, wide: bool = False) -> Tensor:
@@ -57,6 +60,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, wide: bool = False)
     outputs, inputs = weight.shape
     check(x, inputs)
     x = x.contiguous()
+    bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
     rows, threads = x.numel() // inputs, torch.get_num_threads()
     most = (rows + -rows % TILE) * inputs + threads * ROOM if rows > FEW else rows * inputs
     room = x.new_empty(most) if rows > 1 else x
@@ -90,6 +94,8 @@ class TileProduct:
         why = unfit(weight)
         if why is not None:
             raise RuntimeError(why)
+        if not weight.numel():
+            raise RuntimeError(f"there is nothing to multiply with: {list(weight.shape)}")
         self._missing = -weight.shape[1] % STEP  #: inputs to the next whole step
         weight, self.inputs = weight.detach(), weight.shape[1]
         self.weight = F.pad(weight, (0, self._missing)) if self._missing else weight.contiguous()
