@@ -1,5 +1,7 @@
 """Products in tiles: what they compute, rows alike in every call, what is refused."""
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -112,12 +114,12 @@ def test_weights_are_read_as_they_lie_packed_or_not():
         assert isinstance(run, TileProduct)
         assert run.weight.data_ptr() == weight.data_ptr()
         assert not isinstance(linear.product(weight.float(), None, packed=packed), TileProduct)
-    for wrong in (x[:, 1:], x.float(), x[:, :32]):
-        with pytest.raises(ValueError, match="64 inputs in bfloat16 are wanted"):
+    for wrong in (x[:, 1:], x.float(), x[:, :32], x.to("meta")):
+        with pytest.raises(ValueError, match="64 inputs in bfloat16 are wanted on a CPU"):
             run(wrong)
     narrow = TileProduct(weight[:, :50], bias)  # no whole steps: a copy
     for wrong in (x, x[:, :49], x[:, :50].float()):
-        with pytest.raises(ValueError, match="50 inputs in bfloat16 are wanted"):
+        with pytest.raises(ValueError, match="50 inputs in bfloat16 are wanted on a CPU"):
             narrow(wrong)
 
 
@@ -145,3 +147,12 @@ def test_without_tiles_nothing_is_laid_in_them(monkeypatch):
         torch.testing.assert_close(
             linear.product(weight, bias, packed=True)(x), F.linear(x, weight, bias)
         )
+
+
+def test_what_python_knows_of_the_kernels_is_what_they_say():
+    """Sizes of the room that it makes for them."""
+    text = build.TEXTS["tiles.h"] + build.TEXTS["tiles.c"]
+    known = dict(re.findall(r"^#define (\w+) ([^/\n]+?)\s*(?:/\*.*)?$", text, re.MULTILINE))
+    sizes = {name: int(known[name]) for name in ("TILE", "STEP", "WIDE", "DEEP", "TALL")}
+    assert (tiles.TILE, tiles.STEP, tiles.FEW) == (sizes["TILE"], sizes["STEP"], 2 * sizes["TILE"])
+    assert eval(known["ROOM"], {}, sizes) == tiles.ROOM

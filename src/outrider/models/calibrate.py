@@ -120,7 +120,7 @@ def key(*configs: Config | None, about: str = "") -> str:
         str(cores()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
-        "17",
+        "18",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

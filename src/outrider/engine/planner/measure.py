@@ -122,11 +122,14 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
 def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
     """From milliseconds by nodes in each round: the least plain step by the medians of ratios.
 
-    >>> _of_plain([{1: 4.0, 2: 5.0}, {1: 8.0, 2: 10.0}, {1: 4.0, 2: 4.0}])
-    Curve(at=(1, 2), times=(4.0, 5.0))
+    A round may lack a size: nothing was there to copy.
+
+    >>> _of_plain([{1: 4.0, 2: 5.0}, {1: 8.0, 2: 10.0}, {1: 4.0, 2: 4.0, 3: 8.0}])
+    Curve(at=(1, 2, 3), times=(4.0, 5.0, 8.0))
     """
     plain = min(rounds[0])
-    of = {n: statistics.median(took[n] / took[plain] for took in rounds) for n in rounds[0]}
+    sizes = sorted(set().union(*rounds))
+    of = {n: statistics.median(t[n] / t[plain] for t in rounds if n in t) for n in sizes}
     least = min(took[plain] for took in rounds)
     return Curve.of({n: round(least * min(of[m] for m in of if m >= n), 4) for n in of})
 

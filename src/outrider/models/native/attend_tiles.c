@@ -24,6 +24,8 @@ typedef struct {
     int32_t *places; /* [W'] */
 } Room;
 
+static float scale_of(int64_t E) { return 1.0f / sqrtf((float)E); }
+
 static int64_t in_whole(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 int64_t outrider_tiles_room(const Sizes *at) {
@@ -202,7 +204,7 @@ static void add_rest(
     const Sizes *at, const Asks *asks, const Seen *seen, const half *values, int64_t first,
     int64_t stop, const float *scores, lanes top, lanes *sum, float *sums, const Room *room) {
     const int64_t rest = listed(at, asks, seen, first, room->places), E = at->E;
-    const float scale = 1.0f / sqrtf((float)E);
+    const float scale = scale_of(E);
     _Alignas(64) half weights[TILE * STEP];
     _Alignas(64) float theirs[TILE * TILE];
     for (int64_t s = 0; s < rest; s += STEP) {
@@ -292,7 +294,7 @@ static void answer(
     const int64_t E = at->E, W = in_whole(at->W, BLOCK);
     const int64_t upper = most_of(seen[0].sees), lower = most_of(seen[1].sees);
     const int64_t most = in_whole(upper > lower ? upper : lower, STEP);
-    const float scale = 1.0f / sqrtf((float)E);
+    const float scale = scale_of(E);
     lanes top[TWO], sum[TWO];
     for (int t = 0; t < TWO && seen[t].some; t++) {
         float *scores = room->scores + t * W * TILE;

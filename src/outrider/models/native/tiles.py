@@ -73,10 +73,11 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, wide: bool = False)
 
 
 def check(x: Tensor, inputs: int) -> None:
-    """Raise ValueError for an x of another dtype or number of inputs."""
-    if x.dtype != torch.bfloat16 or x.shape[-1] != inputs:
+    """Raise ValueError for an x of another dtype or number of inputs, or that lies elsewhere."""
+    if x.dtype != torch.bfloat16 or x.shape[-1] != inputs or x.device.type != "cpu":
         raise ValueError(
-            f"{inputs} inputs in bfloat16 are wanted; got {list(x.shape)} in {x.dtype}"
+            f"{inputs} inputs in bfloat16 are wanted on a CPU; got {list(x.shape)} in {x.dtype} on "
+            f"{x.device}"
         )
 
 
