@@ -42,10 +42,9 @@ def read_trust(given: object) -> bool:
     return given
 
 
-def warn(where: str, trust: bool) -> None:
+def warn(where: str) -> None:
     """Say in the log that Python files of a model folder may run."""
-    if trust:
-        _log.warning("trust_remote_code=True: Python files of %s may run in this process", where)
+    _log.warning("trust_remote_code=True: Python files of %s may run in this process", where)
 
 
 def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:

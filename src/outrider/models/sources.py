@@ -47,7 +47,9 @@ class Source:
     def __init__(
         self, given: Given, role: str, group: Group | None = None, trust: bool = False
     ) -> None:
-        self.given, self.role, self.trust = given, role, trust
+        self.given, self.role, self.trust = given, role, pretrained.read_trust(trust)
+        if trust and isinstance(given, (str, Path)):
+            pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
         self._models: dict[str, PreTrainedModel] = {}

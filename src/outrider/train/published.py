@@ -8,7 +8,6 @@ from outrider.costs import Costs
 from outrider.engine.planner import measure
 from outrider.errors import ConfigurationError
 from outrider.load import load
-from outrider.models import pretrained
 from outrider.models.sources import Source, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
@@ -26,7 +25,6 @@ def opened(
 
     Its dtype is the checkpoint's where none is asked for. Raises ConfigurationError and its kin.
     """
-    pretrained.warn(target, trust)
     source = Source(target, "target", trust=trust)
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(device or usual)
