@@ -99,8 +99,7 @@ class Talk:
         )
 
     def _decode(self, token: int) -> str:
-        tokenizer = self.speculator.tokenizer
-        return str(tokenizer.decode([token], skip_special_tokens=True))
+        return paint.written(self.speculator.tokenizer, token)
 
     def _reseed(self, rest: str) -> None:
         if rest and not rest.isdecimal():

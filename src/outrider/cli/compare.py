@@ -1,7 +1,6 @@
 """`outrider compare`: plain, speculative and transformers' decoding, side by side."""
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from outrider.cli.options import parse_branching
 from outrider.lab.compare import Comparison, Plan
 from outrider.lab.intervals import Interval
 from outrider.lab.progress import counter
+from outrider.lab.terminal import put
 
 
 def compare(
@@ -97,7 +97,7 @@ def compare(
         comparison.run(advance)
     document = comparison.document()
     if as_json:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        put(json.dumps(document, ensure_ascii=False) + "\n")
         return
     show(document)
 

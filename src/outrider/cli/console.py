@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+
+from outrider.lab.terminal import console
 
 EXIT_SOME = 1  #: some files or requests failed, the others are done
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -13,8 +14,8 @@ EXIT_CLOSED = (
     141  #: whoever read the output has gone: what shells say of a program that SIGPIPE ends
 )
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = console()
+err = console(stderr=True)
 
 
 def fail(message: str) -> None:

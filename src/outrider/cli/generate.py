@@ -1,7 +1,6 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
-import sys
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
 from outrider.lab.papers.record import file
+from outrider.lab.terminal import put
 from outrider.lab.timeline import draw, lines
 from outrider.laws.sampling import Sampling
 from outrider.load import seen
@@ -264,8 +264,7 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
-        return text
+        return paint.written(speculator.tokenizer, token)
 
     try:
         for number, block in enumerate(running):
@@ -274,8 +273,7 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
                     "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
                 )
             elif stream:
-                sys.stdout.write(block.text)
-                sys.stdout.flush()
+                put(block.text)
     except KeyboardInterrupt:
         return True
     return False
@@ -300,12 +298,11 @@ def _finish(
             **about,
             "stats": result.stats.as_dict(),
         }
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        put(json.dumps(document, ensure_ascii=False) + "\n")
     elif printed:
-        sys.stdout.write("\n")
+        put("\n")
     else:
-        sys.stdout.write(done.text + "\n")
-    sys.stdout.flush()
+        put(done.text + "\n")
 
 
 def _describe(

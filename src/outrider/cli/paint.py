@@ -5,6 +5,8 @@ from collections.abc import Callable
 from rich.text import Text
 
 from outrider.engine.blocks import HostBlock
+from outrider.models.spelling import spelling_of
+from outrider.types import Tokenizer
 
 STYLES = {
     "accepted": "green",
@@ -14,6 +16,12 @@ STYLES = {
     "plain": "",
 }
 MARKS = {"rejected": ("[-", "-]"), "corrected": ("{+", "+}"), "bonus": ("{*", "*}")}
+
+
+def written(tokenizer: Tokenizer, token: int) -> str:
+    """What a token writes, its leading space included; nothing for a special one."""
+    spelling = spelling_of(tokenizer)
+    return "" if token in spelling.special else spelling.text(token)
 
 
 def legend(colour: bool) -> Text:

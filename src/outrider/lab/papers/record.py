@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from outrider.certify.matrix import read_results
 from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
-from outrider.lab import machine
+from outrider.lab import machine, terminal
 from outrider.load import Notes
 from outrider.shipped import CORRECTOR, shipped
 from outrider.text.speculator import Speculator
@@ -74,7 +73,7 @@ class Store:
                 writer.writerows(rows)
 
 
-console = Console(highlight=False, soft_wrap=True)
+console = terminal.console()
 if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 
