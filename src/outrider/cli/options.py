@@ -14,7 +14,7 @@ from outrider.drafters import DRAFTERS
 from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
 from outrider.lab.gathered import gathered
-from outrider.load import load
+from outrider.loading import load
 from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)

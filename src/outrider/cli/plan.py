@@ -14,7 +14,7 @@ from outrider.cli.console import out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
 from outrider.lab.rates import measured
-from outrider.load import load
+from outrider.loading import load
 from outrider.models import CausalModel
 from outrider.models.sizes import sizes as sizes_of
 from outrider.models.sources import DTYPES, Source

@@ -11,7 +11,7 @@ from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
-from outrider.load import load, seen
+from outrider.loading import load, seen
 from outrider.text.speculator import Speculator
 from outrider.text.speech import audio
 from outrider.text.speech.formats import FORMATS, written

@@ -7,7 +7,7 @@ import torch
 from outrider.costs import Costs
 from outrider.engine.planner import measure
 from outrider.errors import ConfigurationError
-from outrider.load import load
+from outrider.loading import load
 from outrider.models.sources import Source, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha

@@ -13,7 +13,7 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.gathered import Target, Threads, gathered
 from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
-from outrider.load import load
+from outrider.loading import load
 from outrider.shipped import CORRECTOR, shipped
 from outrider.text.speculator import Speculator
 
