@@ -16,7 +16,7 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, reads_more, refusals, sharded
+from outrider.models import CausalModel, calibrate, check, isa, reads_more, refusals, sharded
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
@@ -140,6 +140,7 @@ def load(
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
+    isa.level()  # a misspelt one is said before anything is read
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
