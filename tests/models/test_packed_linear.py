@@ -98,7 +98,9 @@ def test_several_weights_stand_side_by_side() -> None:
     bias_O = torch.arange(63.0)
     x = torch.randn(9, 256, generator=torch.Generator().manual_seed(6))
     whole = PackedLinear(parts, bias_O)(x)
-    each = [PackedLinear(one, bias) for one, bias in zip(parts, bias_O.split([40, 16, 7]), strict=True)]
+    each = [
+        PackedLinear(one, bias) for one, bias in zip(parts, bias_O.split([40, 16, 7]), strict=True)
+    ]
     assert torch.equal(whole, torch.cat([run(x) for run in each], -1))
 
 

@@ -52,7 +52,7 @@ def _q8_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _quantize_q8_0(weight_OI: Tensor) -> Tensor:
     """As ggml does: a scale of the largest over 127, to the nearest, ties away from 0."""
-    blocks = weight_OI.unflatten(1, (-1, 32))
+    blocks = weight_OI.reshape(len(weight_OI), -1, 32)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
     near = blocks * inverse

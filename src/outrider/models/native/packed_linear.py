@@ -112,7 +112,9 @@ class PackedWeight:
                     continue
                 heads, data = found.lay(part.reshape(-1, chunks, found.block))
                 heads, data = (
-                    x.unflatten(0, (-1, beside)).transpose(1, 2).flatten(2)
+                    x.reshape(len(x) // beside, beside, chunks, x.shape[-1])
+                    .transpose(1, 2)
+                    .flatten(2)
                     for x in (heads, data)
                 )
                 laid = torch.cat((heads, data), -1).flatten()
