@@ -36,6 +36,14 @@ def pytest_unconfigure():
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiled_kernels():
+    """What is tested does not depend on how busy the machine is: tests wait for kernels."""
+    from outrider.models.native import build
+
+    build.PATIENCE = 900.0
+
+
 @pytest.fixture(autouse=True)
 def made_up_costs(monkeypatch):
     """No test depends on how fast the machine is: steps cost what is said here."""
