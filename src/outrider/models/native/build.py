@@ -46,8 +46,9 @@ SOURCES = (
     "draws.c",
     "logits.c",
     "tiles.c",
+    "packed_linear.c",
 )
-SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h")
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
