@@ -341,7 +341,8 @@ def _describe(
         f"{how}\ndevice {notes.device}, {notes.dtype}"
         f"{f', what drafts read {notes.draft_dtype}' if notes.draft_dtype else ''}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
-        f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}",
+        f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}"
+        f"{chr(10) + 'compiled kernels: ' + notes.kernels if notes.kernels else ''}",
         markup=False,
     )
     changed = [

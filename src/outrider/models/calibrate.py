@@ -67,18 +67,16 @@ def cache_dir() -> Path:
     """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
     no home, or none that can be written, a folder for temporary files."""
     given = os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return Path(given) / "outrider"
     try:
-        usual = Path.home() / ".cache" / "outrider"
+        usual = (Path(given) if given else Path.home() / ".cache") / "outrider"
         usual.mkdir(parents=True, exist_ok=True)
-    except (RuntimeError, OSError):  # an unknown user; a home that is not to be written
-        return _homeless()
+    except (RuntimeError, OSError):  # an unknown user; a folder that is not to be written
+        return homeless()
     return usual
 
 
 @cache
-def _homeless() -> Path:
+def homeless() -> Path:
     """The user's own folder among temporary files, or one of this process alone.
 
     Libraries are loaded from it: one that others own or may look into is left alone.
@@ -111,6 +109,8 @@ def key(*configs: Config | None, about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
     import torch
 
+    from outrider.models.native import build  # which keeps libraries beside calibrations
+
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
         *shapes,
@@ -124,6 +124,8 @@ def key(*configs: Config | None, about: str = "") -> str:
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
         f"isa={isa.level().name}",
+        # What is measured without compiled kernels is no measure of a start that has them.
+        f"kernels={build.identity()}",
         "18",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -89,7 +89,7 @@ def flags() -> frozenset[str]:
 
 def _flags_by_torch() -> frozenset[str]:
     """The same where there is no /proc: what torch has asked the processor."""
-    import torch
+    import torch  # on few systems
 
     if family() == "aarch64":
         return frozenset({"asimd"})  # no such processor is without
