@@ -1,12 +1,13 @@
 """Tokens of a step as coloured text, in the manner of figure 1 of Leviathan et al. 2023."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from outrider.engine.blocks import HostBlock
-from outrider.models.spelling import spelling_of
-from outrider.types import Tokenizer
+if TYPE_CHECKING:
+    from outrider.engine.blocks import HostBlock
+    from outrider.types import Tokenizer
 
 STYLES = {
     "accepted": "green",
@@ -18,8 +19,10 @@ STYLES = {
 MARKS = {"rejected": ("[-", "-]"), "corrected": ("{+", "+}"), "bonus": ("{*", "*}")}
 
 
-def written(tokenizer: Tokenizer, token: int) -> str:
+def written(tokenizer: "Tokenizer", token: int) -> str:
     """What a token writes, its leading space included; nothing for a special one."""
+    from outrider.models.spelling import spelling_of
+
     spelling = spelling_of(tokenizer)
     return "" if token in spelling.special else spelling.text(token)
 
@@ -40,12 +43,12 @@ def piece(kind: str, text: str, colour: bool) -> Text:
     return Text(before + text + after)
 
 
-def line(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
+def line(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
     """A step as one line of figure 1, whatever its tokens are."""
     return step(block, lambda token: decode(token).replace("\n", "\\n"), colour)
 
 
-def step(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
+def step(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
     """Accepted drafted tokens, the first rejected ones, then the target's own token."""
     line = Text()
     ids, trace = block.token_ids, block.trace
