@@ -22,6 +22,7 @@ from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabula
 from outrider.server.known import Writes
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
+from outrider.text.opening import RULES, ruled
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
@@ -238,7 +239,10 @@ class Orders:
         }
         said = {name: value for name, value in given.items() if value is not None}
         try:
-            return Sampling(**said, seed=seed, processors=processors)  # type: ignore[arg-type]
+            own = {**self.known.defaults.sampling, **said}
+            sampling = Sampling(**own, seed=seed, processors=processors)
+            rules = self.known.defaults.rules_without(len(ids), set(said).intersection(RULES))
+            return ruled(sampling, rules)
         except OutriderError as error:
             raise Refusal(str(error)) from error
 
