@@ -16,7 +16,16 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, isa, reads_more, refusals, sharded
+from outrider.models import (
+    CausalModel,
+    budget,
+    calibrate,
+    check,
+    isa,
+    reads_more,
+    refusals,
+    sharded,
+)
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
@@ -167,12 +176,13 @@ def load(
     planner, options = planners.chosen(planner, recipe, options)
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
-    running = _run(sources, wish, place, words, ahead, share_encoder)
-    own, *others = running.models
-    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
-    _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, wish, place, words, table)
-    engine = _engine(sources, running, place, made, judge, planner, priced)
+    with budget.under(budget.unspent()):
+        running = _run(sources, wish, place, words, ahead, share_encoder)
+        own, *others = running.models
+        made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
+        _check_shape(made, sources, running.models, options)
+        notes = _notes(sources, running, wish, place, words, table)
+        engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -375,14 +385,19 @@ def _run(
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+    def of_target(setting: Setting) -> CausalModel:
         own = target.driven(setting, place, words.size)
+        budget.current().allow(target.model(setting.dtype, place).num_parameters())
+        return own
+
+    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+        own = of_target(setting)
         return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    whole = target.driven(setting, place, words.size)
+    whole = of_target(setting)
     own = whole if target.group is None else sharded.split(whole, target.group)
     beside = [driven(source, setting) for source in drafts]
     if wish.packed is True and not _packed(own):
