@@ -16,10 +16,20 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, isa, reads_more, refusals, sharded
+from outrider.models import (
+    CausalModel,
+    calibrate,
+    check,
+    isa,
+    reads_more,
+    refusals,
+    sharded,
+    weight_only,
+)
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
+from outrider.models.native import build
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
@@ -63,6 +73,8 @@ class Notes:
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
     draft_dtype: str | None = None  #: what draft models read is kept in, in words; None: `dtype`
+    weights: str = ""  #: what weights are kept in, and what is computed in, in words
+    library: str = ""  #: which compiled kernels run, or why none do
 
 
 def load(
@@ -127,8 +139,9 @@ def load(
     costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
-    dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
-                    "float32", "bfloat16", "float16"
+    dtype           what weights are kept in: "float32", "bfloat16", "float16", "int8", "int4" (on a
+                    CPU), or "auto": a GGUF file's own blocks; else on a CPU the faster of float32
+                    and bfloat16, elsewhere the checkpoint's (docs/processors.md)
     draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
                     in the target's dtype; None: as a draft folder says, else the target's
     threads, packed "auto" measures once per machine and remembers; a number and a bool override.
@@ -447,4 +460,16 @@ def _notes(
         sources[0].shards,
         runner.means,
         told(wish, sources[1:], running.setting, place),
+        _weights(sources[0], running.setting, place),
+        build.unbuilt() or f"compiled for {isa.level().name}",
     )
+
+
+def _weights(target: Source, setting: Setting, place: torch.device) -> str:
+    """What weights are kept in, and what is computed in."""
+    if not weight_only.concerns(setting.dtype, place):
+        return f"{setting.dtype}, and so are states"
+    found = weight_only.formats(target.model(setting.dtype, place))
+    sizes = ", ".join(f"{count / 1e6:.0f} MB {name}" for name, count in sorted(found.items()))
+    said = f"{sizes}; states and sums float32"
+    return f"{said}; {target.widened}" if target.widened else said

@@ -1,16 +1,19 @@
 """Checkpoints in one GGUF file: weights, configuration, tokenizer and chat template.
 
-transformers reads them. Blocks of 4 or 5 bits are unpacked to the dtype that the model runs in: the
-law is that of the file's weights, and the memory that of a model that was never packed.
+transformers reads configuration and tokenizer. Weights stay in the file's blocks (`gguf_weights`),
+on a CPU with our kernels; else transformers unpacks them to the dtype that the model runs in. The
+law is that of the file's weights either way.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from outrider.errors import ConfigurationError
+from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.models.gguf_file import GgufFile
+from outrider.models.gguf_weights import BlockWeights, block_weights
 
 _NEEDS = ("gguf", "accelerate")  #: packages that transformers reads such files with
 
@@ -43,6 +46,27 @@ def located(given: str | Path) -> tuple[str, dict[str, Any]]:
         )
     where = Path(given)
     return str(where.parent), {"gguf_file": where.name}
+
+
+def kept(
+    where: str, how: dict[str, Any], config: PretrainedConfig, kind: Any
+) -> BlockWeights | str:
+    """The model in the blocks of the file that `located` names; or why it has to be unpacked.
+
+    `kind` is its class of transformers. Raises ConfigurationError for a damaged file.
+    """
+    from transformers.utils import cached_file
+
+    name = how["gguf_file"]
+    path: Path | str | None = Path(where, name)
+    if not Path(where, name).is_file():
+        path = cached_file(where, name)
+    if path is None:
+        raise ConfigurationError(f"no such file; got {where}/{name}; check the path")
+    try:
+        return block_weights(GgufFile(path), config, kind)
+    except UnsupportedModel as error:
+        return str(error)
 
 
 def unpacked() -> dict[str, Any]:
