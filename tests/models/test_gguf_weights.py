@@ -1,4 +1,4 @@
-"""A GGUF file's weights stay in its blocks: numbers, memory, texts and laws; what cannot be read."""
+"""A GGUF file's weights stay in its blocks: numbers, memory, texts, laws; what cannot be read."""
 
 import logging
 

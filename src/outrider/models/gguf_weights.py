@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.models import pretrained
+from outrider.models.config import decoder_of
 from outrider.models.gguf_file import GgufFile, StoredTensor
 from outrider.models.native.packed_formats import FORMATS
 from outrider.models.native.packed_linear import PackedWeight
@@ -20,6 +22,7 @@ from outrider.models.weight_only import WeightOnlyTensor, packable
 
 #: Files call types of values otherwise than blocks.
 _VALUES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+_MATRIX = 2  #: axes
 #: What weights are widened to whose blocks no kernel reads: numbers of a few bits times a half.
 _WIDENED = torch.float16
 
@@ -94,7 +97,7 @@ def _empty(config: PretrainedConfig, kind: Any) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
     with init_empty_weights(include_buffers=False), no_init_weights():
-        made: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        made: PreTrainedModel = pretrained.empty_model(kind, config, trust=False)
     return made
 
 
@@ -117,23 +120,39 @@ class _Reorder:
 
 def _mapping(file: GgufFile, model: PreTrainedModel) -> tuple[dict[str, str], _Reorder]:
     """Parameters by the names that the file has for them, and how their values are reordered."""
+    import gguf
+
     try:
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
     except ImportError as error:
         raise _Unmapped("this version of transformers does not say how") from error
-    if any(stored.rows.ndim == 2 and len(stored.shape) > 2 for stored in file.tensors.values()):
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    if file.architecture not in known or _by_other_means(file.architecture):
+        raise _Unmapped("transformers reads this architecture in another way")
+    if any(len(stored.shape) > _MATRIX for stored in file.tensors.values()):
         raise _Unmapped("it has tensors of several experts each")
+    layers = int(decoder_of(model.config).num_hidden_layers)
+    table = gguf.get_tensor_name_map(known[file.architecture], layers)
+    names: dict[str, str] = {}
+    for ours, _ in model.named_parameters(remove_duplicate=False):
+        path, _, leaf = ours.rpartition(".")
+        while path:  # files may name parts as a model without its output layer does
+            theirs = table.get_name(path)
+            if theirs is not None:
+                names.setdefault(f"{theirs}.{leaf}", ours)
+                break
+            path = path.partition(".")[2]
     config = model.config.to_dict()
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config)
+    return names, _Reorder(TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config))
+
+
+def _by_other_means(architecture: str) -> bool:
+    """Whether newer versions of transformers have transforms for it, beyond an order of rows."""
     try:
-        names: dict[str, str] = get_gguf_hf_weights_map(model, processor)
-    except (NotImplementedError, AttributeError) as error:
-        raise _Unmapped(str(error)) from error
-    return names, _Reorder(processor)
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+    except ImportError:
+        return False
+    return bool(is_gguf_arch_supported(architecture))
 
 
 def _kept(

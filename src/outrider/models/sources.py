@@ -1,7 +1,7 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
-import re
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -72,7 +72,7 @@ class Source:
         if self._how:
             self._check_whole()
         try:
-            self.config = pretrained.read_config(self._where, trust, **self._how)
+            self.config = self._configuration()
         except RemoteCodeRefused:
             raise
         except (OSError, ValueError) as error:
@@ -85,6 +85,15 @@ class Source:
                 f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
                 f"({first_line(error)}); check the path or download the model first"
             ) from error
+
+    def _configuration(self) -> PretrainedConfig:
+        known = gguf.described(self.given)
+        if known is not None:
+            with suppress(OSError, ValueError):
+                return pretrained.read_config(str(known / "config"), self.trust)
+        config = pretrained.read_config(self._where, self.trust, **self._how)
+        gguf.remember(self.given, config, "config")
+        return config
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
         """Whether this draft model attends to the states of the target's encoder.
@@ -267,8 +276,13 @@ class Source:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
+        known = gguf.described(self.given)
+        if known is not None and (known / "tokenizer").is_dir():
+            with suppress(OSError, ValueError):
+                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
         try:
             made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
+            gguf.remember(self.given, made, "tokenizer")
         except RemoteCodeRefused:
             raise
         except (OSError, ValueError):
