@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import outrider
 from outrider.cli import app
-from outrider.load import load
+from outrider.loading import load
 from outrider.models import pretrained
 from outrider.models.heads import formats
 from outrider.models.sources import Source, read_tokenizer

@@ -21,7 +21,7 @@ from outrider.lab.machine import environment
 from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
 from outrider.laws.sampling import Sampling
-from outrider.load import load
+from outrider.loading import load
 from outrider.models.sources import DTYPES
 from outrider.shipped import shipped
 from outrider.stats import VERBS

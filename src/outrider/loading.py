@@ -73,8 +73,8 @@ class Notes:
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
     draft_dtype: str | None = None  #: what draft models read is kept in, in words; None: `dtype`
+    kernels: str = ""  #: which compiled library runs on a CPU, or why none does
     weights: str = ""  #: what weights are kept in, and what is computed in, in words
-    library: str = ""  #: which compiled kernels run, or why none do
 
 
 def load(
@@ -166,6 +166,8 @@ def load(
     first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
+    if place.type == "cpu":
+        build.start()  # while weights are read
     tokenizer = (
         _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer, first.trust)
     )
@@ -460,8 +462,8 @@ def _notes(
         sources[0].shards,
         runner.means,
         told(wish, sources[1:], running.setting, place),
+        build.told() if place.type == "cpu" else "",
         _weights(sources[0], running.setting, place),
-        build.unbuilt() or f"compiled for {isa.level().name}",
     )
 
 
