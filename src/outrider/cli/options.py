@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,8 +14,9 @@ from outrider.drafters import DRAFTERS
 from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
 from outrider.lab.gathered import gathered
-from outrider.load import load
-from outrider.text.speculator import Speculator
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
 
@@ -127,7 +128,8 @@ Device = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="float32, bfloat16 or float16; auto: measured on a CPU, else the checkpoint's."
+        help="What weights are kept in: float32, bfloat16, float16, int8 or int4; auto: a GGUF "
+        "file's own blocks, else measured on a CPU, elsewhere the checkpoint's."
     ),
 ]
 DraftDtype = Annotated[
@@ -141,6 +143,14 @@ DraftDtype = Annotated[
 TensorParallel = Annotated[
     int | None,
     typer.Option(min=2, help="Cut the target for so many processes of torchrun (docs/scale.md)."),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files that a model folder brings, if it does: read them first. "
+        "Without this such a model is refused (docs/security.md).",
+    ),
 ]
 SourceText = Annotated[
     str | None,
@@ -218,19 +228,22 @@ class Setup:
     device: Device = None
     threads: Threads = None
     tensor_parallel: TensorParallel = None
+    trust_remote_code: TrustRemoteCode = False
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
         models = ["target", "draft", "draft_layers", "draft_dtype", "costs", "device", "threads"]
-        models.append("tensor_parallel")
+        models += ["tensor_parallel", "trust_remote_code"]
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
             if value not in (None, []) and value is not False and name not in models
         ]
 
-    def load(self, dtype: str) -> Speculator:
+    def load(self, dtype: str) -> "Speculator":
         """`outrider.load` with all of these."""
+        from outrider.loading import load
+
         with working(LOADING):
             return load(
                 self.target,
@@ -255,6 +268,7 @@ class Setup:
                 device=self.device,
                 threads="auto" if self.threads is None else self.threads,
                 tensor_parallel=self.tensor_parallel,
+                trust_remote_code=self.trust_remote_code,
             )
 
 

@@ -20,13 +20,13 @@ from outrider.cli.options import Dtype, Setup, with_setup
 from outrider.cli.reading import read_file
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.models.calibrate import cores
-from outrider.text.speculator import Speculator
 
 if TYPE_CHECKING:
     from outrider.server.app import Service
     from outrider.server.decoding import Room
     from outrider.server.known import Known
     from outrider.server.loop import Decoder
+    from outrider.text.speculator import Speculator
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -69,6 +69,14 @@ def serve(
     per_request_metrics: Annotated[
         bool, typer.Option(help="Answers say how they were decoded.")
     ] = True,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model writes calls of tools. Default: by its chat template."),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model marks thoughts. Default: by its chat template."),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -91,6 +99,9 @@ def serve(
     _check(name, cors_origin or (), timeout, metrics_prefix)
     with _extra():
         from outrider.server.app import Service
+        from outrider.server.reasoning_parsers import reasoning_parser as thoughts
+        from outrider.server.tool_parsers import tool_parser
+    tool_parser(tool_call_parser, ""), thoughts(reasoning_parser, "")  # such names there are
     service = Service(
         (name,),
         rows,
@@ -103,12 +114,18 @@ def serve(
         per_request_metrics,
         metrics_prefix,
         kept_prompts << 20,
+        tool_call_parser,
+        reasoning_parser,
     )
     _run(partial(setup.load, dtype), service, host, port, processes)
 
 
 def _run(
-    load: Callable[[], Speculator], service: "Service", host: str, port: int, processes: int | None
+    load: "Callable[[], Speculator]",
+    service: "Service",
+    host: str,
+    port: int,
+    processes: int | None,
 ) -> None:
     """Serve until it is ended."""
     with _extra():
@@ -130,6 +147,8 @@ def _run(
             )
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
+            if not isinstance(known, Hears):
+                err.print(f"chats have {service.parsers(known).told()}")
             with suppress(KeyboardInterrupt):
                 HttpServer(site).run([place])
         finally:
@@ -225,7 +244,7 @@ def _parted(processes: int | None) -> tuple[bool, str]:
     return False, "one process for one core; --processes 2 makes it two"
 
 
-def _engine(load: Callable[[], Speculator], room: "Room", apart: bool) -> "tuple[Known, Decoder]":
+def _engine(load: "Callable[[], Speculator]", room: "Room", apart: bool) -> "tuple[Known, Decoder]":
     """What decodes, in this process or in another, and what is known of its model."""
     from outrider.server.apart import started
     from outrider.server.decoding import opened

@@ -2,16 +2,17 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
 from outrider.lab.progress import bar
-from outrider.train import published
-from outrider.train.job import Show, Task, look, run
-from outrider.train.loop import Plan
+from outrider.train.task import Plan, Task
+
+if TYPE_CHECKING:
+    from outrider.train.job import Show
 
 LINE_SECONDS = 30  #: between lines of a log
 
@@ -64,12 +65,16 @@ def command(
     device: options.Device = None,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Train a draft for TARGET from its own answers and from texts.
 
     It may be interrupted at any time; the same command goes on. Prints held-out acceptance before
     and after, and what speed to expect.
     """
+    from outrider.train import published
+    from outrider.train.job import look, run
+
     task = Task(
         target,
         to,
@@ -82,10 +87,11 @@ def command(
         max_new_tokens,
         rows,
         plan=Plan(minutes, steps, rounds, batch, rate, seed=seed),
+        trust=trust_remote_code,
     )
     look(task)
     with working(LOADING):
-        speculator, model = published.opened(target, device, dtype, threads)
+        speculator, model = published.opened(target, device, dtype, threads, trust_remote_code)
     with bar("train-draft") as show:
         result = run(speculator, model, task, show if err.is_terminal else _lines())
     if result is None:
@@ -96,7 +102,7 @@ def command(
     out.print(text, markup=False)
 
 
-def _lines() -> Show:
+def _lines() -> "Show":
     """A line on stderr now and then, for logs."""
     last: list[float] = []
 

@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outrider.costs import Costs
-from outrider.models import isa
-from outrider.models.nodes import causal
-from outrider.types import LanguageModel
+from outrider.models import budget, isa
 
-Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
+if TYPE_CHECKING:
+    from outrider.types import LanguageModel
+
+    #: Target and draft model.
+    Models: TypeAlias = tuple[LanguageModel, LanguageModel | None]
 
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
@@ -40,6 +40,8 @@ KERNELS = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
 )
 _PASSES = 3
+_SHARE = 0.6  #: of a start's budget; the rest is for what whole steps cost
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  #: of a weight
 _WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
 _CONTEXT = 96  #: committed tokens in the cache while timing
 
@@ -67,18 +69,16 @@ def cache_dir() -> Path:
     """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
     no home, or none that can be written, a folder for temporary files."""
     given = os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return Path(given) / "outrider"
     try:
-        usual = Path.home() / ".cache" / "outrider"
+        usual = (Path(given) if given else Path.home() / ".cache") / "outrider"
         usual.mkdir(parents=True, exist_ok=True)
-    except (RuntimeError, OSError):  # an unknown user; a home that is not to be written
-        return _homeless()
+    except (RuntimeError, OSError):  # an unknown user; a folder that is not to be written
+        return homeless()
     return usual
 
 
 @cache
-def _homeless() -> Path:
+def homeless() -> Path:
     """The user's own folder among temporary files, or one of this process alone.
 
     Libraries are loaded from it: one that others own or may look into is left alone.
@@ -109,6 +109,10 @@ class Config(Protocol):
 
 def key(*configs: Config | None, about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
+    import torch
+
+    from outrider.models.native import build  # which keeps libraries beside calibrations
+
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
         *shapes,
@@ -122,6 +126,8 @@ def key(*configs: Config | None, about: str = "") -> str:
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
         f"isa={isa.level().name}",
+        # What is measured without compiled kernels is no measure of a start that has them.
+        f"kernels={build.identity()}",
         "18",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -190,38 +196,45 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
+def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
     """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
     the wrong packing. One thread is timed by its own clock, which stands while others run. Fewer
-    nodes never cost more than others do, as they could be padded.
+    nodes never cost more than others do, as they could be padded. A budget that is over ends it
+    behind one look at each.
     """
+    import torch
+
+    from outrider.models.nodes import causal
+
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128
     cache = model.open(1, capacity, model.probe(1))
     device = torch.device(model.device)
     times: dict[int, list[float]] = {n: [] for n in widths}
+    allowed = budget.current()
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
     with torch.inference_mode():
         at = torch.arange(_CONTEXT, device=device)[None]
         model.forward(cache, causal(at % model.vocab_size, at, capacity), last=1)
-        for repeat in range(repeats + 1):
+        for _ in range(repeats + 1):
             for n in widths:
                 at = _CONTEXT + torch.arange(n, device=device)[None]
                 started = clock()
                 model.forward(cache, causal(at % model.vocab_size, at, capacity))
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                if repeat:  # the first round warms up
-                    times[n].append((clock() - started) * 1e3)
-    least = {n: min(t) for n, t in times.items()}
+                times[n].append((clock() - started) * 1e3)
+            if allowed.over():
+                break
+    least = {n: min(t[1:] or t) for n, t in times.items()}  # the first round warms up
     return {n: round(min(least[m] for m in widths if m >= n), 4) for n in widths}
 
 
 def choose(
-    build: Callable[[Setting], Models],
+    build: "Callable[[Setting], Models]",
     *,
     threads: Sequence[int],
     dtypes: Sequence[str],
@@ -234,11 +247,16 @@ def choose(
     choice that slows ordinary decoding down can win by flattering the ratio. More threads than the
     fewest on offer must win by MORE_THREADS. Combinations near the best are timed again, in
     reverse order, and keep their least time: a busy neighbour's second falls on one of them.
+
+    Where the budget ends before all are timed, the rest are estimated from the fastest that was, by
+    the bytes that their weights take: reading them is what a step of a few nodes waits for.
     """
+    import torch
+
     before = torch.get_num_threads()
     n = num_speculative_tokens + 1
 
-    def score(models: Models, count: int) -> float:
+    def score(models: "Models", count: int) -> float:
         torch.set_num_threads(count)
         target = cost(models[0], (1, n), repeats=6)
         spent = target[1] + target[n]
@@ -247,20 +265,31 @@ def choose(
         return spent
 
     scores: dict[Setting, float] = {}
-    left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    allowed = budget.current()
     try:
-        for _ in range(_PASSES):
-            for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
-                models = build(Setting(before, dtype, packed))
-                for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
-                    took = score(models, setting.threads)
-                    scores[setting] = min(took, scores.get(setting, took))
-            close = _WORTH_ANOTHER_LOOK * min(scores.values())
-            left = [s for s in reversed(left) if scores[s] < close]
-            if len(left) == 1:
-                break
+        with allowed.measuring("how fast the model runs"), allowed.part(_SHARE):
+            for _ in range(_PASSES):
+                for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
+                    if scores and allowed.over():
+                        break
+                    models = build(Setting(before, dtype, packed))
+                    for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
+                        if scores and allowed.over():
+                            break
+                        took = score(models, setting.threads)
+                        scores[setting] = min(took, scores.get(setting, took))
+                close = _WORTH_ANOTHER_LOOK * min(scores.values())
+                left = [s for s in reversed(left) if scores.get(s, close) < close]
+                if len(left) == 1 or allowed.over():
+                    break
     finally:
         torch.set_num_threads(before)
+    fastest = min(scores, key=lambda setting: scores[setting])
+    for setting in every:
+        if setting not in scores:
+            bytes_of = _BYTES.get(setting.dtype, 2) / _BYTES.get(fastest.dtype, 2)
+            scores[setting] = scores[fastest] * max(bytes_of, 1.0)
     tried = [(took, setting) for setting, took in scores.items()]
     fewest = min(threads)
     tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))

@@ -1,9 +1,12 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
@@ -11,21 +14,26 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.errors import ConfigurationError, RemoteCodeRefused, UnsupportedModel
 from outrider.models import (
     SUPPORTED,
     CausalModel,
     adapt,
     check,
     gguf,
+    laid,
+    pretrained,
     reads_more,
     refusals,
     sharing,
+    weight_only,
 )
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.sharded.group import Group
 from outrider.types import Tokenizer
+
+_log = logging.getLogger("outrider.models")
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
 
@@ -36,13 +44,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Source:
-    """A model by path, hub name or object: config first, weights when they are needed."""
+    """A model by path, hub name or object: config first, weights when they are needed.
 
-    def __init__(self, given: Given, role: str, group: Group | None = None) -> None:
-        self.given, self.role = given, role
+    `trust`: Python files of the model's folder may run (models/pretrained.py).
+    """
+
+    def __init__(
+        self, given: Given, role: str, group: Group | None = None, trust: bool = False
+    ) -> None:
+        self.given, self.role, self.trust = given, role, pretrained.read_trust(trust)
+        if trust and isinstance(given, (str, Path)):
+            pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
-        self._models: dict[str, PreTrainedModel] = {}
+        self._models: dict[str, PreTrainedModel] = {}  # by dtype, as transformers has them
+        self._running: dict[str, PreTrainedModel] = {}  # where weights have a type of their own
+        self.widened: str | None = None  #: which blocks of a GGUF file could not be kept, in words
         self._chain_only: bool | None = None  # unknown until the first check
         self._shares: bool | None = None  # unknown until the weights are compared
         self.config: PretrainedConfig
@@ -51,13 +68,13 @@ class Source:
             self.config = given.config
             self._check_whole()
             return
-        from transformers import AutoConfig
-
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
         try:
-            self.config = AutoConfig.from_pretrained(self._where, **self._how)
+            self.config = self._configuration()
+        except RemoteCodeRefused:
+            raise
         except (OSError, ValueError) as error:
             kind = "no local folder with a config.json and no hub name that can be reached"
             if self._how:
@@ -68,6 +85,15 @@ class Source:
                 f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
                 f"({first_line(error)}); check the path or download the model first"
             ) from error
+
+    def _configuration(self) -> PretrainedConfig:
+        known = gguf.described(self.given)
+        if known is not None:
+            with suppress(OSError, ValueError):
+                return pretrained.read_config(str(known / "config"), self.trust)
+        config = pretrained.read_config(self._where, self.trust, **self._how)
+        gguf.remember(self.given, config, "config")
+        return config
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
         """Whether this draft model attends to the states of the target's encoder.
@@ -145,8 +171,42 @@ class Source:
         saved = self.config.dtype
         return str(saved).removeprefix("torch.") if saved is not None else "float32"
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is a GGUF file, whose weights can stay in its blocks."""
+        return gguf.is_file(self.given)
+
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
-        """The transformers model in this dtype."""
+        """The transformers model with weights of this type, as it runs (`weight_only`)."""
+        if not weight_only.concerns(dtype, device):
+            return self.dense(dtype, device)
+        if dtype not in self._running:
+            self._running[dtype] = self._kept(dtype, device)
+        return self._running[dtype]
+
+    def _kept(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The model whose linear layers keep weights of this type, beside states in float32."""
+        if self.in_blocks and dtype == weight_only.STORED:
+            found = gguf.kept(self._where, self._how, self.config, auto_class(self.config))
+            if isinstance(found, str):  # why not
+                self.widened = found
+                dtype = "float16"
+            else:
+                self.widened = found.widened
+            if self.widened:
+                _log.warning("%s: %s", self, self.widened)
+            if not isinstance(found, str):
+                return found.model
+        if isinstance(self.given, (str, Path)):
+            numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
+            model = self._read(numbers, device)
+        else:
+            model = laid.beside(self.given)
+        weight_only.keep(model, dtype, f"the {self.role} model {self}")
+        return model
+
+    def dense(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The transformers model in this dtype, weights and all, as it can be trained."""
         if not isinstance(self.given, (str, Path)):
             if str(self.given.dtype).removeprefix("torch.") != dtype:
                 raise ConfigurationError(
@@ -155,26 +215,30 @@ class Source:
                 )
             return self.given
         if dtype not in self._models:
-            from transformers.utils import logging
-
-            logging.disable_progress_bar()
-            read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
-            if self._how:
-                self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
-            elif self.group is not None:
-                self._models[dtype] = self._sharded(read)
-            else:
-                self._models[dtype] = read().to(device)
+            self._models[dtype] = self._read(dtype, device)
         return self._models[dtype]
+
+    def _read(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
+        if self._how:
+            return gguf.plain(read(**gguf.unpacked()).to(device))
+        if self.group is not None:
+            return self._sharded(read)
+        return read().to(device)
 
     def _weights(self, **how: Any) -> PreTrainedModel:
         """The model with all of its weights from the checkpoint. Raises ConfigurationError."""
-        made = auto_class(self.config).from_pretrained
+        kind = auto_class(self.config)
         more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
         try:
-            model, told = made(self._where, **more, **how)
+            model, told = pretrained.read_model(kind, self._where, self.trust, **more, **how)
         except (OSError, SafetensorError) as error:
             self._refuse(first_line(error), error)
+        except UnpicklingError as error:
+            self._refuse(pickled(error), error)
         wrong = sorted([*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])])
         if wrong:
             self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
@@ -212,10 +276,15 @@ class Source:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        from transformers import AutoTokenizer
-
+        known = gguf.described(self.given)
+        if known is not None and (known / "tokenizer").is_dir():
+            with suppress(OSError, ValueError):
+                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
         try:
-            made = AutoTokenizer.from_pretrained(self._where, **self._how)
+            made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
+            gguf.remember(self.given, made, "tokenizer")
+        except RemoteCodeRefused:
+            raise
         except (OSError, ValueError):
             return None
         except ImportError as error:
@@ -237,7 +306,7 @@ class Source:
             pass  # a file beside it may be another model's
         elif isinstance(self.given, (str, Path)):
             with suppress(OSError):
-                settings = GenerationConfig.from_pretrained(str(self.given))
+                settings = pretrained.read_generation_config(str(self.given))
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config
         said: dict[str, Any] = settings.to_dict()
@@ -268,18 +337,20 @@ def auto_class(config: PretrainedConfig) -> Any:
     )
 
 
-def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
+) -> PreTrainedTokenizerBase:
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
         if not isinstance(given, Tokenizer):
             do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
             arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
         return given
-    from transformers import AutoTokenizer
-
     where, how = gguf.located(given)
     try:
-        return AutoTokenizer.from_pretrained(where, **how)
+        return pretrained.read_tokenizer(where, trust, **how)
+    except RemoteCodeRefused:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "
@@ -308,6 +379,15 @@ def usable(given: str | torch.device) -> torch.device:
             "use device='cpu' or 'cuda'"
         ) from error
     return place
+
+
+def pickled(error: UnpicklingError) -> str:
+    """What is wrong with a pickled file that holds more than weights."""
+    asked = re.search(
+        r"(?:Unsupported|GLOBAL) [\w.]+", str(error).replace("global: GLOBAL", "GLOBAL")
+    )
+    found = f", it asks for {asked[0].split()[-1]}" if asked else ""
+    return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
 
 
 def first_line(error: BaseException) -> str:
