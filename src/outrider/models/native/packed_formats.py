@@ -117,8 +117,8 @@ def _q5_k(chunks: Tensor) -> Laid:
 
 def _q6_k(chunks: Tensor) -> Laid:
     low, high, scales = chunks[..., :128], chunks[..., 128:192], chunks[..., 192:208]
-    low = torch.cat([_low_and_high(half) for half in low.split(64, -1)], -1)
-    high = torch.cat([half >> i & 3 for half in high.split(32, -1) for i in (0, 2, 4, 6)], -1)
+    low = torch.cat([_low_and_high(low[..., at : at + 64]) for at in (0, 64)], -1)
+    high = torch.cat([high[..., at : at + 32] >> i & 3 for at in (0, 32) for i in (0, 2, 4, 6)], -1)
     data = turned(paired(low), torch.int32, 16)
     data = torch.cat((data, turned(_bits(high, 2), torch.int16, 16)), -1)
     head = turned(chunks[..., 208:], torch.int16), turned(scales, torch.uint8)
@@ -130,7 +130,9 @@ def lay_groups(whole: Tensor, scale: Tensor, least: Tensor | None, bits: int) ->
     and a minimum of each group, float32 [O, groups]."""
     outputs, groups = scale.shape
     kept = [scale] if least is None else [scale, least]
-    heads = [turned(x.contiguous().view(torch.uint8).view(outputs, groups, 4), torch.int32) for x in kept]
+    heads = [
+        turned(x.contiguous().view(torch.uint8).view(outputs, groups, 4), torch.int32) for x in kept
+    ]
     parts = whole.contiguous().view(torch.uint8).view(outputs, groups, -1)
     blocks = parts.shape[-1] // 32
     if bits == 8:
@@ -148,7 +150,9 @@ def _inverse(scale: Tensor) -> Tensor:
 
 def _rows(*parts: Tensor) -> Tensor:
     """Of a file: half precision for what is float32, and bytes."""
-    half = [x.half().view(torch.uint8) if x.is_floating_point() else x.view(torch.uint8) for x in parts]
+    half = [
+        x.half().view(torch.uint8) if x.is_floating_point() else x.view(torch.uint8) for x in parts
+    ]
     return torch.cat(half, -1).flatten(1)
 
 

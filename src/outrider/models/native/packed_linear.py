@@ -8,6 +8,7 @@ and however many threads there are: no form of a call has to be tried at load, a
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -75,7 +76,9 @@ class PackedWeight:
         if found.dense is not None:
             rows = weight_OI.to(found.dense).contiguous().view(torch.uint8)
         elif found.quantize is not None:
-            rows = torch.cat([found.quantize(x.float()) for x in weight_OI.split(_AT_ONCE)])
+            starts = range(0, len(weight_OI), _AT_ONCE)
+            parts = [found.quantize(weight_OI[at : at + _AT_ONCE].float()) for at in starts]
+            rows = torch.cat(parts)
         else:
             raise ConfigurationError(f"no weight is rounded to {format!r}; name one of {_made()}")
         return cls.from_blocks(rows, format, weight_OI.shape[1])
@@ -146,7 +149,9 @@ class PackedWeight:
         def some(part: slice) -> Laid:
             each = [None if x is None else x[part] for x in (whole_OI, scale_OG, minimum_OG)]
             missing = -len(whole_OI[part]) % TILE
-            numbers, scale, least = (None if x is None else F.pad(x, (0, 0, 0, missing)) for x in each)
+            numbers, scale, least = (
+                None if x is None else F.pad(x, (0, 0, 0, missing)) for x in each
+            )
             assert numbers is not None
             assert scale is not None
             least = None if least is None else least.float()
@@ -252,14 +257,14 @@ def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
     tiles, panels, at = -(-outputs // TILE), torch.empty(0, dtype=torch.uint8), 0
     whole = tiles // GROUP * GROUP * TILE
     edges = [*range(0, whole, _AT_ONCE), whole] + [outputs] * (outputs > whole)
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         heads, data = lay(slice(first, last))
         beside = GROUP if first < whole else len(heads)
         _, chunks, blocks, size = data.shape
-        heads = heads.view(-1, beside, chunks, heads.shape[-1]) if heads.shape[-1] else None
         laid = data.view(-1, beside, chunks, blocks, size).permute(0, 2, 3, 1, 4).flatten(2)
-        if heads is not None:
-            laid = torch.cat((heads.transpose(1, 2).flatten(2), laid), -1)
+        if heads.shape[-1]:
+            tops = heads.view(-1, beside, chunks, heads.shape[-1]).transpose(1, 2).flatten(2)
+            laid = torch.cat((tops, laid), -1)
         if not panels.numel():
             panels = _aligned(tiles * (laid.numel() // len(data)))
         panels[at : at + laid.numel()] = laid.flatten()
