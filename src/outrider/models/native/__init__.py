@@ -1,4 +1,5 @@
-"""What stands between a Llama's products, compiled, for bfloat16 on a CPU: three calls a layer.
+"""What stands between a Llama's products, compiled, for bfloat16 and float32 on a CPU: three calls a
+layer.
 
 A row is computed in one order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a
 call has to be tried at load, and none is padded.
@@ -18,13 +19,17 @@ from outrider.types import Nodes
 #: Every count of nodes and every width is as good as any other, and so is every tree.
 ROUNDING = Rounding(skipped=(), trees=True)
 LANES, WIDEST = 16, 256  #: of attend.c
+DTYPES = (torch.bfloat16, torch.float32)  #: of states, and of the cache
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Sizes(ctypes.Structure):
     """`Sizes` of attend.h."""
 
-    _fields_ = [(name, _WHOLE) for name in (*"BQHKEW", "there", "seat", "head", "threads", "tiles")]
+    _fields_ = [
+        (name, _WHOLE)
+        for name in (*"BQHKEW", "there", "seat", "head", "threads", "tiles", "is_half")
+    ]
 
 
 def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str | None:
@@ -38,28 +43,33 @@ def unfit(shape: Shape, hidden: int, inner: int, act: str, like: Tensor) -> str 
 
 def cannot_attend(shape: Shape, like: Tensor) -> str | None:
     """Why attention of this shape, over states as `like`, is torch's; None: it need not be."""
-    if like.device.type != "cpu" or like.dtype != torch.bfloat16:
-        return "compiled for bfloat16 on a CPU alone"
+    if like.device.type != "cpu" or like.dtype not in DTYPES:
+        return "compiled for bfloat16 and float32 on a CPU alone"
     if shape.size > WIDEST or shape.size % LANES:
         return f"compiled for heads of up to {WIDEST}, in multiples of {LANES}, alone"
     return build.unbuilt()
 
 
 class Compiled:
-    """The kernels for one model; raises RuntimeError where `unfit` says why."""
+    """The kernels for one model, whose states have the dtype of its rotary factors [positions, E].
+
+    Raises RuntimeError where `unfit` says why.
+    """
 
     def __init__(self, shape: Shape, cos: Tensor, sin: Tensor) -> None:
         self.shape, self.cos, self.sin = shape, cos, sin
-        self.tiles = tiles.unfit(cos.to(torch.bfloat16)) is None
+        self.dtype = cos.dtype
+        self.is_half = cos.dtype == torch.bfloat16
+        self.tiles = tiles.unfit(cos) is None
         self.reach = build.function("outrider_reach", (_POINTER,) * 4)
         self.attend = build.function("outrider_attend", (_POINTER,) * 11)
-        widths = (_WHOLE,) * 3  # rows, width, threads
+        widths = (_WHOLE,) * 4  # rows, width, threads, whether in half precision
         self.norm = build.function("outrider_norm", (*widths, ctypes.c_float, *(_POINTER,) * 5))
         self.gate = build.function("outrider_gate", (*widths, _POINTER, _POINTER))
 
     def weight(self, weight_E: Tensor) -> Tensor:
-        """As it is."""
-        return weight_E.detach().contiguous()
+        """As it is, in the dtype of the states."""
+        return weight_E.detach().to(self.dtype).contiguous()
 
     def open(self, nodes: Nodes) -> "_Call":
         """How far each node sees, and its rotary factors."""
@@ -77,7 +87,7 @@ class _Call:
         shape = of.shape
         self.sizes = _Sizes(
             batch, queries, shape.heads, shape.kv_heads, shape.size, wide, 0, 0, 0, self.threads,
-            of.tiles,
+            of.tiles, of.is_half,
         )  # fmt: skip
         self.at = ctypes.addressof(self.sizes)
         self.read = [t.data_ptr() for t in (self.nodes.visible_BQW, *self.counts)]
@@ -94,7 +104,7 @@ class _Call:
             total, added = torch.empty_like(state), more.data_ptr()
         width = state.shape[-1]
         self.of.norm(
-            state.numel() // width, width, self.threads, self.of.shape.eps,
+            state.numel() // width, width, self.threads, self.of.is_half, self.of.shape.eps,
             state.data_ptr(), added, weight.data_ptr(), total.data_ptr(), normed.data_ptr(),
         )  # fmt: skip
         return total, normed
@@ -121,5 +131,7 @@ class _Call:
         """One call for both."""
         out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         rows = both.numel() // both.shape[-1]
-        self.of.gate(rows, out.shape[-1], self.threads, both.data_ptr(), out.data_ptr())
+        self.of.gate(
+            rows, out.shape[-1], self.threads, self.of.is_half, both.data_ptr(), out.data_ptr()
+        )
         return out
