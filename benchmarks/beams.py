@@ -296,7 +296,7 @@ def chat(asked: Any) -> None:
     if not folder.is_dir():
         return
     network: Any = Source(folder, "target").model("float32", CPU)
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer(prompt, return_tensors="pt")["input_ids"] for prompt in PROMPTS]
     end, target = network.generation_config.eos_token_id, adapt(network)
     requests = [Request(one[0].tolist(), Sampling(0), Limits(48, (end,))) for one in ids]

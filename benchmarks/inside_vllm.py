@@ -102,7 +102,7 @@ def encoded(args):
     """Token ids of the prompts."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    tokenizer = AutoTokenizer.from_pretrained(args.target, trust_remote_code=False)
     return [tokenizer(text)["input_ids"] for text in PROMPTS]
 
 
@@ -134,7 +134,10 @@ def certify(args):
     from outrider.certify import Power, foreign
 
     models = [args.target, *([args.draft] if args.method.startswith("draft_model") else [])]
-    target, *draft = (AutoModelForCausalLM.from_pretrained(one, dtype="float32") for one in models)
+    target, *draft = (
+        AutoModelForCausalLM.from_pretrained(one, dtype="float32", trust_remote_code=False)
+        for one in models
+    )
     power = Power(
         tokens=args.tokens,
         samples=args.samples,

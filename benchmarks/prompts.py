@@ -70,7 +70,9 @@ def main() -> None:
     speculator = outrider.load(given.model, dtype="bfloat16", threads=1, packed=True)
     text = Path(__file__).with_name("planner.py").read_text()
     ids = speculator.tokenizer(text)["input_ids"]
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        given.model, dtype=torch.bfloat16, trust_remote_code=False
+    ).eval()
     packed = laid.packed(model)
     assert packed is not None
     arms = {

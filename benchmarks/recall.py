@@ -272,7 +272,9 @@ def main() -> None:
     model = None
     if THEIRS in asked.arms:
         dtype = getattr(torch, asked.dtype)
-        model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            asked.model, dtype=dtype, trust_remote_code=False
+        )
     for rows in asked.rows:
         jobs = jobs_of(speculator.tokenizer, each, rows)
         for temperature in asked.temperature:

@@ -109,7 +109,9 @@ class Bench:
         self.assistant = assistant(made.model(asked.dtype, cpu))
         self.lean = asked.lean
         self.depths = [int(depth) for depth in asked.depths.split(",")]
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path / "whisper-base")
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            path / "whisper-base", trust_remote_code=False
+        )
         self.extractor = transformers.WhisperFeatureExtractor.from_pretrained(path / "whisper-base")
         self.windows = self.heard(path, asked)
         self.arms: dict[str, Timed] = {}
@@ -126,7 +128,9 @@ class Bench:
         other: Any = transformers.WhisperForConditionalGeneration.from_pretrained(
             path / "whisper-tiny.en", dtype=torch.float32
         )
-        spelt: Any = transformers.AutoTokenizer.from_pretrained(path / "whisper-tiny.en")
+        spelt: Any = transformers.AutoTokenizer.from_pretrained(
+            path / "whisper-tiny.en", trust_remote_code=False
+        )
         assert reader is not None
         windows = []
         for number, recording in enumerate(recordings):

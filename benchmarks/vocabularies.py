@@ -41,7 +41,7 @@ def reordered(folder, to):
     free = sorted(number for number in vocab.values() if number not in special)
     moved = dict(zip(free, reversed(free), strict=True)) | {number: number for number in special}
     words["model"]["vocab"] = {token: moved[number] for token, number in vocab.items()}
-    model = AutoModelForCausalLM.from_pretrained(str(folder))
+    model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False)
     with torch.no_grad():
         table = model.get_input_embeddings().weight
         order = torch.arange(len(table))

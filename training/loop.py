@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from training import parallel
-from training.model import Llama
+from training.model import Llama, Shape
 from training.muon import Optimiser
 from training.schedule import Schedule
 
@@ -132,7 +132,8 @@ def save(optimiser: Optimiser, model: Llama, step: int, file: Path) -> None:
 
 def resume(optimiser: Optimiser, model: Llama, file: Path) -> int:
     """Restore a checkpoint; the number of steps already done."""
-    saved = torch.load(file, weights_only=False, map_location="cpu")
+    with torch.serialization.safe_globals([Shape]):
+        saved = torch.load(file, weights_only=True, map_location="cpu")
     if saved["shape"] != model.shape:
         raise SystemExit(
             f"{file} holds {saved['shape']}, but this run is for {model.shape}; "

@@ -159,7 +159,8 @@ def load(path: Path, context: int | None = None) -> Llama:
     `context=None` takes the checkpoint's own.
     """
     if path.suffix == ".pt":
-        saved = torch.load(path, weights_only=False, map_location="cpu")
+        with torch.serialization.safe_globals([Shape]):
+            saved = torch.load(path, weights_only=True, map_location="cpu")
         shape = saved["shape"] if context is None else replace(saved["shape"], context=context)
         return from_state(shape, saved["optimiser"]["weights"])
     from transformers import LlamaForCausalLM

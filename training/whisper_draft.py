@@ -92,7 +92,7 @@ def train(draft: Draft, shards: Shards, args: argparse.Namespace) -> None:
     checkpoint = args.out / "last.pt"
     spent, step, mean, shown = 0.0, 0, None, time.monotonic()
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, weights_only=True)
         optimiser.restore(saved["optimiser"])
         spent, step = saved["seconds"], saved["step"]
     stream, started, kept = iter(shards), time.monotonic() - spent, time.monotonic()

@@ -8,11 +8,9 @@ Public besides the names below: `outrider.drafters`, `outrider.verifiers`, `outr
 >>> print(speculator.generate("def fib(n):").texts)   # doctest: +SKIP
 """
 
-from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
-from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Run
-from outrider.engine.search import Beams
+from typing import TYPE_CHECKING
+
+from outrider import lazy
 from outrider.errors import (
     AudioError,
     BackendUnavailable,
@@ -26,13 +24,44 @@ from outrider.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
-from outrider.laws.sampling import Sampling
-from outrider.laws.timestamps import Timestamps
-from outrider.load import load
-from outrider.stats import RequestStats, Stats
-from outrider.text.results import Completion, Generation, TextBlock
-from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
+
+if TYPE_CHECKING:
+    from outrider import (
+        certify as certify,
+    )
+    from outrider import (
+        drafters as drafters,
+    )
+    from outrider import (
+        engine as engine,
+    )
+    from outrider import (
+        integrations as integrations,
+    )
+    from outrider import (
+        ops as ops,
+    )
+    from outrider import (
+        testing as testing,
+    )
+    from outrider import (
+        theory as theory,
+    )
+    from outrider import (
+        verifiers as verifiers,
+    )
+    from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
+    from outrider.engine.engine import Engine
+    from outrider.engine.request import Limits, Request
+    from outrider.engine.run import Run
+    from outrider.engine.search import Beams
+    from outrider.laws.sampling import Sampling
+    from outrider.laws.timestamps import Timestamps
+    from outrider.loading import load
+    from outrider.stats import RequestStats, Stats
+    from outrider.text.results import Completion, Generation, TextBlock
+    from outrider.text.speculator import Speculator
+    from outrider.text.stop import Stop
 
 __version__ = "0.1.0.dev0"
 
@@ -68,3 +97,30 @@ __all__ = [
     "VocabularyMismatch",
     "load",
 ]
+
+#: Where each name is imported from when it is first asked for: torch and transformers load then.
+_HOMES = {
+    "DraftModel": "outrider.drafters",
+    "PromptLookup": "outrider.drafters",
+    "ReferenceLookup": "outrider.drafters",
+    "Root": "outrider.drafters",
+    "Engine": "outrider.engine.engine",
+    "Limits": "outrider.engine.request",
+    "Request": "outrider.engine.request",
+    "Run": "outrider.engine.run",
+    "Beams": "outrider.engine.search",
+    "Sampling": "outrider.laws.sampling",
+    "Timestamps": "outrider.laws.timestamps",
+    "load": "outrider.loading",
+    "RequestStats": "outrider.stats",
+    "Stats": "outrider.stats",
+    "Completion": "outrider.text.results",
+    "Generation": "outrider.text.results",
+    "TextBlock": "outrider.text.results",
+    "Speculator": "outrider.text.speculator",
+    "Stop": "outrider.text.stop",
+}
+#: Public packages, which are attributes as well.
+_PARTS = ("certify", "drafters", "engine", "integrations", "ops", "testing", "theory", "verifiers")
+
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES, _PARTS)

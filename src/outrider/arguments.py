@@ -5,12 +5,10 @@ must be whole is given as one: 3, not 3.0.
 """
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from numbers import Integral, Real
 from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar, cast, runtime_checkable
-
-import numpy as np
-import torch
 
 from outrider.errors import ConfigurationError
 
@@ -38,7 +36,7 @@ def shown(given: object) -> str:
     >>> shown("0.6"), shown(list(range(99)))
     ("'0.6'", 'a list of 99')
     """
-    if isinstance(given, torch.nn.Module):
+    if isinstance(given, _loaded("torch.nn", "Module")):
         return f"a {type(given).__name__}"
     text = repr(given)
     if len(text) <= LONGEST and "\n" not in text:
@@ -49,9 +47,16 @@ def shown(given: object) -> str:
 
 def plain(given: Given) -> Given:
     """A scalar of NumPy or torch as Python's; anything else as it is."""
-    if isinstance(given, (np.generic, np.ndarray, torch.Tensor)) and given.shape == ():
+    kinds = _loaded("numpy", "generic", "ndarray") + _loaded("torch", "Tensor")
+    if isinstance(given, kinds) and given.shape == ():
         return cast(Given, given.item())
     return given
+
+
+def _loaded(module: str, *names: str) -> tuple[Any, ...]:
+    """Types of a library, if it is loaded: nobody gives an object of one that is not."""
+    found = sys.modules.get(module)
+    return () if found is None else tuple(getattr(found, name) for name in names)
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -3,6 +3,7 @@
 OutriderError
 ├── ConfigurationError          the request cannot be honoured as written
 │   ├── UnknownName             a drafter, rule or option that is not registered
+│   ├── RemoteCodeRefused        a model folder asks for Python that nobody allowed to run
 │   ├── UnsupportedModel        an architecture that cannot be driven exactly, with the reason
 │   └── VocabularyMismatch      target and draft do not share one tokenizer
 ├── PromptError                 a prompt that cannot be decoded, is empty or does not fit
@@ -40,6 +41,10 @@ class UnknownName(ConfigurationError):
 
 class UnsupportedModel(ConfigurationError):
     """The model cannot be driven over trees or rolled back exactly; the message has the reason."""
+
+
+class RemoteCodeRefused(ConfigurationError):
+    """A model folder asks for Python of its own, which nobody allowed to run."""
 
 
 class VocabularyMismatch(ConfigurationError):

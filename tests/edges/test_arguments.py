@@ -16,7 +16,7 @@ from outrider.drafters.shapes import optimal
 from outrider.integrations.arranged import arranged
 from outrider.integrations.generate import speculative
 from outrider.keywords import load_arguments
-from outrider.load import load
+from outrider.loading import load
 from outrider.models import adapt
 from outrider.shipped import shipped
 from outrider.text.tokens import encode

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTra
 
 import outrider
 from outrider import Engine, Limits, Root, Sampling, Stop
-from outrider.load import load
+from outrider.loading import load
 from outrider.shipped import shipped
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, decode, llama, pair, perturbed

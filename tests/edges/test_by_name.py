@@ -292,3 +292,14 @@ def test_the_options_of_a_rule_are_plain_numbers(name):
     assert json.loads(json.dumps(options)) == options
     with pytest.raises(ConfigurationError, match="has no use for rule"):
         verifiers.get(name, rule=verifiers.get("block"))
+
+
+def test_what_is_said_of_rules_without_importing_them_is_true():
+    rules = verifiers.VERIFIERS.values()
+    assert verifiers.listed() == verifiers.listed(rules)
+    assert sorted(verifiers.LOSSY) == sorted(rule.name for rule in rules if not rule.exact)
+    assert [rule.name for rule in rules] == list(verifiers.VERIFIERS)
+
+
+def test_every_recipe_stands_at_the_end_of_the_file_of_its_name():
+    assert all(isinstance(DRAFTERS[name], Recipe) for name in DRAFTERS)

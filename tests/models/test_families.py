@@ -16,7 +16,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.laws.sampling import Sampling
-from outrider.load import load
+from outrider.loading import load
 from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, check, runner_of
 from outrider.models.nodes import of_tree
 from outrider.models.prefill import ingest

@@ -98,7 +98,8 @@ def save(optimiser: Optimiser, shape: Shape, progress: Progress, file: Path) -> 
 
 def resume(optimiser: Optimiser, shape: Shape, file: Path) -> Progress:
     """Restore a checkpoint."""
-    saved = torch.load(file, weights_only=False)
+    with torch.serialization.safe_globals([Shape]):
+        saved = torch.load(file, weights_only=True)
     if saved["shape"] != shape:
         raise SystemExit(
             f"{file} holds {saved['shape']}, but this run is for {shape}; "

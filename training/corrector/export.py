@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from training.corrector.model import T5, to_transformers
+from training.corrector.model import T5, Shape, to_transformers
 
 
 def export(checkpoint: Path, out: Path) -> int:
     """Write the model; the size of its weights in bytes."""
-    saved = torch.load(checkpoint, weights_only=False)
+    with torch.serialization.safe_globals([Shape]):
+        saved = torch.load(checkpoint, weights_only=True)
     model = T5(saved["shape"])
     model.load_state_dict(saved["optimiser"]["weights"])
     to_transformers(model).to(torch.bfloat16).save_pretrained(out)

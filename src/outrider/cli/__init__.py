@@ -22,6 +22,7 @@ from outrider.cli import (
 from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.lab import papers as bench
+from outrider.models import isa
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,6 +48,7 @@ def common(
     ] = False,
 ) -> None:
     """Speculative decoding that is exact, fast and a pleasure to use."""
+    isa.level()  # a misspelt OUTRIDER_ISA is an error of every command
 
 
 app.add_typer(bench.app, name="bench")

@@ -69,6 +69,7 @@ def compare(
         bool | None,
         typer.Option("--packed/--no-packed", help="Pack our weights on a CPU; default: measured."),
     ] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
@@ -89,6 +90,7 @@ def compare(
         device,
         threads,
         packed,
+        trust_remote_code,
     )
     comparison = Comparison(plan)
     with counter("measuring", comparison.total) as advance:

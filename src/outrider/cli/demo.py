@@ -15,7 +15,7 @@ from outrider.lab.intervals import LEAST
 from outrider.lab.progress import counter
 from outrider.lab.prompts import read_rows
 from outrider.laws.sampling import Sampling
-from outrider.load import load
+from outrider.loading import load
 from outrider.shipped import parameters
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop

@@ -21,7 +21,7 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.papers.record import file
 from outrider.lab.timeline import draw, lines
 from outrider.laws.sampling import Sampling
-from outrider.load import seen
+from outrider.loading import seen
 from outrider.models.config import hears
 from outrider.models.sources import Source
 from outrider.text.results import Generation

@@ -14,7 +14,7 @@ from outrider.drafters import DRAFTERS
 from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
 from outrider.lab.gathered import gathered
-from outrider.load import load
+from outrider.loading import load
 from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
@@ -142,6 +142,14 @@ TensorParallel = Annotated[
     int | None,
     typer.Option(min=2, help="Cut the target for so many processes of torchrun (docs/scale.md)."),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python files that a model folder brings, if it does: read them first. "
+        "Without this such a model is refused (docs/security.md).",
+    ),
+]
 SourceText = Annotated[
     str | None,
     typer.Option(
@@ -218,11 +226,12 @@ class Setup:
     device: Device = None
     threads: Threads = None
     tensor_parallel: TensorParallel = None
+    trust_remote_code: TrustRemoteCode = False
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
         models = ["target", "draft", "draft_layers", "draft_dtype", "costs", "device", "threads"]
-        models.append("tensor_parallel")
+        models += ["tensor_parallel", "trust_remote_code"]
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -255,6 +264,7 @@ class Setup:
                 device=self.device,
                 threads="auto" if self.threads is None else self.threads,
                 tensor_parallel=self.tensor_parallel,
+                trust_remote_code=self.trust_remote_code,
             )
 
 

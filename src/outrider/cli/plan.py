@@ -14,7 +14,7 @@ from outrider.cli.console import out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
 from outrider.lab.rates import measured
-from outrider.load import load
+from outrider.loading import load, seen
 from outrider.models import CausalModel
 from outrider.models.sizes import sizes as sizes_of
 from outrider.models.sources import DTYPES, Source
@@ -96,6 +96,7 @@ def plan(
     draft_bytes: Annotated[
         str | None, typer.Option(help="Weights of a draft model on one device. Default: none.")
     ] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
     """What steps cost by rows, context and drafted nodes, and where speculation stops paying.
@@ -103,7 +104,10 @@ def plan(
     outrider plan --model-bytes 14G --kv-bytes 131K --bandwidth 3.35T --flops 600T
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
     """
-    sizes = _sizes(model, dtype, model_bytes, kv_bytes, parameters, layers)
+    source = None
+    if model is not None:
+        source = seen(model, trust_remote_code=trust_remote_code)
+    sizes = _sizes(source, dtype, model_bytes, kv_bytes, parameters, layers)
     given = _Rates(
         bandwidth,
         flops,
@@ -115,7 +119,7 @@ def plan(
         host_draft,
         overlap,
     )
-    machine = _measured(model, dtype, threads, sizes, given) if measure else _told(given)
+    machine = _measured(source, dtype, threads, sizes, given) if measure else _told(given)
     machine = machine._replace(devices=devices, all_reduce=1e-6 * all_reduce)
     capacity.check(sizes, machine)
     draft = number("--draft-bytes", draft_bytes)
@@ -137,7 +141,7 @@ def plan(
 
 
 def _sizes(
-    model: str | None,
+    model: Source | None,
     dtype: str | None,
     model_bytes: str | None,
     kv_bytes: str | None,
@@ -151,7 +155,7 @@ def _sizes(
     weights, cache = number("--model-bytes", model_bytes), number("--kv-bytes", kv_bytes)
     count = number("--parameters", parameters)
     if model is not None:
-        known = sizes_of(Source(model, "target"), dtype)
+        known = sizes_of(model, dtype)
         return Sizes(
             weights or known.weight_bytes,
             cache or known.kv_bytes,
@@ -202,7 +206,7 @@ def _told(rates: _Rates) -> Machine:
 
 
 def _measured(
-    model: str | None, dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
+    model: Source | None, dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
 ) -> Machine:
     """This processor's rates with this model."""
     if model is None or rates.given():
@@ -211,8 +215,15 @@ def _measured(
             f"rates are measured with a model, or given; got --measure and {got}; name a model, "
             "and leave rates out"
         )
-    kind = dtype or Source(model, "target").checkpoint_dtype()
-    loaded = load(model, drafter="suffix", dtype=kind, device="cpu", threads=threads or "auto")
+    kind = dtype or model.checkpoint_dtype()
+    loaded = load(
+        model.given,
+        drafter="suffix",
+        dtype=kind,
+        device="cpu",
+        threads=threads or "auto",
+        trust_remote_code=model.trust,
+    )
     target = loaded.engine.target
     if not isinstance(target, CausalModel):
         raise ConfigurationError(

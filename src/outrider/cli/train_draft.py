@@ -64,6 +64,7 @@ def command(
     device: options.Device = None,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Train a draft for TARGET from its own answers and from texts.
 
@@ -82,10 +83,11 @@ def command(
         max_new_tokens,
         rows,
         plan=Plan(minutes, steps, rounds, batch, rate, seed=seed),
+        trust=trust_remote_code,
     )
     look(task)
     with working(LOADING):
-        speculator, model = published.opened(target, device, dtype, threads)
+        speculator, model = published.opened(target, device, dtype, threads, trust_remote_code)
     with bar("train-draft") as show:
         result = run(speculator, model, task, show if err.is_terminal else _lines())
     if result is None:

@@ -11,7 +11,7 @@ from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
-from outrider.load import load, seen
+from outrider.loading import load, seen
 from outrider.text.speculator import Speculator
 from outrider.text.speech import audio
 from outrider.text.speech.formats import FORMATS, written
@@ -51,6 +51,7 @@ def transcribe(
     draft_dtype: options.DraftDtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Transcribe recordings with a Whisper model."""
     kinds = list(dict.fromkeys(format or ["txt"]))
@@ -86,7 +87,7 @@ def transcribe(
             f"`{FETCH}` and say --model openai/whisper-base, or name a local folder"
         )
     if heard:
-        check(seen(model), language, task)
+        check(seen(model, trust_remote_code=trust_remote_code), language, task)
         with working(LOADING):
             speculator = load(
                 model,
@@ -99,6 +100,7 @@ def transcribe(
                 draft_dtype=draft_dtype,
                 device=device,
                 threads="auto" if threads is None else threads,
+                trust_remote_code=trust_remote_code,
             )
         if reference:
             asked["reference"] = [reference[files.index(name)] for name in heard]

@@ -5,80 +5,71 @@ A drafter of your own is reached by name once it is here, from outside as well:
     outrider.drafters.DRAFTERS["echo"] = Recipe(Echo)
 """
 
-import torch
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
 
-from outrider import arguments
-from outrider.drafters import (
-    beam,
-    cascade,
-    draft_model,
-    dynamic_tree,
-    either,
-    layer_skip,
-    lookahead,
-    ngram_table,
-    ngram_tree,
-    paths,
-    prompt_lookup,
-    random,
-    recall,
-    reference_lookup,
-    shapes,
-    string_match,
-    suffix,
-    translated,
-)
-from outrider.drafters.beam import Beam
-from outrider.drafters.cascade import Cascade
-from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.dynamic_tree import DynamicTree
-from outrider.drafters.either import Either
-from outrider.drafters.hub_tree import HubTree
-from outrider.drafters.layer_skip import LayerSkip
-from outrider.drafters.lookahead import Lookahead
-from outrider.drafters.ngram_table import NgramTable
-from outrider.drafters.ngram_tree import NgramTree
-from outrider.drafters.paths import Paths
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.random import Random
-from outrider.drafters.recall import Recall
-from outrider.drafters.recipes import DraftOptions, Parts, Recipe
-from outrider.drafters.reference_lookup import ReferenceLookup
-from outrider.drafters.root import Root
-from outrider.drafters.sampled_tree import SampledTree
-from outrider.drafters.static_tree import StaticTree
-from outrider.drafters.string_match import StringMatch
-from outrider.drafters.suffix import Suffix
-from outrider.drafters.translated import Translated
+from outrider import arguments, lazy
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.types import Drafter
 
-DRAFTERS: dict[str, Recipe] = {
-    "root": Recipe(Root),
-    "draft_model": draft_model.RECIPE,
-    "sampled_tree": shapes.recipe(SampledTree),
-    "beam": beam.RECIPE,
-    "paths": paths.RECIPE,
-    "hub_tree": shapes.recipe(HubTree),
-    "static_tree": shapes.recipe(StaticTree),
-    "dynamic_tree": dynamic_tree.RECIPE,
-    "prompt_lookup": prompt_lookup.RECIPE,
-    "suffix": suffix.RECIPE,
-    "recall": recall.RECIPE,
-    "reference_lookup": reference_lookup.RECIPE,
-    "ngram_table": ngram_table.RECIPE,
-    "ngram_tree": ngram_tree.RECIPE,
-    "cascade": cascade.RECIPE,
-    "either": either.RECIPE,
-    "layer_skip": layer_skip.RECIPE,
-    "lookahead": lookahead.RECIPE,
-    "random": random.RECIPE,
-    "string_match": string_match.RECIPE,
-    "translated": translated.RECIPE,
-}
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.drafters.beam import Beam
+    from outrider.drafters.cascade import Cascade
+    from outrider.drafters.draft_model import DraftModel
+    from outrider.drafters.dynamic_tree import DynamicTree
+    from outrider.drafters.either import Either
+    from outrider.drafters.hub_tree import HubTree
+    from outrider.drafters.layer_skip import LayerSkip
+    from outrider.drafters.lookahead import Lookahead
+    from outrider.drafters.ngram_table import NgramTable
+    from outrider.drafters.ngram_tree import NgramTree
+    from outrider.drafters.paths import Paths
+    from outrider.drafters.prompt_lookup import PromptLookup
+    from outrider.drafters.random import Random
+    from outrider.drafters.recall import Recall
+    from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+    from outrider.drafters.reference_lookup import ReferenceLookup
+    from outrider.drafters.root import Root
+    from outrider.drafters.sampled_tree import SampledTree
+    from outrider.drafters.static_tree import StaticTree
+    from outrider.drafters.string_match import StringMatch
+    from outrider.drafters.suffix import Suffix
+    from outrider.drafters.translated import Translated
+    from outrider.types import Drafter
+
+#: The `RECIPE` of each file by the file's name, in order; imported when it is looked up.
+DRAFTERS: MutableMapping[str, "Recipe"] = lazy.Registry(
+    {
+        name: f"outrider.drafters.{name}:RECIPE"
+        for name in (
+            "root",
+            "draft_model",
+            "sampled_tree",
+            "beam",
+            "paths",
+            "hub_tree",
+            "static_tree",
+            "dynamic_tree",
+            "prompt_lookup",
+            "suffix",
+            "recall",
+            "reference_lookup",
+            "ngram_table",
+            "ngram_tree",
+            "cascade",
+            "either",
+            "layer_skip",
+            "lookahead",
+            "random",
+            "string_match",
+            "translated",
+        )
+    }
+)
 
 
-def get(name: str) -> Recipe:
+def get(name: str) -> "Recipe":
     """The recipe of that name."""
     if not isinstance(name, str):
         do = "take the speculator's using(drafter) for an object of your own"
@@ -88,7 +79,9 @@ def get(name: str) -> Recipe:
     return DRAFTERS[name]
 
 
-def check(name: str, options: DraftOptions, draft: object = None, table: object = None) -> Recipe:
+def check(
+    name: str, options: "DraftOptions", draft: object = None, table: object = None
+) -> "Recipe":
     """The recipe of that name, if it has a use for all that is given, and all it needs is there.
 
     draft, table  as the user gave them: a model, or for "paths" a list; a table or its file
@@ -113,8 +106,8 @@ def usual(
     draft: object,
     reads: bool = False,
     differs: bool = False,
-    device: str | torch.device = "cpu",
-    options: DraftOptions | None = None,
+    device: "str | torch.device" = "cpu",
+    options: "DraftOptions | None" = None,
 ) -> str:
     """The drafter of a user who names none.
 
@@ -129,7 +122,7 @@ def usual(
         return "reference_lookup"
     if options is not None and options.ngram is not None:
         return "prompt_lookup"
-    return "recall" if torch.device(device).type == "cpu" else "suffix"
+    return "recall" if str(device).partition(":")[0] == "cpu" else "suffix"
 
 
 def models(draft: object) -> tuple[object, ...]:
@@ -139,18 +132,21 @@ def models(draft: object) -> tuple[object, ...]:
     return tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
 
 
-def make(name: str, parts: Parts, options: DraftOptions | None = None) -> Drafter:
+def make(name: str, parts: "Parts", options: "DraftOptions | None" = None) -> "Drafter":
     """A drafter by name from loaded parts; every option is used or refused.
 
+    >>> from outrider.drafters.recipes import DraftOptions, Parts
     >>> make("prompt_lookup", Parts(), DraftOptions(ngram=(2, 3))).shapes[0].max_nodes
     9
     """
+    from outrider.drafters.recipes import DraftOptions
+
     options = options or DraftOptions()
     models = list(parts.models) if len(parts.models) > 1 else next(iter(parts.models), None)
     return check(name, options, models, parts.table).make(parts, options)
 
 
-def _refuse(name: str, recipe: Recipe, option: str, value: object) -> None:
+def _refuse(name: str, recipe: "Recipe", option: str, value: object) -> None:
     beside = [part for part in ("draft", "table") if recipe.wants(part)]
     takes = ", ".join([*beside, *recipe.takes, *recipe.warps]) or "no options"
     able = (n for n, other in DRAFTERS.items() if option in (*other.takes, *other.warps))
@@ -161,7 +157,7 @@ def _refuse(name: str, recipe: Recipe, option: str, value: object) -> None:
     )
 
 
-def _check_models(name: str, recipe: Recipe, draft: object) -> None:
+def _check_models(name: str, recipe: "Recipe", draft: object) -> None:
     if draft is None:
         raise ConfigurationError(
             f"drafter {name!r} needs a draft model; got draft=None; pass draft=... (in "
@@ -206,3 +202,32 @@ __all__ = [
     "Suffix",
     "Translated",
 ]
+
+#: Where each class is imported from when it is first asked for.
+_HOMES = {
+    "Beam": "outrider.drafters.beam",
+    "Cascade": "outrider.drafters.cascade",
+    "DraftModel": "outrider.drafters.draft_model",
+    "DynamicTree": "outrider.drafters.dynamic_tree",
+    "Either": "outrider.drafters.either",
+    "HubTree": "outrider.drafters.hub_tree",
+    "LayerSkip": "outrider.drafters.layer_skip",
+    "Lookahead": "outrider.drafters.lookahead",
+    "NgramTable": "outrider.drafters.ngram_table",
+    "NgramTree": "outrider.drafters.ngram_tree",
+    "Paths": "outrider.drafters.paths",
+    "PromptLookup": "outrider.drafters.prompt_lookup",
+    "Random": "outrider.drafters.random",
+    "Recall": "outrider.drafters.recall",
+    "DraftOptions": "outrider.drafters.recipes",
+    "Parts": "outrider.drafters.recipes",
+    "Recipe": "outrider.drafters.recipes",
+    "ReferenceLookup": "outrider.drafters.reference_lookup",
+    "Root": "outrider.drafters.root",
+    "SampledTree": "outrider.drafters.sampled_tree",
+    "StaticTree": "outrider.drafters.static_tree",
+    "StringMatch": "outrider.drafters.string_match",
+    "Suffix": "outrider.drafters.suffix",
+    "Translated": "outrider.drafters.translated",
+}
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

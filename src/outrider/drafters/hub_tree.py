@@ -11,6 +11,7 @@ from typing import ClassVar
 from outrider import ops
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import Children, Keys, Level
+from outrider.drafters.shapes import recipe
 from outrider.types import Kind, LanguageModel, Laws
 
 
@@ -35,3 +36,6 @@ def HubTree(
 ) -> DraftModel:
     """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
     return DraftModel(model, counts, parents=parents, name="hub_tree", policy=Hub())
+
+
+RECIPE = recipe(HubTree)

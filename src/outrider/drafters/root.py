@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters.recipes import Recipe
 from outrider.types import PLAIN, Context, Draft, Kind, Shape
 
 
@@ -25,3 +26,6 @@ class Root(Forgetful):
 def bare(context: Context) -> Draft:
     """The draft with only the pending token."""
     return TreeBuilder(shapes.fixed((-1,), context.length_B.device), context).draft(())
+
+
+RECIPE = Recipe(Root)

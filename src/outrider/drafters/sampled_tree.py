@@ -1,6 +1,7 @@
 """Children drawn without replacement in a tree of fixed shape: Sequoia; RSD-C if it is even."""
 
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.shapes import recipe
 from outrider.types import LanguageModel
 
 
@@ -14,3 +15,6 @@ def SampledTree(
     >>> SampledTree(model, parents=optimal((0.6, 0.2), 8, 3))                # doctest: +SKIP
     """
     return DraftModel(model, counts, parents=parents, name="sampled_tree")
+
+
+RECIPE = recipe(SampledTree)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from outrider import ops
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import Children, Keys, Level
+from outrider.drafters.shapes import recipe
 from outrider.types import Kind, LanguageModel, Laws
 
 
@@ -32,3 +33,6 @@ def StaticTree(
 ) -> DraftModel:
     """A tree of the draft's top tokens: `counts` children per level, or `parents` in BFS order."""
     return DraftModel(model, counts, parents=parents, name="static_tree", policy=Top())
+
+
+RECIPE = recipe(StaticTree)

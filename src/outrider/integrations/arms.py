@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import GenerationConfig
 
 from outrider.laws.sampling import Sampling
+from outrider.models import pretrained
 from outrider.stats import Stats
 
 
@@ -37,11 +39,13 @@ class Stock:
         draft: str | Path | None,
         dtype: torch.dtype,
         device: torch.device | str,
+        trust: bool = False,
     ) -> None:
-        self.target = AutoModelForCausalLM.from_pretrained(str(target), dtype=dtype).to(device)
+        read = partial(pretrained.read_model, AutoModelForCausalLM, trust=trust, dtype=dtype)
+        self.target = read(where=str(target)).to(device)
         self.draft = None
         if draft is not None:
-            self.draft = AutoModelForCausalLM.from_pretrained(str(draft), dtype=dtype).to(device)
+            self.draft = read(where=str(draft)).to(device)
         self.calls = 0
         self.target.register_forward_hook(self._count)
         defaults = GenerationConfig._get_default_generation_params()

@@ -21,7 +21,7 @@ from outrider.lab.machine import environment
 from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
 from outrider.laws.sampling import Sampling
-from outrider.load import load
+from outrider.loading import load
 from outrider.models.sources import DTYPES
 from outrider.shipped import shipped
 from outrider.stats import VERBS
@@ -55,6 +55,7 @@ class Plan:
     device: str | None = None
     threads: int | None = None
     packed: bool | None = None  #: pack our weights on a CPU; None measures
+    trust_remote_code: bool = False  #: Python files of model folders may run
 
     def __post_init__(self) -> None:
         plain: dict[str, object] = {}
@@ -214,6 +215,7 @@ class Comparison:
             device=self.plan.device,
             threads="auto" if self.plan.threads is None else self.plan.threads,
             packed="auto" if self.plan.packed is None else self.plan.packed,
+            trust_remote_code=self.plan.trust_remote_code,
         )
         if pair.engine.target.reads != "text":
             raise ConfigurationError(
@@ -240,7 +242,13 @@ class Comparison:
         """Measure every table."""
         for number, dtype in enumerate(self.dtypes):
             pair = self._pair if number == 0 else self._load(dtype)
-            stock = Stock(self.target, self.draft, DTYPES[dtype], pair.notes.device)
+            stock = Stock(
+                self.target,
+                self.draft,
+                DTYPES[dtype],
+                pair.notes.device,
+                self.plan.trust_remote_code,
+            )
             arms = self._arms(pair, stock)
             ids = [encode(pair.tokenizer, prompt) for prompt in self.prompts]
             for temperature in self.plan.temperatures:

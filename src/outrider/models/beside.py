@@ -19,4 +19,4 @@ def source_of(given: Given | Layers, target: Source) -> Draft:
         return ShallowSource(target, given)
     if isinstance(given, (str, Path)) and shallow_source.is_folder(given):
         return ShallowSource(target, given)
-    return heads.source_of(given, target) or Source(given, "draft")
+    return heads.source_of(given, target) or Source(given, "draft", trust=target.trust)

@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 
 from outrider.costs import Costs
+from outrider.models import isa
 from outrider.models.nodes import causal
 from outrider.types import LanguageModel
 
@@ -120,6 +121,7 @@ def key(*configs: Config | None, about: str = "") -> str:
         str(cores()),
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
+        f"isa={isa.level().name}",
         "18",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

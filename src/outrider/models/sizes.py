@@ -5,6 +5,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.costs import Sizes
 from outrider.errors import UnsupportedModel
+from outrider.models import pretrained
 from outrider.models.config import decoder_of, read
 from outrider.models.sources import DTYPES, Source, auto_class
 
@@ -12,7 +13,10 @@ from outrider.models.sources import DTYPES, Source, auto_class
 def empty(source: Source) -> PreTrainedModel:
     """A model of that configuration without weights, to be counted."""
     with torch.device("meta"):
-        return auto_class(source.config).from_config(source.config)
+        made: PreTrainedModel = pretrained.empty_model(
+            auto_class(source.config), source.config, source.trust
+        )
+        return made
 
 
 def sizes(source: Source, dtype: str | None = None) -> Sizes:

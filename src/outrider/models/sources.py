@@ -1,9 +1,11 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
@@ -11,13 +13,14 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, UnsupportedModel
+from outrider.errors import ConfigurationError, RemoteCodeRefused, UnsupportedModel
 from outrider.models import (
     SUPPORTED,
     CausalModel,
     adapt,
     check,
     gguf,
+    pretrained,
     reads_more,
     refusals,
     sharing,
@@ -36,10 +39,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Source:
-    """A model by path, hub name or object: config first, weights when they are needed."""
+    """A model by path, hub name or object: config first, weights when they are needed.
 
-    def __init__(self, given: Given, role: str, group: Group | None = None) -> None:
-        self.given, self.role = given, role
+    `trust`: Python files of the model's folder may run (models/pretrained.py).
+    """
+
+    def __init__(
+        self, given: Given, role: str, group: Group | None = None, trust: bool = False
+    ) -> None:
+        self.given, self.role, self.trust = given, role, pretrained.read_trust(trust)
+        if trust and isinstance(given, (str, Path)):
+            pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
         self._models: dict[str, PreTrainedModel] = {}
@@ -51,13 +61,13 @@ class Source:
             self.config = given.config
             self._check_whole()
             return
-        from transformers import AutoConfig
-
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
         try:
-            self.config = AutoConfig.from_pretrained(self._where, **self._how)
+            self.config = pretrained.read_config(self._where, trust, **self._how)
+        except RemoteCodeRefused:
+            raise
         except (OSError, ValueError) as error:
             kind = "no local folder with a config.json and no hub name that can be reached"
             if self._how:
@@ -169,12 +179,14 @@ class Source:
 
     def _weights(self, **how: Any) -> PreTrainedModel:
         """The model with all of its weights from the checkpoint. Raises ConfigurationError."""
-        made = auto_class(self.config).from_pretrained
+        kind = auto_class(self.config)
         more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
         try:
-            model, told = made(self._where, **more, **how)
+            model, told = pretrained.read_model(kind, self._where, self.trust, **more, **how)
         except (OSError, SafetensorError) as error:
             self._refuse(first_line(error), error)
+        except UnpicklingError as error:
+            self._refuse(pickled(error), error)
         wrong = sorted([*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])])
         if wrong:
             self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
@@ -212,10 +224,10 @@ class Source:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
-        from transformers import AutoTokenizer
-
         try:
-            made = AutoTokenizer.from_pretrained(self._where, **self._how)
+            made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
+        except RemoteCodeRefused:
+            raise
         except (OSError, ValueError):
             return None
         except ImportError as error:
@@ -237,7 +249,7 @@ class Source:
             pass  # a file beside it may be another model's
         elif isinstance(self.given, (str, Path)):
             with suppress(OSError):
-                settings = GenerationConfig.from_pretrained(str(self.given))
+                settings = pretrained.read_generation_config(str(self.given))
         else:  # models that cannot generate by themselves have none
             settings = read(self.given, "generation_config", GenerationConfig) or self.config
         said: dict[str, Any] = settings.to_dict()
@@ -268,18 +280,20 @@ def auto_class(config: PretrainedConfig) -> Any:
     )
 
 
-def read_tokenizer(given: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    given: str | Path | PreTrainedTokenizerBase, trust: bool = False
+) -> PreTrainedTokenizerBase:
     """A tokenizer that was given by path, hub name or as an object."""
     if not isinstance(given, (str, Path)):
         if not isinstance(given, Tokenizer):
             do = "see AutoTokenizer, or wrap it: PreTrainedTokenizerFast(tokenizer_object=...)"
             arguments.refuse("tokenizer", "a tokenizer of transformers, or its path", given, do)
         return given
-    from transformers import AutoTokenizer
-
     where, how = gguf.located(given)
     try:
-        return AutoTokenizer.from_pretrained(where, **how)
+        return pretrained.read_tokenizer(where, trust, **how)
+    except RemoteCodeRefused:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "
@@ -308,6 +322,15 @@ def usable(given: str | torch.device) -> torch.device:
             "use device='cpu' or 'cuda'"
         ) from error
     return place
+
+
+def pickled(error: UnpicklingError) -> str:
+    """What is wrong with a pickled file that holds more than weights."""
+    asked = re.search(
+        r"(?:Unsupported|GLOBAL) [\w.]+", str(error).replace("global: GLOBAL", "GLOBAL")
+    )
+    found = f", it asks for {asked[0].split()[-1]}" if asked else ""
+    return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
 
 
 def first_line(error: BaseException) -> str:

@@ -38,7 +38,9 @@ def shared(
 ) -> Words:
     """How many tokens the target has, and which of them its draft models share."""
     check.draft_tokenizer(other, sources[1:])
-    own = None if other is None else read_tokenizer(other)
+    first = sources[0]
+    trust = isinstance(first, Source) and first.trust
+    own = None if other is None else read_tokenizer(other, trust)
     most, *rest = (vocabulary_of(source.config) for source in sources)
     found = Words(check.vocabulary(tokenizer, None, {"target": most}))
     if hears(sources[0].config):  # tokenizers of older checkpoints lack the timestamps

@@ -64,6 +64,7 @@ class Task:
     rows: int = 16
     judged: int = 40
     plan: Plan = field(default_factory=Plan)
+    trust: bool = False  #: Python files of the target's folder may run
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -137,7 +138,7 @@ def look(task: Task) -> None:
     """
     texts.read(task.data, ("text",))
     texts.read(task.prompts, ("prompt",))
-    _suits(task, Source(task.target, "target").config)
+    _suits(task, Source(task.target, "target", trust=task.trust).config)
 
 
 def _suits(task: Task, config: PretrainedConfig) -> None:

@@ -7,7 +7,7 @@ import torch
 from outrider.costs import Costs
 from outrider.engine.planner import measure
 from outrider.errors import ConfigurationError
-from outrider.load import load
+from outrider.loading import load
 from outrider.models.sources import Source, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def opened(
-    target: str, device: str | None, dtype: str, threads: int | None
+    target: str, device: str | None, dtype: str, threads: int | None, trust: bool = False
 ) -> "tuple[Speculator, PreTrainedModel]":
     """The target to run, and the model of transformers whose weights those are.
 
     Its dtype is the checkpoint's where none is asked for. Raises ConfigurationError and its kin.
     """
-    source = Source(target, "target")
+    source = Source(target, "target", trust=trust)
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(device or usual)
     tokenizer = source.tokenizer()
@@ -44,7 +44,9 @@ def opened(
 
 def publish(result: Result, task: Task) -> str:
     """Write the card; returns it. The draft is loaded and its steps are timed for that."""
-    speculator = load(task.target, task.out, num_speculative_tokens=DEPTH)
+    speculator = load(
+        task.target, task.out, num_speculative_tokens=DEPTH, trust_remote_code=task.trust
+    )
     costs = measure.measured(speculator.engine, 1)
     speed = {each: _speed(result.after, each, costs) for each in TEMPERATURES}
     weights = sum(path.stat().st_size for path in task.out.glob("*.safetensors"))

@@ -1,53 +1,46 @@
 """Registry of verification rules: one file and one line each."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING
 
-from outrider import arguments
+from outrider import arguments, lazy
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.types import Kind, Verifier
-from outrider.verifiers.block import Block
-from outrider.verifiers.coupled import COUPLED
-from outrider.verifiers.hub import Hub
-from outrider.verifiers.kernels import judge as judge
-from outrider.verifiers.kseq import KSeq
-from outrider.verifiers.lenience import Lenience, LenienceArgmax
-from outrider.verifiers.match import Match
-from outrider.verifiers.multi_round import MULTI_ROUND
-from outrider.verifiers.non_iterative import NonIterative
-from outrider.verifiers.otm import Otm
-from outrider.verifiers.rejection import Rejection
-from outrider.verifiers.sigmoid import Sigmoid
-from outrider.verifiers.traversal import Traversal
-from outrider.verifiers.typical import Typical
 
-VERIFIERS: dict[str, Verifier] = {
-    rule.name: rule
-    for rule in (
-        Match(),
-        COUPLED,
-        Rejection(),
-        NonIterative(),
-        Block(),
-        Traversal(),
-        Hub(),
-        MULTI_ROUND,
-        KSeq(),
-        Otm(),
-        Lenience(),
-        LenienceArgmax(),
-        Typical(),
-        Sigmoid(),
-    )
-}
+if TYPE_CHECKING:
+    from outrider.types import Kind, Verifier
+    from outrider.verifiers.kernels import judge as judge
+
+#: Rules by name, imported when they are looked up; a class stands for the rule with usual options.
+VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
+    {
+        "match": "outrider.verifiers.match:Match",
+        "coupled": "outrider.verifiers.coupled:COUPLED",
+        "rejection": "outrider.verifiers.rejection:Rejection",
+        "non_iterative": "outrider.verifiers.non_iterative:NonIterative",
+        "block": "outrider.verifiers.block:Block",
+        "traversal": "outrider.verifiers.traversal:Traversal",
+        "hub": "outrider.verifiers.hub:Hub",
+        "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
+        "kseq": "outrider.verifiers.kseq:KSeq",
+        "otm": "outrider.verifiers.otm:Otm",
+        "lenience": "outrider.verifiers.lenience:Lenience",
+        "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax",
+        "typical": "outrider.verifiers.typical:Typical",
+        "sigmoid": "outrider.verifiers.sigmoid:Sigmoid",
+    }
+)
+_SHIPPED = frozenset(VERIFIERS)
+#: Those of them that change the law.
+LOSSY = ("lenience", "lenience_argmax", "sigmoid", "typical")
 
 
 #: What a rule says of itself; its other fields are options.
 ABOUT = ("name", "exact", "kinds", "chain_only")
 
 
-def get(name: str, /, **options: object) -> Verifier:
+def get(name: str, /, **options: object) -> "Verifier":
     """The rule of that name, with other values for its options.
 
     >>> get("lenience", lenience=0.3).lenience
@@ -76,7 +69,7 @@ def get(name: str, /, **options: object) -> Verifier:
     return replace(rule, **options)
 
 
-def taken(rule: Verifier) -> dict[str, object]:
+def taken(rule: "Verifier") -> dict[str, object]:
     """The options of a rule and their values.
 
     >>> taken(get("typical"))
@@ -88,8 +81,8 @@ def taken(rule: Verifier) -> dict[str, object]:
 
 
 def chosen(
-    rule: str | Verifier | None, options: Mapping[str, object] | None, coupled: bool
-) -> Verifier | None:
+    rule: "str | Verifier | None", options: Mapping[str, object] | None, coupled: bool
+) -> "Verifier | None":
     """The rule that a user asks for: by name with options, as an object, or not at all.
 
     Coupled text depends on the seed alone: `match` if no rule is named, and no rule that cannot
@@ -118,12 +111,14 @@ def chosen(
     return judge or get("match")
 
 
-def shares_noise(rule: Verifier) -> bool:
+def shares_noise(rule: "Verifier") -> bool:
     """Whether text that it judges depends on the seed alone."""
+    from outrider.types import Kind
+
     return rule.exact and Kind.COUPLED in rule.kinds
 
 
-def named(rule: str | Verifier | None) -> Verifier | None:
+def named(rule: "str | Verifier | None") -> "Verifier | None":
     """A rule that was given by name, as an object, or not at all."""
     if rule is None:
         return None
@@ -134,26 +129,32 @@ def named(rule: str | Verifier | None) -> Verifier | None:
     return rule
 
 
-def listed(rules: Iterable[Verifier] = tuple(VERIFIERS.values())) -> list[str]:
-    """Names in order; a rule that changes the law says so.
+def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
+    """Names in order, of all if none are given; a rule that changes the law says so.
 
     >>> [name for name in listed() if "lossy" in name]
     ['lenience (lossy)', 'lenience_argmax (lossy)', 'sigmoid (lossy)', 'typical (lossy)']
     """
+    if rules is None:  # nothing is imported for this
+        added = [VERIFIERS[name] for name in VERIFIERS if name not in _SHIPPED]
+        shipped = [f"{name} (lossy)" if name in LOSSY else name for name in _SHIPPED]
+        return sorted(shipped + listed(added))
     return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 
 
-def judges(rule: Verifier, kinds: frozenset[Kind], is_chain: bool) -> bool:
+def judges(rule: "Verifier", kinds: "frozenset[Kind]", is_chain: bool) -> bool:
     """Whether a rule can judge drafts with these kinds of children.
 
     On a chain there is one draw at a node: with and without replacement are the same.
     """
+    from outrider.types import Kind
+
     if is_chain and rule.kinds & {Kind.WITHOUT, Kind.WITH}:
         kinds = kinds - {Kind.WITHOUT, Kind.WITH}
     return kinds <= rule.kinds and (is_chain or not rule.chain_only)
 
 
-def check(rule: Verifier, kinds: frozenset[Kind], is_chain: bool, drafter: str) -> None:
+def check(rule: "Verifier", kinds: "frozenset[Kind]", is_chain: bool, drafter: str) -> None:
     """Refuse a rule that cannot judge the drafts of a drafter, naming those that can."""
     if judges(rule, kinds, is_chain):
         return
@@ -166,16 +167,21 @@ def check(rule: Verifier, kinds: frozenset[Kind], is_chain: bool, drafter: str) 
     )
 
 
-def default(kinds: frozenset[Kind], is_chain: bool = False) -> Verifier:
+def default(kinds: "frozenset[Kind]", is_chain: bool = False) -> "Verifier":
     """The rule of a drafter that names none. Always exact, and always able to judge its drafts.
 
     Point masses, coupled drafts and the bare root: match. A sampled chain: block verification.
     Independent children in a tree: K-SEQ. Any other sampled tree: traversal, which on a chain is
     block verification; so a caller who does not know the shape need not say it.
     """
+    from outrider.types import Kind
+
     drawn = kinds & {Kind.WITHOUT, Kind.WITH}
     if not drawn or Kind.COUPLED in kinds:
         return VERIFIERS["match"]
     if is_chain:
         return VERIFIERS["block"]
     return VERIFIERS["kseq" if drawn == {Kind.WITH} else "traversal"]
+
+
+__getattr__, __dir__ = lazy.exports(__name__, {"judge": "outrider.verifiers.kernels"})

@@ -24,7 +24,7 @@ from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
 from outrider.lab.tasks.arms import second_tenth
 from outrider.laws.sampling import rows, warp
-from outrider.models import CausalModel, adapt
+from outrider.models import CausalModel, adapt, pretrained
 from outrider.models.shallow_source import is_folder
 from outrider.models.sources import DTYPES
 from outrider.types import Drafter, LanguageModel
@@ -117,11 +117,9 @@ def library_tokens(pair: Speculator, prompts: Sequence[dict[str, str]], most: in
 
 def _layers(source: str) -> int | None:
     """How many layers a checkpoint's decoder has; None where they cannot be left out like that."""
-    from transformers import AutoConfig
-
     if is_folder(source):  # a draft of outrider's own
         return None
-    config = AutoConfig.from_pretrained(source)
+    config = pretrained.read_config(source, trust=False)
     if config.model_type == "llama":
         return int(config.num_hidden_layers)
     return int(config.num_decoder_layers) if config.model_type in ("t5", "mt5") else None
@@ -133,7 +131,7 @@ def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
 
     notes = pair.notes
     kind = AutoModelForSeq2SeqLM if reads_sources(pair) else AutoModelForCausalLM
-    model = kind.from_pretrained(source, dtype=DTYPES[notes.dtype])
+    model = pretrained.read_model(kind, source, trust=False, dtype=DTYPES[notes.dtype])
     (_cut_t5 if model.config.is_encoder_decoder else _cut_llama)(model, keep)
     return adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
 

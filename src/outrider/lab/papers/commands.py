@@ -290,7 +290,7 @@ def speed(
     A chain of --draft, or prompt lookup where there is a --target and no --draft.
     """
     from outrider.lab.papers import speed as experiment
-    from outrider.load import load
+    from outrider.loading import load
 
     folder(asked.out)
     texts = read_prompts(asked.prompts, 20 if asked.quick else 30)

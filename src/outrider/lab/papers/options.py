@@ -13,7 +13,8 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.gathered import Target, Threads, gathered
 from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
-from outrider.load import load
+from outrider.loading import load
+from outrider.models import pretrained
 from outrider.shipped import CORRECTOR, shipped
 from outrider.text.speculator import Speculator
 
@@ -105,12 +106,10 @@ def layers_of(given: str) -> tuple[int, ...]:
 
 def reads_sources(target: str | None) -> bool:
     """Whether this is an encoder-decoder; False for what cannot be read."""
-    from transformers import AutoConfig
-
     if target is None or target == CORRECTOR:
         return target is not None
     try:
-        return bool(AutoConfig.from_pretrained(target).is_encoder_decoder)
+        return bool(pretrained.read_config(target, trust=False).is_encoder_decoder)
     except (OSError, ValueError):
         return False
 

@@ -17,7 +17,7 @@ from outrider.certify.report import Row as Row
 from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab import machine
-from outrider.load import Notes
+from outrider.loading import Notes
 from outrider.shipped import CORRECTOR, shipped
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel

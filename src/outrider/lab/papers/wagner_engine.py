@@ -13,7 +13,7 @@ from outrider.certify.report import Row
 from outrider.lab import measure
 from outrider.lab.papers.wagner_pairs import Pair
 from outrider.lab.recordings import Spoken
-from outrider.load import load
+from outrider.loading import load
 from outrider.stats import RequestStats
 from outrider.text.speculator import Speculator
 from outrider.text.speech.result import TranscriptStats

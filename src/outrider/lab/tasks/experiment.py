@@ -15,7 +15,7 @@ from outrider.lab.tasks import picture, prompts, scores, spec_bench, tables
 from outrider.lab.tasks.arms import DEFAULT, arms, counts, documentation, usual_skip
 from outrider.lab.tasks.run import Amount, clock, store_of
 from outrider.lab.tasks.run import run as measure
-from outrider.load import load
+from outrider.loading import load
 from outrider.text.speculator import Speculator
 
 

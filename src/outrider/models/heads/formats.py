@@ -12,6 +12,7 @@ worse tokens, and nobody knows why.
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from transformers import AutoConfig, PretrainedConfig
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
 from outrider.models.heads.head import Head
-from outrider.models.sources import Source
+from outrider.models.sources import Source, pickled
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -247,7 +248,9 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
         if not files:
             whole = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
             found = dict(whole)
-    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+    except UnpicklingError as error:
+        raise unfit(folder, pickled(error), "give a head in safetensors") from error
+    except (OSError, RuntimeError, SafetensorError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"cannot read the head's weights; got {str(folder)!r} ({type(error).__name__}: "
             f"{error}); it needs *.safetensors or pytorch_model.bin"

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
 
 from outrider.errors import ConfigurationError
+from outrider.models import pretrained
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.causal import additive
@@ -135,7 +136,7 @@ class MtpSource(Lent):
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:
-            made = self._made.from_pretrained(model, device_map={"": model.device})
+            made = pretrained.read_mtp(self._made, model, device_map={"": model.device})
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"cannot read the multi-token prediction layer of {self.target}; got "

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from outrider.models import calibrate
+from outrider.models import calibrate, isa
 
 SOURCES = (
     "attend.c",
@@ -36,14 +36,13 @@ SOURCES = (
     "draws.c",
     "logits.c",
     "tiles.c",
+    "packed_linear.c",
 )
-SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h")
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
-#: The processor that compiles is the one that runs; vectors are as wide as it has them.
-TUNED = ("-march=native", "-mprefer-vector-width=512")
 _PATIENCE = 120  #: seconds; a second is usual
 _DIGEST = 32  #: bytes of a library's digest, behind its own
 
@@ -121,7 +120,8 @@ def _found() -> Library | str:
     if shutil.which(compiler[0]) is None:
         return f"no C compiler: {compiler[0]!r} is not there"
     texts = dict(TEXTS)
-    name = hashlib.sha256(repr((texts, compiler, FLAGS, TUNED)).encode())
+    tuned = isa.level().options
+    name = hashlib.sha256(repr((texts, compiler, FLAGS, tuned)).encode())
     path = calibrate.cache_dir() / f"kernels-{calibrate.key()}-{name.hexdigest()[:16]}.so"
     if whole(path):
         try:
@@ -129,7 +129,7 @@ def _found() -> Library | str:
         except OSError:
             pass  # made by another system in the same home, perhaps
     try:
-        compiled(path, texts, [*compiler, *TUNED])
+        compiled(path, texts, [*compiler, *tuned])
     except subprocess.SubprocessError as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
         return f"{compiler[0]!r} failed: {said.strip()[-300:]}"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from outrider.load import load
+from outrider.loading import load
 from outrider.server.app import Service, make
 from outrider.server.desk import running
 from outrider.server.fleet.ingress import Ingress

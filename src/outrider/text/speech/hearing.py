@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtractor
 
 from outrider.errors import ConfigurationError
+from outrider.models import pretrained
 from outrider.models.config import hears
 from outrider.models.nodes import causal
 from outrider.models.prefill import inference
@@ -125,7 +126,7 @@ def opened(
     extractor = usual(model.config)
     if not isinstance(given, PreTrainedModel):
         with suppress(OSError):  # a folder of weights alone has the usual one
-            extractor = WhisperFeatureExtractor.from_pretrained(str(given))
+            extractor = pretrained.read_feature_extractor(str(given))
     return Hearing(name, model, tokenizer, extractor, None if other is None else usual(other))
 
 

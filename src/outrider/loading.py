@@ -16,7 +16,7 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, reads_more, refusals, sharded
+from outrider.models import CausalModel, calibrate, check, isa, reads_more, refusals, sharded
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
@@ -93,6 +93,7 @@ def load(
     draft_tokenizer: "str | Path | PreTrainedTokenizerBase | None" = None,
     share_encoder: ShareEncoder = "auto",
     tensor_parallel: int | None = None,
+    trust_remote_code: bool = False,
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -135,11 +136,13 @@ def load(
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
     tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
+    trust_remote_code  run Python files that model folders bring; False refuses (docs/security.md)
 
     Raises ConfigurationError and its kin before any prompt is read.
 
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
+    isa.level()  # a misspelt one is said before anything is read
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
@@ -147,10 +150,12 @@ def load(
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
     group = None if tensor_parallel is None else sharded.join(tensor_parallel, device)
-    first = seen(target, group)
+    first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
-    tokenizer = _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer)
+    tokenizer = (
+        _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer, first.trust)
+    )
     words = shared(sources, tokenizer, draft_tokenizer)
     drafter = drafter or _usual(first, draft, words, place, options, judge)
     recipe = drafters.check(drafter, options, draft, table)
@@ -167,7 +172,9 @@ def load(
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
-def seen(target: "Model | None", group: sharded.Group | None = None) -> Source:
+def seen(
+    target: "Model | None", group: sharded.Group | None = None, trust_remote_code: bool = False
+) -> Source:
     """A target before its weights are read, with its configuration; shipped where there is none.
 
     >>> seen("corrector").config.is_encoder_decoder
@@ -175,7 +182,7 @@ def seen(target: "Model | None", group: sharded.Group | None = None) -> Source:
     """
     if target is None or target == CORRECTOR:
         target = shipped("target" if target is None else CORRECTOR)
-    return Source(target, "target", group)
+    return Source(target, "target", group, trust_remote_code)
 
 
 def _spoken(

@@ -1,0 +1,87 @@
+"""Names that are imported when they are first asked for (PEP 562), so that a package opens fast."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from importlib import import_module
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+def exports(
+    package: str, homes: Mapping[str, str], parts: tuple[str, ...] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package whose names live in other modules.
+
+    package  the package's `__name__`
+    homes    the module that each name is imported from
+    parts    subpackages that are attributes of the package as well
+
+    What was asked for once is an attribute of the package from then on. Other names raise
+    AttributeError.
+
+    >>> get, _ = exports("outrider.lazy", {"sqrt": "math"})
+    >>> get("sqrt")(9.0)
+    3.0
+    """
+
+    def get(name: str) -> object:
+        if name in parts:
+            return import_module(f"{package}.{name}")
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes, *parts})
+
+    return get, names
+
+
+class Registry(MutableMapping[str, Value], Generic[Value]):
+    """Things by name, each imported when it is first looked up; others can be added.
+
+    A class is made an object without arguments.
+
+    >>> found = Registry({"pi": "math:pi"})
+    >>> found["e"] = 2.7
+    >>> list(found), found["pi"] > 3
+    (['pi', 'e'], True)
+    """
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        """homes: "module:attribute" for each name."""
+        self._homes: dict[str, str] = dict(homes)
+        self._found: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._found:
+            module, _, attribute = self._homes[name].partition(":")
+            found = getattr(import_module(module), attribute)
+            self._found[name] = found() if isinstance(found, type) else found
+        return self._found[name]
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self._homes.setdefault(name, "")
+        self._found[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._homes[name]
+        self._found.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __repr__(self) -> str:
+        return f"Registry({', '.join(self._homes)})"
+
+
+__all__ = ["Registry", "exports"]

@@ -1,0 +1,103 @@
+/* Vectors of float32 as wide as the processor has them: sixteen lanes with AVX-512, eight with AVX2,
+ * four with NEON or with whatever else a compiler finds.
+ *
+ * Lanes are outputs, so what a lane holds does not depend on how many there are.
+ */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define WIDE 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+
+#define INLINED static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(WIDE * 4)));
+typedef int32_t vi __attribute__((vector_size(WIDE * 4)));
+typedef float vf_any __attribute__((vector_size(WIDE * 4), aligned(4), may_alias));
+typedef int32_t vi_any __attribute__((vector_size(WIDE * 4), aligned(4), may_alias));
+
+INLINED vf load_f(const void *from) { return *(const vf_any *)from; }
+INLINED vi load_i(const void *from) { return *(const vi_any *)from; }
+INLINED void store_f(float *to, vf x) { *(vf_any *)to = x; }
+INLINED vf as_f(vi x) { return __builtin_convertvector(x, vf); }
+INLINED void fetch(const void *far) { __builtin_prefetch(far, 0, 3); }
+
+#if WIDE == 16
+INLINED vf every(float x) { return (vf)_mm512_set1_ps(x); }
+INLINED vf fma_f(vf a, vf b, vf sum) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+INLINED vi bytes_i(const void *from) {
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+}
+INLINED vi ubytes_i(const void *from) {
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+}
+INLINED vf halves_f(const void *from) {
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+#elif WIDE == 8
+INLINED vf every(float x) { return (vf)_mm256_set1_ps(x); }
+INLINED vf fma_f(vf a, vf b, vf sum) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum); }
+INLINED vi bytes_i(const void *from) {
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+}
+INLINED vi ubytes_i(const void *from) {
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
+}
+INLINED vf halves_f(const void *from) {
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+}
+#else
+INLINED vi bytes_i(const void *from) {
+    const int8_t *b = from;
+    return (vi){b[0], b[1], b[2], b[3]};
+}
+INLINED vi ubytes_i(const void *from) {
+    const uint8_t *b = from;
+    return (vi){b[0], b[1], b[2], b[3]};
+}
+#if defined(__aarch64__)
+INLINED vf every(float x) { return (vf)vdupq_n_f32(x); }
+INLINED vf fma_f(vf a, vf b, vf sum) {
+    return (vf)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+}
+INLINED vf halves_f(const void *from) {
+    float16x4_t h;
+    memcpy(&h, from, sizeof(h));
+    return (vf)vcvt_f32_f16(h);
+}
+#else /* right, not fast */
+INLINED vf every(float x) { return (vf){x, x, x, x}; }
+INLINED vf fma_f(vf a, vf b, vf sum) {
+    for (int i = 0; i < WIDE; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
+    return sum;
+}
+static inline float half_f(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, low = h & 0x7fff, b;
+    float x;
+    if (low >= 0x7c00) b = sign | 0x7f800000 | (low & 0x3ff) << 13;
+    else if (low >= 0x400) b = sign | ((low << 13) + (112u << 23));
+    else {
+        x = (float)low * 0x1p-24f;
+        return sign ? -x : x;
+    }
+    memcpy(&x, &b, sizeof(x));
+    return x;
+}
+INLINED vf halves_f(const void *from) {
+    const uint16_t *h = from;
+    return (vf){half_f(h[0]), half_f(h[1]), half_f(h[2]), half_f(h[3])};
+}
+#endif
+#endif

@@ -1,0 +1,132 @@
+"""Every read of a model folder that transformers does for outrider: here, and nowhere else.
+
+A folder's `auto_map` names Python files beside the weights. transformers runs them where it is told
+`trust_remote_code=True`, and asks on the terminal where it is told nothing. Here it is always told:
+False unless the caller of `outrider.load` or of a command said True (docs/security.md).
+tests/models/test_remote_code.py finds loads that go another way.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    WhisperFeatureExtractor,
+)
+
+from outrider import arguments
+from outrider.errors import ConfigurationError, RemoteCodeRefused
+from outrider.models.config import read
+
+_log = logging.getLogger("outrider.security")
+
+#: Fields of a configuration that may name code on the hub: kernels in place of attention's own.
+_KERNELS = ("_attn_implementation", "_experts_implementation")
+
+
+def read_trust(given: object) -> bool:
+    """`trust_remote_code` as it was given: True or False and nothing that may be read as either.
+
+    >>> read_trust(False)
+    False
+    """
+    if not isinstance(given, bool):
+        do = "leave it out; True runs Python files of the model folder"
+        arguments.refuse("trust_remote_code", "True or False", given, do)
+    return given
+
+
+def warn(where: str) -> None:
+    """Say in the log that Python files of a model folder may run."""
+    _log.warning("trust_remote_code=True: Python files of %s may run in this process", where)
+
+
+def read_config(where: str, trust: bool, **how: Any) -> PretrainedConfig:
+    """A folder's or hub name's configuration. Raises ConfigurationError for code nobody asked for.
+
+    >>> read_config("Qwen/Qwen2.5-0.5B", trust=False).model_type        # doctest: +SKIP
+    'qwen2'
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(where, trust_remote_code=trust, **how)
+    except ValueError as error:
+        raise _explained(error, where) from error
+    parts = [config, *(read(config, name, PretrainedConfig) for name in config.sub_configs)]
+    for name in () if trust else _KERNELS:
+        for part in parts:
+            kernel = read(part, name, str)
+            if kernel is not None and "/" in kernel:
+                raise _refused(where, f"{name.lstrip('_')}={kernel!r} is a kernel of the hub")
+    return config
+
+
+def read_model(kind: Any, where: str, trust: bool, **how: Any) -> Any:
+    """A model by one of transformers' auto classes, with what else that returns.
+
+    Pickled weights are read as weights only: torch runs nothing of them. Raises ConfigurationError
+    for code nobody asked for.
+    """
+    try:
+        return kind.from_pretrained(where, trust_remote_code=trust, weights_only=True, **how)
+    except ValueError as error:
+        raise _explained(error, where) from error
+
+
+def empty_model(kind: Any, config: PretrainedConfig, trust: bool) -> Any:
+    """A model of that configuration by one of transformers' auto classes, no weights read.
+
+    Raises ConfigurationError for code nobody asked for.
+    """
+    try:
+        return kind.from_config(config, trust_remote_code=trust)
+    except ValueError as error:
+        raise _explained(error, config.name_or_path) from error
+
+
+def read_mtp(kind: Any, model: PreTrainedModel, **how: Any) -> Any:
+    """Layers of multi-token prediction of a loaded model: transformers' own classes, no code."""
+    return kind.from_pretrained(model, **how)
+
+
+def read_tokenizer(where: str, trust: bool, **how: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer. Raises ConfigurationError for code nobody asked for."""
+    try:
+        made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            where, trust_remote_code=trust, **how
+        )
+    except ValueError as error:
+        raise _explained(error, where) from error
+    return made
+
+
+def read_generation_config(where: str) -> GenerationConfig:
+    """A generation configuration: JSON of transformers' own class, which can name no code."""
+    return GenerationConfig.from_pretrained(where)
+
+
+def read_feature_extractor(where: str) -> WhisperFeatureExtractor:
+    """A Whisper's feature extractor: JSON of transformers' own class, which can name no code."""
+    made: WhisperFeatureExtractor = WhisperFeatureExtractor.from_pretrained(where)
+    return made
+
+
+def _refused(where: str, why: str) -> RemoteCodeRefused:
+    place = Path(where).absolute() if Path(where).exists() else f"https://hf.co/{where}"
+    return RemoteCodeRefused(
+        f"this model comes with Python code of its own, which outrider does not run; got {where!r} "
+        f"({why}); read the files at {place}, and if you trust them say trust_remote_code=True to "
+        "outrider.load, or --trust-remote-code to the command"
+    )
+
+
+def _explained(error: ValueError, where: str) -> ValueError:
+    """transformers' refusal to run code as ours; any other error as it is."""
+    if "trust_remote_code" not in str(error) or isinstance(error, ConfigurationError):
+        return error
+    return _refused(where, "its auto_map names files to run")

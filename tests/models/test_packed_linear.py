@@ -1,0 +1,153 @@
+"""Products with packed weights: as exact as their type, and a row is the same in every call."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from outrider.errors import ConfigurationError
+from outrider.models.native import build
+from outrider.models.native.packed_formats import FORMATS
+from outrider.models.native.packed_linear import PackedLinear, PackedWeight, unfit
+
+pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
+
+DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
+
+
+def blocks_of(format: str, outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
+    """Rows of a file: of random weights, as the `gguf` package quantises them."""
+    weight = np.random.default_rng(seed).standard_normal((outputs, inputs), dtype=np.float32)
+    if format in DENSE:
+        dense = torch.from_numpy(weight).to(DENSE[format])
+        return dense.view(torch.uint8).numpy()
+    return gguf.quants.quantize(weight, GGMLQuantizationType[format.upper()])
+
+
+def dense_of(format: str, rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(rows, GGMLQuantizationType[format.upper()]))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: int) -> None:
+    rows = blocks_of(format, outputs, inputs)
+    weight = PackedWeight.from_blocks(torch.from_numpy(rows), format, inputs)
+    assert torch.equal(weight.dequantize(), dense_of(format, rows))
+    tiles = -(-outputs // 16) * 16
+    assert weight.nbytes <= rows.nbytes * tiles / outputs * 1.02
+    ids = torch.tensor([[outputs - 1, 0], [1, outputs // 2]])
+    assert torch.equal(weight.rows(ids), dense_of(format, rows)[ids])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
+    format: str, outputs: int, inputs: int
+) -> None:
+    rows = blocks_of(format, outputs, inputs)
+    bias_O = torch.randn(outputs, generator=torch.Generator().manual_seed(1))
+    run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, inputs), bias_O)
+    x = torch.randn(64, inputs, generator=torch.Generator().manual_seed(2))
+    answer, weight = run(x), dense_of(format, rows).double()
+    exact = x.double() @ weight.T + bias_O.double()
+    # a sum's error grows with its terms, not with what is left of them
+    bound = (x.double().abs() @ weight.abs().T + bias_O.abs()) * 2**-21
+    assert ((answer.double() - exact).abs() <= bound).all()
+    for count in range(1, 64):
+        assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
+        assert torch.equal(run(x[-count:]), answer[-count:]), f"the last {count} rows"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_change_no_bit(format: str) -> None:
+    rows = blocks_of(format, 1040, 512)
+    run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, 512))
+    x = torch.randn(40, 512, generator=torch.Generator().manual_seed(3))
+    answers, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            answers.append((run(x), run(x[:1])))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, answers[0][0]) and torch.equal(b, a[:1]) for a, b in answers)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_inputs_and_outputs_of_any_number(kind: str) -> None:
+    weight = torch.randn(7, 45, generator=torch.Generator().manual_seed(4)).to(DENSE[kind])
+    packed = PackedWeight.from_dense(weight)
+    assert packed.format == kind
+    assert torch.equal(packed.dequantize(), weight.float())
+    x = torch.randn(3, 2, 45, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(PackedLinear(packed)(x), x @ weight.float().T)
+    half = x.bfloat16()
+    assert torch.equal(PackedLinear(packed)(half), PackedLinear(packed)(half.float()))
+
+
+def test_several_weights_stand_side_by_side() -> None:
+    formats = ["q8_0", "bf16", "q8_0"]
+    parts = [
+        PackedWeight.from_blocks(torch.from_numpy(blocks_of(one, count, 256, count)), one, 256)
+        for one, count in zip(formats, (40, 16, 7), strict=True)
+    ]
+    bias_O = torch.arange(63.0)
+    x = torch.randn(9, 256, generator=torch.Generator().manual_seed(6))
+    whole = PackedLinear(parts, bias_O)(x)
+    each = [
+        PackedLinear(one, bias) for one, bias in zip(parts, bias_O.split([40, 16, 7]), strict=True)
+    ]
+    assert torch.equal(whole, torch.cat([run(x) for run in each], -1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
+    outputs, inputs = 20, 256
+    if format in DENSE:
+        weight = torch.ones(outputs, inputs)
+        weight[3, 5] = bad
+        packed = PackedWeight.from_dense(weight.to(DENSE[format]))
+    else:
+        rows = blocks_of(format, outputs, inputs)
+        at = {"q6_k": 208}.get(format, 0)  # where a block has its scale
+        rows[3, at : at + 2] = np.array([bad], dtype=np.float16).view(np.uint8)
+        packed = PackedWeight.from_blocks(torch.from_numpy(rows), format, inputs)
+    run = PackedLinear(packed)
+    for count in (1, 5, 30):
+        finite = run(torch.ones(count, inputs)).isfinite()
+        assert not finite[:, 3].any()
+        assert finite[:, :3].all()
+        assert finite[:, 4:].all()
+
+
+def test_rounding_is_that_of_files() -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(7))
+    weight[2, :32] = 0
+    for format, one in FORMATS.items():
+        if one.quantize is not None:
+            rows = gguf.quants.quantize(weight.numpy(), GGMLQuantizationType[format.upper()])
+            packed = PackedWeight.from_dense(weight, format)
+            assert torch.equal(packed.dequantize(), dense_of(format, rows)), format
+
+
+def test_what_cannot_be_is_said() -> None:
+    assert "no format 'q9_9'" in str(unfit("q9_9", 16, 32, "cpu"))
+    assert "blocks of 32 inputs" in str(unfit("q8_0", 16, 40, "cpu"))
+    assert "CPU" in str(unfit("q8_0", 16, 32, "meta"))
+    assert unfit("bf16", 7, 5, "cpu") is None
+    with pytest.raises(ConfigurationError, match="float64 is in no format"):
+        PackedWeight.from_dense(torch.ones(2, 32).double())
+    with pytest.raises(ConfigurationError, match="bytes each; got"):
+        PackedWeight.from_blocks(torch.zeros(2, 35, dtype=torch.uint8), "q8_0", 32)
+    packed = PackedWeight.from_dense(torch.ones(2, 32), "q8_0")
+    with pytest.raises(ConfigurationError, match="32 inputs are wanted"):
+        PackedLinear(packed)(torch.ones(1, 31))
+    with pytest.raises(ConfigurationError, match="a bias of 2 outputs"):
+        PackedLinear(packed, torch.ones(3))
+    with pytest.raises(IndexError, match="outside the weight's 2 rows"):
+        packed.rows(torch.tensor([2]))
