@@ -96,6 +96,7 @@ class _Call:
 
     def norm(self, state: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """One call for the sum and its norm."""
+        self._check(state, more, weight)
         state = state.contiguous()
         normed = torch.empty_like(state)
         total, added = state, None
@@ -116,6 +117,9 @@ class _Call:
         keys, values = store.buffers(shape.kv_heads, shape.size, qkv)
         self.sizes.there = keys.shape[2]
         self.sizes.seat, self.sizes.head, *_ = keys.stride()
+        self._check(qkv)
+        if keys.dtype != qkv.dtype:
+            raise TypeError(f"states in {qkv.dtype} over a cache of {keys.dtype}")
         out = qkv.new_empty(batch, queries, shape.heads * shape.size)
         failed = self.of.attend(
             self.at, qkv.data_ptr(), *self.tables, keys.data_ptr(), values.data_ptr(), *self.read,
@@ -129,9 +133,16 @@ class _Call:
 
     def gate(self, both: Tensor) -> Tensor:
         """One call for both."""
+        self._check(both)
         out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
         rows = both.numel() // both.shape[-1]
         self.of.gate(
             rows, out.shape[-1], self.threads, self.of.is_half, both.data_ptr(), out.data_ptr()
         )
         return out
+
+    def _check(self, *tables: Tensor | None) -> None:
+        """Raise TypeError for numbers of another kind: they would be read as what they are not."""
+        for table in tables:
+            if table is not None and table.dtype != self.of.dtype:
+                raise TypeError(f"states in {self.of.dtype} are wanted; got {table.dtype}")

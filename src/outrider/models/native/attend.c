@@ -135,7 +135,8 @@ ALWAYS void turned_keys(
     float *to, const void *keys, int64_t at, const int64_t E, int64_t there, const int is_half) {
     int64_t e = 0;
     lanes x[LANES];
-    for (; is_half && e + 2 * LANES <= E; e += 2 * LANES) {
+    const int little = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+    for (; is_half && little && e + 2 * LANES <= E; e += 2 * LANES) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++)
             x[i] = i < there ? get((const float *)((const half *)keys + at + i * E + e)) : all(0);

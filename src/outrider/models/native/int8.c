@@ -19,10 +19,12 @@ ALWAYS part part_load8(const small *from) {
     return (part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
 #elif WIDTH == 8
     return (part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#else
+#elif defined(NEON)
     int8x8_t four = vdup_n_s8(0);
     memcpy(&four, from, WIDTH);
     return (part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))));
+#else
+    return (part){from[0], from[1], from[2], from[3]};
 #endif
 }
 

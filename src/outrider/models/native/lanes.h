@@ -1,7 +1,7 @@
 /* Sixteen numbers at a time, with the same bits on every processor.
  *
- * They lie in registers as wide as the processor has them: one of AVX-512, two of AVX2 or four of
- * NEON. Every function says what becomes of each lane, and in which order lanes are added up. No
+ * They lie in registers as wide as the processor has them: one of AVX-512, two of AVX2, four of NEON
+ * or of whatever else there is (`OUTRIDER_GENERIC`). Every function says what becomes of each lane, and in which order lanes are added up. No
  * product may be contracted into a sum but where `fma_` says so: compile with -ffp-contract=off.
  */
 #pragma once
@@ -14,7 +14,10 @@
 #define FAR 2048 /* bytes from what is used to what is fetched */
 #define ALWAYS static inline __attribute__((always_inline))
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#ifdef OUTRIDER_GENERIC
+#define WIDTH 4
+#define HELD 3
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define WIDTH 16 /* lanes of a register */
 #define HELD 24  /* sums that leave registers for what is added to them */
@@ -26,8 +29,10 @@
 #include <arm_neon.h>
 #define WIDTH 4
 #define HELD 6
+#define NEON
 #else
-#error "these kernels want AVX2 with FMA, AVX-512 or the NEON of a 64-bit ARM"
+#define WIDTH 4
+#define HELD 3
 #endif
 
 #define REGISTERS (LANES / WIDTH)
@@ -40,7 +45,9 @@ typedef REGISTER(float) part;
 typedef REGISTER(int32_t) part_marks;
 typedef REGISTER(uint32_t) part_bits;
 typedef ANYWHERE(float) part_there;
+#ifdef NEON
 typedef ANYWHERE(half) halves_there;
+#endif
 
 /* EACH(type, x): sixteen lanes, of which x says the nth part; ON(a) is that part of a. */
 #define PART(n, x) ({ enum { nth = n }; x; })
@@ -94,7 +101,7 @@ ALWAYS void part_narrowed(half *to, part_bits x) {
     const __m128i lower = _mm256_castsi256_si128(y), upper = _mm256_extracti128_si256(y, 1);
     _mm_storeu_si128((__m128i *)to, _mm_packus_epi32(lower, upper));
 }
-#else
+#elif defined(NEON)
 ALWAYS part part_fma(part a, part b, part sum) {
     return (part)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 }
@@ -105,6 +112,19 @@ ALWAYS part_bits part_widened(const half *from) {
 
 ALWAYS void part_narrowed(half *to, part_bits x) {
     *(halves_there *)to = (halves_there)vmovn_u32((uint32x4_t)x);
+}
+#else
+static __attribute__((noinline)) part part_fma(part a, part b, part sum) {
+    for (int i = 0; i < WIDTH; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
+    return sum;
+}
+
+ALWAYS part_bits part_widened(const half *from) {
+    return (part_bits){from[0], from[1], from[2], from[3]};
+}
+
+ALWAYS void part_narrowed(half *to, part_bits x) {
+    for (int i = 0; i < WIDTH; i++) to[i] = (half)x[i];
 }
 #endif
 
@@ -204,8 +224,11 @@ ALWAYS int any(marks here) {
     return _mm512_test_epi32_mask((__m512i)here, (__m512i)here) != 0;
 #elif WIDTH == 8
     return _mm256_movemask_ps((__m256)(here.of[0] | here.of[1])) != 0;
-#else
+#elif defined(NEON)
     return vmaxvq_u32((uint32x4_t)((here.of[0] | here.of[1]) | (here.of[2] | here.of[3]))) != 0;
+#else
+    const part_marks x = (here.of[0] | here.of[1]) | (here.of[2] | here.of[3]);
+    return (x[0] | x[1] | x[2] | x[3]) != 0;
 #endif
 }
 
@@ -226,11 +249,14 @@ ALWAYS lanes pairs(lanes a, lanes b) {
     const __m256d y = (__m256d)_mm256_hadd_ps((__m256)b.of[0], (__m256)b.of[1]);
     return (lanes){{(part)_mm256_permute4x64_pd(x, 0xd8), (part)_mm256_permute4x64_pd(y, 0xd8)}};
 #else
+#ifdef NEON
+#define BOTH(x, y) (part)vpaddq_f32((float32x4_t)(x), (float32x4_t)(y))
+#else
+#define BOTH(x, y) ((part){(x)[0] + (x)[1], (x)[2] + (x)[3], (y)[0] + (y)[1], (y)[2] + (y)[3]})
+#endif
     return (lanes){{
-        (part)vpaddq_f32((float32x4_t)a.of[0], (float32x4_t)a.of[1]),
-        (part)vpaddq_f32((float32x4_t)a.of[2], (float32x4_t)a.of[3]),
-        (part)vpaddq_f32((float32x4_t)b.of[0], (float32x4_t)b.of[1]),
-        (part)vpaddq_f32((float32x4_t)b.of[2], (float32x4_t)b.of[3]),
+        BOTH(a.of[0], a.of[1]), BOTH(a.of[2], a.of[3]),
+        BOTH(b.of[0], b.of[1]), BOTH(b.of[2], b.of[3]),
     }};
 #endif
 }
@@ -319,12 +345,18 @@ typedef __m256 machine;
 #define HIGH2(a, b) ((machine)_mm256_unpackhi_pd((__m256d)(a), (__m256d)(b)))
 #define LOW1(a, b) _mm256_unpacklo_ps(a, b)
 #define HIGH1(a, b) _mm256_unpackhi_ps(a, b)
-#else
+#elif defined(NEON)
 typedef float32x4_t machine;
 #define LOW2(a, b) ((machine)vzip1q_f64((float64x2_t)(a), (float64x2_t)(b)))
 #define HIGH2(a, b) ((machine)vzip2q_f64((float64x2_t)(a), (float64x2_t)(b)))
 #define LOW1(a, b) vzip1q_f32(a, b)
 #define HIGH1(a, b) vzip2q_f32(a, b)
+#else
+typedef part machine;
+#define LOW2(a, b) ((machine){(a)[0], (a)[1], (b)[0], (b)[1]})
+#define HIGH2(a, b) ((machine){(a)[2], (a)[3], (b)[2], (b)[3]})
+#define LOW1(a, b) ((machine){(a)[0], (b)[0], (a)[1], (b)[1]})
+#define HIGH1(a, b) ((machine){(a)[2], (b)[2], (a)[3], (b)[3]})
 #endif
 
 /* Columns of four rows, in each quarter of sixteen lanes that a register holds. */
