@@ -24,6 +24,13 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 
+def pytest_sessionstart():
+    """What is tested does not depend on how busy the machine is: tests wait for kernels."""
+    from outrider.models.native import build
+
+    build.PATIENCE = 900.0
+
+
 def pytest_collection_finish():
     """What imports made is there for good: not to be gone through again and again."""
     gc.collect()

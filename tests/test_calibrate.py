@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,14 @@ from outrider.costs import Costs, Curve
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate
 from outrider.models.calibrate import Calibration, Setting, recall, remember
+from outrider.models.native import build
 from tiny import pair
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "identity", lambda: "the same")  # nothing is compiled for a key
     return tmp_path / "outrider"
 
 
@@ -59,6 +62,10 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(calibrate, "homeless", lambda: tmp_path / "temporary")
+    remember("abc", FOUND)
+    assert recall("abc") == replace(FOUND, cached=True)
+    monkeypatch.setattr(calibrate, "homeless", lambda: blocked)
     remember("abc", FOUND)
     assert recall("abc") is None
 
@@ -73,9 +80,9 @@ def homeless(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(calibrate.Path, "home", unknown)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    calibrate._homeless.cache_clear()
+    calibrate.homeless.cache_clear()
     yield tmp_path / f"outrider-{os.getuid()}"
-    calibrate._homeless.cache_clear()
+    calibrate.homeless.cache_clear()
 
 
 def test_without_a_home_a_folder_of_the_users_own_is_used(homeless):

@@ -20,6 +20,7 @@ from outrider.models import CausalModel, calibrate, check, isa, reads_more, refu
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
+from outrider.models.native import build
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
@@ -63,6 +64,7 @@ class Notes:
     shards: int = 1  #: processes that hold a part of the target each
     means: str = ""  #: how the target runs
     draft_dtype: str | None = None  #: what draft models read is kept in, in words; None: `dtype`
+    kernels: str = ""  #: which compiled library runs on a CPU, or why none does
 
 
 def load(
@@ -153,6 +155,8 @@ def load(
     first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
+    if place.type == "cpu":
+        build.start()  # while weights are read
     tokenizer = (
         _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer, first.trust)
     )
@@ -447,4 +451,5 @@ def _notes(
         sources[0].shards,
         runner.means,
         told(wish, sources[1:], running.setting, place),
+        build.told() if place.type == "cpu" else "",
     )

@@ -1,18 +1,22 @@
 """A compiled library is made of what the process has read, whole, and called as declared."""
 
+import contextlib
 import ctypes
 import hashlib
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from test_native import BF16, call_of, filled, random_nodes
 
-from outrider.models import LlamaRunner, native
-from outrider.models.native import build, cross, int8, tiles
+from outrider.models import LlamaRunner, calibrate, native
+from outrider.models.native import build, build_process, cross, int8, tiles
 from outrider.testing import models
 
 WHOLE = (ctypes.c_int64,)
@@ -23,9 +27,21 @@ needs_cc = pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
 def fresh(monkeypatch, tmp_path):
     """As in a new process of a user without a cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build._found.cache_clear()
+    monkeypatch.setattr(calibrate, "homeless", lambda: tmp_path / "temporary")
+    anew(monkeypatch)
     yield monkeypatch
-    build._found.cache_clear()
+    forget()
+
+
+def anew(monkeypatch):
+    """Another process."""
+    forget()
+    monkeypatch.setattr(build, "_state", build._State())
+
+
+def forget():
+    if build._state.background is not None:
+        build._state.background.stop()
 
 
 def small(answer):
@@ -34,39 +50,69 @@ def small(answer):
     return dict.fromkeys(build.SOURCES, "") | {"lanes.h": "#include <stdint.h>\n", "int8.c": added}
 
 
+def lasting(tmp_path, script):
+    """A compiler that is `script` of the shell, which finds its arguments in "$@"."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
+def alive(group):
+    """Processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(of) == group and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def until(happens, seconds=60.0):
+    """Wait for what another process brings about."""
+    end = time.monotonic() + seconds
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.02)
+    return happens()
+
+
 @needs_cc
 def test_what_a_process_has_read_is_compiled_whatever_lies_there_now(fresh, tmp_path):
     made = []
     for answer in (1, 2, 1):  # the files of the package are others all the while
         fresh.setattr(build, "TEXTS", small(answer))
-        build._found.cache_clear()
+        anew(fresh)
         made.append(build.function("added", WHOLE)(40) - 40)
     assert made == [1, 2, 1]
     assert len([*tmp_path.rglob("*.so")]) == 2
     assert not [*tmp_path.rglob("*.tmp")]
 
 
-def test_libraries_are_written_elsewhere_and_moved_whole(monkeypatch, tmp_path):
-    path, written = tmp_path / "library.so", []
+@needs_cc
+def test_one_changed_file_is_compiled_alone(fresh, tmp_path):
+    log = tmp_path / "log"
+    fresh.setenv("CC", lasting(tmp_path, f'echo "$@" >> {log}; exec cc "$@"'))
+    ran = []
+    for texts in (small(1), small(2), small(2) | {"lanes.h": "#include <stdint.h>\n\n"}):
+        fresh.setattr(build, "TEXTS", texts)
+        anew(fresh)
+        assert build.unbuilt() is None
+        ran.append(re.findall(r" -c (\S+)", log.read_text()))
+        log.unlink()
+    assert sorted(ran[0]) == sorted(build.SOURCES)
+    assert ran[1:] == [["int8.c"], ["int8.c"]]  # which reads the header; the others do not
 
-    def compile_(command, **_):
-        made = Path(command[command.index("-o") + 1])
-        if not written:
-            written.append(made)
-            build.compiled(path, small(2), ["cc"])  # another thread, or process, at the same time
-        assert not made.exists()
-        assert "lanes.h" in {one.name for one in made.parent.iterdir()}
-        assert build.whole(path) or not path.exists()
-        made.write_text("whole")
-        written.append(made)
 
-    monkeypatch.setattr(subprocess, "run", compile_)
-    build.compiled(path, small(1), ["cc"])
-    first, other, again = written
-    assert first == again != other
-    assert path.read_bytes().startswith(b"whole")
-    assert build.whole(path)
-    assert [*tmp_path.iterdir()] == [path]
+@needs_cc
+def test_processes_that_build_at_once_have_one_library(fresh, tmp_path):
+    log = tmp_path / "log"
+    fresh.setenv("CC", lasting(tmp_path, f'echo "$@" >> {log}; exec cc "$@"'))
+    fresh.setattr(build, "TEXTS", small(3))
+    orders = [build._Background(build._look()) for _ in range(3)]
+    assert [one.failed(60.0) for one in orders] == [None] * 3
+    assert len(log.read_text().splitlines()) == len(build.SOURCES) + 1  # and the library itself
+    assert build.function("added", WHOLE)(40) == 43
 
 
 def cut(library):
@@ -98,24 +144,138 @@ def test_a_damaged_library_is_built_anew(fresh, tmp_path, damage):
     library.unlink()
     damage(damaged)
     damaged.rename(library)
-    build._found.cache_clear()
+    anew(fresh)
     assert build.function("added", WHOLE)(40) == 41
-    assert build.whole(library)
+    assert build_process.whole(library)
     before = library.stat().st_mtime_ns
-    build._found.cache_clear()
+    anew(fresh)
     assert build.function("added", WHOLE)(40) == 41
     assert library.stat().st_mtime_ns == before
 
 
 @needs_cc
-def test_what_is_wrong_with_a_library_is_said_as_it_is(fresh, tmp_path):
+def test_what_is_wrong_with_a_library_is_said_and_not_tried_again(fresh, tmp_path):
     fresh.setattr(build, "TEXTS", small(1))
     fresh.setattr(build, "Library", lambda *_: ctypes.CDLL(str(tmp_path / "none")))
-    assert re.match(r"the library made by 'cc' cannot be loaded: .*none: cannot", build.unbuilt())
+    why = r"the library made by 'cc' cannot be loaded: .*none: cannot"
+    assert re.match(why, build.unbuilt())
+    anew(fresh)
+    assert re.match(rf"{why}.* \(not tried again for a day\)", build.unbuilt())
+
+
+@needs_cc
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh, tmp_path):
+    fresh.setattr(build, "TEXTS", small(1))
+    locked = tmp_path / "outrider" / "kernels"
+    writable = build._writable
+    fresh.setattr(build, "_writable", lambda folder: folder != locked and writable(folder))
+    assert build.function("added", WHOLE)(40) == 41
+    assert build.told().endswith(f"({str(locked)!r} is read-only)")
+    (library,) = tmp_path.rglob("*.so")
+    assert library.is_relative_to(tmp_path / "temporary")
+    anew(fresh)
+    fresh.setattr(build, "_writable", lambda folder: False)
+    assert build.unbuilt() == (
+        f"no folder to keep a library in: neither {str(locked)!r} nor {str(library.parent)!r}"
+    )
+    assert build.told().startswith("none: no folder")
+
+
+@needs_cc
+def test_a_file_in_place_of_the_cache_is_no_obstacle(fresh, tmp_path):
+    fresh.setattr(build, "TEXTS", small(1))
     (tmp_path / "file").write_text("")
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    build._found.cache_clear()
-    assert re.match("no library could be made in '.*/file/outrider': ", build.unbuilt())
+    assert build.function("added", WHOLE)(40) == 41
+    assert str(tmp_path / "temporary" / "kernels") in build.told()
+
+
+def test_a_failure_is_remembered_until_the_compiler_or_the_day_is_another(fresh, tmp_path):
+    log = tmp_path / "log"
+    fresh.setenv("CC", compiler := lasting(tmp_path, f"echo run >> {log}; echo no >&2; exit 3"))
+    fresh.setattr(build, "TEXTS", small(1))
+    fresh.setattr(calibrate, "cores", lambda: 1)
+    why = f"{compiler!r} failed: no"
+    assert build.unbuilt() == why
+    runs = len(log.read_text().splitlines())
+    anew(fresh)
+    assert build.unbuilt() == f"{why} (not tried again for a day)"
+    assert build.identity() == "none"
+    assert len(log.read_text().splitlines()) == runs
+    now = time.time()
+    anew(fresh)
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(time, "time", lambda: now + 25 * 3600)
+        assert build.unbuilt() == why
+    anew(fresh)
+    fresh.setenv("CC", lasting(tmp_path, "echo still not >&2; exit 4"))
+    assert build.unbuilt() == f"{compiler!r} failed: still not"
+
+
+def test_a_compiler_that_hangs_is_given_up_and_killed(fresh, tmp_path):
+    fresh.setenv("CC", lasting(tmp_path, "sleep 1000 & sleep 1000"))
+    fresh.setattr(build, "TEXTS", small(1))
+    fresh.setattr(build, "_LIMIT", 0.5)
+    build.start()
+    group = build._state.background._process.pid
+    assert build.unbuilt() == "compiling took longer than 0.5 s"
+    assert until(lambda: not alive(group))
+    anew(fresh)
+    assert build.unbuilt() == "compiling took longer than 0.5 s (not tried again for a day)"
+
+
+def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path, caplog):
+    fresh.setenv("CC", lasting(tmp_path, "sleep 1000"))
+    fresh.setattr(build, "TEXTS", small(1))
+    fresh.setattr(build, "PATIENCE", 0.3)
+    fresh.setattr(build, "_TELLS", 0.1)
+    key = calibrate.key()
+    why = "still being compiled after 0.3 s; the next start has them"
+    assert build.unbuilt() == why
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["compiling", "going"]
+    (order := build._state.background).stop()
+    fresh.setenv("CC", "cc")
+    assert build.unbuilt() == why  # for as long as this process runs
+    assert calibrate.key() == key
+    if shutil.which("cc"):
+        anew(fresh)
+        fresh.setattr(build, "PATIENCE", 900.0)
+        assert build.unbuilt() is None
+        assert calibrate.key() != key
+    assert not alive(order._process.pid)
+
+
+WAITS = """
+import sys, time
+from outrider.models.native import build
+build.TEXTS = dict.fromkeys(build.SOURCES, "")
+build.start()
+print(build._state.background._process.pid, flush=True)
+{ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "signal_"),
+    [
+        ("sys.exit(0)", None),
+        ("build.unbuilt()", signal.SIGTERM),
+        ("build.unbuilt()", signal.SIGKILL),
+    ],
+)
+def test_no_process_is_left_behind_however_the_first_one_ends(fresh, tmp_path, ends, signal_):
+    fresh.setenv("CC", lasting(tmp_path, f"touch {tmp_path}/runs; sleep 1000 & sleep 1000"))
+    code = WAITS.format(ends=ends)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        group = int(process.stdout.readline())
+        if signal_ is not None:
+            assert until((tmp_path / "runs").exists)
+            assert alive(group)
+            process.send_signal(signal_)
+        process.wait(60)
+    assert until(lambda: not alive(group))
 
 
 @needs_cc
@@ -143,7 +303,7 @@ def test_every_function_is_called_as_its_source_declares():
     ("name", "value", "why"),
     [
         ("CC", "no-such-compiler", "'no-such-compiler' is not there"),
-        ("CC", "false", "'false' failed"),
+        ("CC", "false", "'false' failed: it ended with code 1"),
         ("OUTRIDER_COMPILED", "0", "OUTRIDER_COMPILED is 0"),
     ],
 )
@@ -163,7 +323,7 @@ def test_the_library_is_built_once_and_has_the_same_bits_on_plainer_processors(f
     assert build.unbuilt() is None
     (library,) = tmp_path.rglob("*.so")
     written = library.stat().st_mtime_ns
-    build._found.cache_clear()
+    anew(fresh)
     assert build.unbuilt() is None
     assert library.stat().st_mtime_ns == written
 
@@ -185,7 +345,7 @@ def test_the_library_is_built_once_and_has_the_same_bits_on_plainer_processors(f
 
     tuned = answers()
     fresh.setenv("OUTRIDER_ISA", "avx2")  # without vectors of sixteen
-    build._found.cache_clear()
+    anew(fresh)
     assert build.unbuilt() is None
     assert len([*tmp_path.rglob("*.so")]) == 2
     assert all(torch.equal(a, b) for a, b in zip(tuned, answers(), strict=True))

@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outrider.costs import Costs
 from outrider.models import isa
-from outrider.models.nodes import causal
-from outrider.types import LanguageModel
 
-Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
+if TYPE_CHECKING:
+    from outrider.types import LanguageModel
+
+    #: Target and draft model.
+    Models: TypeAlias = tuple[LanguageModel, LanguageModel | None]
 
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
@@ -67,18 +67,16 @@ def cache_dir() -> Path:
     """Where calibrations are kept: $XDG_CACHE_HOME/outrider or ~/.cache/outrider; where there is
     no home, or none that can be written, a folder for temporary files."""
     given = os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return Path(given) / "outrider"
     try:
-        usual = Path.home() / ".cache" / "outrider"
+        usual = (Path(given) if given else Path.home() / ".cache") / "outrider"
         usual.mkdir(parents=True, exist_ok=True)
-    except (RuntimeError, OSError):  # an unknown user; a home that is not to be written
-        return _homeless()
+    except (RuntimeError, OSError):  # an unknown user; a folder that is not to be written
+        return homeless()
     return usual
 
 
 @cache
-def _homeless() -> Path:
+def homeless() -> Path:
     """The user's own folder among temporary files, or one of this process alone.
 
     Libraries are loaded from it: one that others own or may look into is left alone.
@@ -109,6 +107,10 @@ class Config(Protocol):
 
 def key(*configs: Config | None, about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
+    import torch
+
+    from outrider.models.native import build  # which keeps libraries beside calibrations
+
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
         *shapes,
@@ -122,6 +124,8 @@ def key(*configs: Config | None, about: str = "") -> str:
         # Whether idle threads spin or sleep can turn the verdict on two threads around.
         *(f"{name}={os.environ.get(name)}" for name in (*WAITING, *KERNELS, "OUTRIDER_COMPILED")),
         f"isa={isa.level().name}",
+        # What is measured without compiled kernels is no measure of a start that has them.
+        f"kernels={build.identity()}",
         "18",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -190,13 +194,17 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
+def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
     """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
     the wrong packing. One thread is timed by its own clock, which stands while others run. Fewer
     nodes never cost more than others do, as they could be padded.
     """
+    import torch
+
+    from outrider.models.nodes import causal
+
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128
     cache = model.open(1, capacity, model.probe(1))
@@ -221,7 +229,7 @@ def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[
 
 
 def choose(
-    build: Callable[[Setting], Models],
+    build: "Callable[[Setting], Models]",
     *,
     threads: Sequence[int],
     dtypes: Sequence[str],
@@ -235,10 +243,12 @@ def choose(
     fewest on offer must win by MORE_THREADS. Combinations near the best are timed again, in
     reverse order, and keep their least time: a busy neighbour's second falls on one of them.
     """
+    import torch
+
     before = torch.get_num_threads()
     n = num_speculative_tokens + 1
 
-    def score(models: Models, count: int) -> float:
+    def score(models: "Models", count: int) -> float:
         torch.set_num_threads(count)
         target = cost(models[0], (1, n), repeats=6)
         spent = target[1] + target[n]

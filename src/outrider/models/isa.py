@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from outrider.errors import ConfigurationError
 
 AUTO = "auto"
@@ -91,6 +89,8 @@ def flags() -> frozenset[str]:
 
 def _flags_by_torch() -> frozenset[str]:
     """The same where there is no /proc: what torch has asked the processor."""
+    import torch  # on few systems
+
     if family() == "aarch64":
         return frozenset({"asimd"})  # no such processor is without
     ask = getattr(torch.cpu, "get_capabilities", dict)
