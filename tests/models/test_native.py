@@ -136,13 +136,13 @@ def test_numbers_of_another_kind_are_refused():
     nodes = random_nodes(1, 2, False)
     call, qkv = call_of(2, 2, 16, nodes, torch.float32)[0], torch.randn(1, 2, 96)
     half = filled(1, 2, 16, 300)[0]
-    with pytest.raises(TypeError, match="float32.*cache of torch.bfloat16"):
+    with pytest.raises(TypeError, match=r"float32.*cache of torch.bfloat16"):
         call.attend(qkv, half.layers[0])
-    with pytest.raises(TypeError, match="float32.*got.*bfloat16"):
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
         call.attend(qkv.to(BF16), filled(1, 2, 16, 300)[0].layers[0])
-    with pytest.raises(TypeError, match="float32.*got.*bfloat16"):
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
         call.norm(qkv, qkv.to(BF16), torch.ones(96))
-    with pytest.raises(TypeError, match="float32.*got.*bfloat16"):
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
         call.gate(qkv.to(BF16))
 
 

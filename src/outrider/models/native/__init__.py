@@ -1,7 +1,6 @@
-"""What stands between a Llama's products, compiled, for bfloat16 and float32 on a CPU: three calls a
-layer.
+"""What stands between a Llama's products, compiled for a CPU: three calls a layer.
 
-A row is computed in one order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a
+States, their cache and weights are bfloat16 or float32; sums are float32. A row is computed in one order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a
 call has to be tried at load, and none is padded.
 """
 
