@@ -1,7 +1,8 @@
 """What stands between a Llama's products, compiled for a CPU: three calls a layer.
 
-States, their cache and weights are bfloat16 or float32; sums are float32. A row is computed in one order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a
-call has to be tried at load, and none is padded.
+States, their cache and weights are bfloat16 or float32; sums are float32. A row is computed in one
+order whatever stands beside it (`attend.c`, `kernels.c`), so no form of a call has to be tried at
+load, and none is padded.
 """
 
 import ctypes
