@@ -18,6 +18,7 @@ from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import (
     CausalModel,
+    budget,
     calibrate,
     check,
     isa,
@@ -178,12 +179,13 @@ def load(
     planner, options = planners.chosen(planner, recipe, options)
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
-    running = _run(sources, wish, place, words, ahead, share_encoder)
-    own, *others = running.models
-    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
-    _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, wish, place, words, table)
-    engine = _engine(sources, running, place, made, judge, planner, priced)
+    with budget.under(budget.unspent()):
+        running = _run(sources, wish, place, words, ahead, share_encoder)
+        own, *others = running.models
+        made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
+        _check_shape(made, sources, running.models, options)
+        notes = _notes(sources, running, wish, place, words, table)
+        engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -386,14 +388,19 @@ def _run(
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+    def of_target(setting: Setting) -> CausalModel:
         own = target.driven(setting, place, words.size)
+        budget.current().allow(target.model(setting.dtype, place).num_parameters())
+        return own
+
+    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+        own = of_target(setting)
         return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    whole = target.driven(setting, place, words.size)
+    whole = of_target(setting)
     own = whole if target.group is None else sharded.split(whole, target.group)
     beside = [driven(source, setting) for source in drafts]
     if wish.packed is True and not _packed(own):
