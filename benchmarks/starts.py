@@ -73,7 +73,15 @@ def main() -> None:
     pinned = ["taskset", "-c", given.core]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    generate = ["generate", "The capital of France is", "--target", given.model, "--stream", "-n", "8"]
+    generate = [
+        "generate",
+        "The capital of France is",
+        "--target",
+        given.model,
+        "--stream",
+        "-n",
+        "8",
+    ]
     server = ["serve", "--target", given.model, "--port", str(port)]
     hear = ["transcribe", str(given.recording), "-m", str(given.whisper)]
     spin = subprocess.Popen([*pinned, sys.executable, "-c", "while True: pass"])
