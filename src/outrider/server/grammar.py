@@ -25,8 +25,12 @@ _PRIVATE = 0x100000  #: the last plane of Unicode, for private use
 
 
 @lru_cache(maxsize=4)
-def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
+def vocabulary(
+    tokenizer: PreTrainedTokenizerBase, size: int, eos_ids: tuple[int, ...] = ()
+) -> LLTokenizer:
     """The tokenizer as llguidance reads it, for logits of `size` tokens.
+
+    eos_ids  tokens that end an answer which is whole; none: the tokenizer's own
 
     Special tokens are never a way to write text: a constant or a key "<|im_end|>" is spelled in
     ordinary tokens. llguidance cuts text that is forced as the tokenizer does, which makes a
@@ -43,7 +47,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
     backend.no_truncation()
     text = json.dumps(unwritten(json.loads(backend.to_str())))
     count = max(size, len(tokenizer))
-    return LLTokenizer(text, n_vocab=count, eos_token=tokenizer.eos_token_id)
+    return LLTokenizer(text, n_vocab=count, eos_token=list(eos_ids) or tokenizer.eos_token_id)
 
 
 def unwritten(said: dict[str, Any]) -> dict[str, Any]:
