@@ -43,24 +43,22 @@ def exports(
 class Registry(MutableMapping[str, Value], Generic[Value]):
     """Things by name, each imported when it is first looked up; others can be added.
 
-    A class is made an object without arguments.
-
-    >>> found = Registry({"pi": "math:pi"})
+    >>> found = Registry({"pi": "math:pi", "empty": "builtins:list()"})
     >>> found["e"] = 2.7
-    >>> list(found), found["pi"] > 3
-    (['pi', 'e'], True)
+    >>> list(found), found["pi"] > 3, found["empty"]
+    (['pi', 'empty', 'e'], True, [])
     """
 
     def __init__(self, homes: Mapping[str, str]) -> None:
-        """homes: "module:attribute" for each name."""
+        """homes: for each name "module:attribute", or "module:attribute()" for what it returns."""
         self._homes: dict[str, str] = dict(homes)
         self._found: dict[str, Value] = {}
 
     def __getitem__(self, name: str) -> Value:
         if name not in self._found:
             module, _, attribute = self._homes[name].partition(":")
-            found = getattr(import_module(module), attribute)
-            self._found[name] = found() if isinstance(found, type) else found
+            value = getattr(import_module(module), attribute.removesuffix("()"))
+            self._found[name] = value() if attribute.endswith("()") else value
         return self._found[name]
 
     def __setitem__(self, name: str, value: Value) -> None:

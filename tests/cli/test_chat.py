@@ -45,7 +45,7 @@ def test_a_message_that_does_not_fit_leaves_the_talk_as_it_was(shipped, typed, m
     words = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
     monkeypatch.setattr(shipped.tokenizer, "chat_template", words)
     monkeypatch.setattr(shipped, "stream", stream)
-    monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
     monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--max-new-tokens", "4"])
     typed("x = 1", "y = 1\n" * 1000, "z = 2")
     cli.main()
@@ -65,7 +65,7 @@ def generate(shipped, monkeypatch, capsys):
     """Runs `outrider generate` on the shipped pair: (exit code, stdout, stderr)."""
 
     def call(*words):
-        monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
+        monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
         monkeypatch.setattr(sys, "argv", ["outrider", "generate", *words])
         code = 0
         try:

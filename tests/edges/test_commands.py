@@ -142,7 +142,7 @@ def test_no_memory_is_one_line(outrider, monkeypatch):
     def empty(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("outrider.cli.options.load", empty)
+    monkeypatch.setattr("outrider.loading.load", empty)
     code, _, err = outrider("generate", "x")
     assert code == 2
     assert err.startswith("error: out of memory")

@@ -51,7 +51,7 @@ def test_where_one_core_is_all_there_is_one_process(
             pass  # it listens
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(cores)), raising=False)
-    monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: shipped)
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
     monkeypatch.setattr(apart, "started", started)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     others_log = Handler()
@@ -112,7 +112,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(outrider, monkeypatch, pla
 
 
 def test_a_port_in_use_is_refused_before_a_model_is_read(outrider, monkeypatch):
-    monkeypatch.setattr("outrider.cli.options.load", lambda *_, **__: pytest.fail("it is read"))
+    monkeypatch.setattr("outrider.loading.load", lambda *_, **__: pytest.fail("it is read"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, err = outrider("serve", "--processes", 1, "--port", taken.getsockname()[1])
     assert code == 2

@@ -19,9 +19,9 @@ from outrider.shipped import shipped
 from outrider.testing import encoder_decoder, llama
 from outrider.text.speculator import Speculator
 from outrider.train.features import read
-from outrider.train.job import Task, look, run
-from outrider.train.loop import Plan
+from outrider.train.job import look, run
 from outrider.train.published import opened
+from outrider.train.task import Plan, Task
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from outrider.models import adapt
 from outrider.testing import VOCAB, llama
 from outrider.train.alpha import alpha
 from outrider.train.features import Text, read, record
-from outrider.train.loop import Plan, Trainer
+from outrider.train.loop import Trainer
 from outrider.train.students import Head, Layers, usual_taps
+from outrider.train.task import Plan
 from outrider.train.vocabulary import frequent
 
 PLAN = Plan(steps=20, batch=512, rounds=2, rate=0.1)

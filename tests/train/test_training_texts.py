@@ -11,7 +11,7 @@ from outrider.testing import llama
 from outrider.text.speculator import Speculator
 from outrider.train.answers import answered
 from outrider.train.features import Text
-from outrider.train.job import Task
+from outrider.train.task import Task
 from outrider.train.texts import Piece, read, split, tokenized
 
 

@@ -6,9 +6,23 @@
 The report names each test, its statistic, its power and the joint false-alarm level.
 """
 
-from outrider.certify.foreign import foreign
-from outrider.certify.judge import Power
-from outrider.certify.report import Report, Test
-from outrider.certify.run import certify
+from typing import TYPE_CHECKING
+
+from outrider import lazy
+
+if TYPE_CHECKING:
+    from outrider.certify.black_box import foreign
+    from outrider.certify.power import Power
+    from outrider.certify.report import Report, Test
+    from outrider.certify.run import certify
 
 __all__ = ["Power", "Report", "Test", "certify", "foreign"]
+
+_HOMES = {
+    "Power": "outrider.certify.power",
+    "Report": "outrider.certify.report",
+    "Test": "outrider.certify.report",
+    "certify": "outrider.certify.run",
+    "foreign": "outrider.certify.black_box",
+}
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import verifiers
-from outrider.certify.judge import Ids, Power, Progress
+from outrider.certify.judge import Ids, Progress
+from outrider.certify.power import Power
 from outrider.certify.report import Report, Row
 from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS

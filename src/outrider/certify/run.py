@@ -11,7 +11,6 @@ from outrider.certify import margins, verdicts
 from outrider.certify.judge import (
     Ids,
     Judge,
-    Power,
     Progress,
     Prompt,
     checked,
@@ -20,6 +19,7 @@ from outrider.certify.judge import (
     settings,
 )
 from outrider.certify.laws import Guesses, Text
+from outrider.certify.power import Power
 from outrider.certify.report import Report, Test
 from outrider.drafters import DraftModel, DynamicTree, Root
 from outrider.engine.engine import Engine

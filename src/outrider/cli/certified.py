@@ -1,16 +1,14 @@
 """What `outrider certify` decodes: prompts of a file, or sources and how answers to them begin."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import ConfigurationError, PromptError
-from outrider.lab.prompts import read_prompts, read_rows
-from outrider.text.asked import Reader
-from outrider.text.speculator import Speculator
-from outrider.text.speech import audio, features
-from outrider.text.speech.hearing import Hearing, one_row
-from outrider.text.speech.prompt import prompt
-from outrider.types import Inputs
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
+    from outrider.text.speech.hearing import Hearing
+    from outrider.types import Inputs
 
 CUT = 32  #: last tokens of each prompt: contexts should differ, not be long
 MADE_UP = 8  #: sources, where none are given
@@ -20,15 +18,18 @@ class Decoded(NamedTuple):
     """One entry for each text that is begun."""
 
     prompts: list[list[int]]
-    inputs: list[Inputs] | None = None  #: what is read besides; None: made up, or text alone
+    inputs: "list[Inputs] | None" = None  #: what is read besides; None: made up, or text alone
     named: str = ""  #: where they come from, for results of several runs
 
 
-def read(speculator: Speculator, prompts: Path | None, sources: Path | None) -> Decoded:
+def read(speculator: "Speculator", prompts: Path | None, sources: Path | None) -> Decoded:
     """Prompts as token ids, the last few of each; or sources, made up if there is no file.
 
     Sources are texts or, for speech to text, recordings: one a line, or JSON lines with `source`.
     """
+    from outrider.lab.prompts import read_rows
+    from outrider.text.asked import Reader
+
     if speculator.engine.target.reads == "text":
         if sources is not None:
             raise ConfigurationError(
@@ -58,7 +59,9 @@ def read(speculator: Speculator, prompts: Path | None, sources: Path | None) -> 
     return Decoded(asked.prompts, asked.inputs, str(sources.resolve()))
 
 
-def _prompts(speculator: Speculator, path: Path | None) -> list[list[int]]:
+def _prompts(speculator: "Speculator", path: Path | None) -> list[list[int]]:
+    from outrider.lab.prompts import read_prompts
+
     texts = read_prompts(path)
     if speculator.tokenizer is None:
         raise ConfigurationError(
@@ -75,15 +78,20 @@ def _prompts(speculator: Speculator, path: Path | None) -> list[list[int]]:
     return ids
 
 
-def _begun(hearing: Hearing) -> list[int]:
+def _begun(hearing: "Hearing") -> list[int]:
     """A transcript in the model's first language, without times."""
+    from outrider.text.speech.prompt import prompt
+
     words = hearing.vocabulary
     ids, _ = prompt(words, next(iter(words.languages), None), "transcribe", timestamps=False)
     return ids
 
 
-def _heard(hearing: Hearing, path: str, number: int) -> Inputs:
+def _heard(hearing: "Hearing", path: str, number: int) -> "Inputs":
     """The first window of a recording."""
+    from outrider.text.speech import audio, features
+    from outrider.text.speech.hearing import one_row
+
     recording = audio.look(path, number, None, hearing.rate)
     found = features.frames(hearing.extractor, recording.read(hearing.rate))
     return one_row(found.window(0, hearing.frames), hearing.model.device)

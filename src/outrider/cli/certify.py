@@ -4,19 +4,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.certify import Power, Report, certify, matrix
+from outrider.certify import Power
 from outrider.cli import certified, options
 from outrider.cli.console import out
-from outrider.drafters import DRAFTERS, DraftModel, Translated, get
+from outrider.drafters import DRAFTERS, get
 from outrider.errors import ConfigurationError
 from outrider.lab.progress import bar
-from outrider.laws.sampling import Sampling
-from outrider.text.opening import ruled
-from outrider.text.speculator import Speculator
+
+if TYPE_CHECKING:
+    from outrider.certify import Report
+    from outrider.laws.sampling import Sampling
+    from outrider.text.speculator import Speculator
 
 
 @options.with_setup
@@ -68,6 +70,10 @@ def command(
     Exit code 0: exact, 1: not exact, 3: not judged, 2: an error. Tests: greedy certificate, coupled
     equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
     """
+    from outrider.certify import certify
+    from outrider.laws.sampling import Sampling
+    from outrider.text.opening import ruled
+
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
     sampling = Sampling(temperature, top_k, top_p, min_p)
     if every is not None and setup.choices():
@@ -106,7 +112,7 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-def _print(report: Report) -> None:
+def _print(report: "Report") -> None:
     setup = report.setup
     out.print(f"{setup['drafter']} judged by {setup['rule']}\n", style="bold", markup=False)
     for test in report.tests:
@@ -119,7 +125,7 @@ def _print(report: Report) -> None:
     out.print(explain(report), markup=False)
 
 
-def explain(report: Report) -> str:
+def explain(report: "Report") -> str:
     """One paragraph: what the verdict rests on."""
     found = report.detectable
     lines = [
@@ -139,14 +145,17 @@ def explain(report: Report) -> str:
 
 
 def _matrix(
-    speculator: Speculator,
+    speculator: "Speculator",
     decoded: certified.Decoded,
-    sampling: Sampling,
-    power: Power,
+    sampling: "Sampling",
+    power: "Power",
     path: Path,
     names: list[str],
     as_json: bool,
 ) -> None:
+    from outrider.certify import matrix
+    from outrider.drafters import DraftModel, Translated
+
     target, ids = speculator.engine.target, decoded.prompts
     drafter = speculator.engine.drafter  # nobody chose it: the draft model's, if there is one
     draft = drafter.model if isinstance(drafter, DraftModel | Translated) else None

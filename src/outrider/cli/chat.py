@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,10 @@ from outrider.cli import paint
 from outrider.cli.console import fail, out
 from outrider.cli.options import Dtype, MinP, Setup, Temperature, TopK, TopP, with_setup
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.laws.sampling import Sampling
-from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
+
+if TYPE_CHECKING:
+    from outrider.laws.sampling import Sampling
+    from outrider.text.speculator import Speculator
 
 HELP = """/help           this
 /new            forget the conversation
@@ -31,7 +32,7 @@ class Talk:
     """One conversation."""
 
     def __init__(
-        self, speculator: Speculator, sampling: Sampling, most: int | None, trace: bool
+        self, speculator: "Speculator", sampling: "Sampling", most: int | None, trace: bool
     ) -> None:
         self.speculator, self.sampling, self.most = speculator, sampling, most
         self.trace, self.system = trace, ""
@@ -75,6 +76,8 @@ class Talk:
 
         Raises OutriderError for what the model cannot answer, and forgets it.
         """
+        from outrider.text.stop import Stop
+
         told = conversation(text, self.system, self.turns)
         stop = Stop(self.most)
         stream = self.speculator.stream([told], self.sampling, stop, trace=self.trace)
@@ -121,13 +124,13 @@ def conversation(
     return [*first, *turns, {"role": "user", "content": text}]
 
 
-def has_template(speculator: Speculator) -> bool:
+def has_template(speculator: "Speculator") -> bool:
     """Whether the tokenizer renders conversations."""
     tokenizer = speculator.tokenizer
     return tokenizer is not None and tokenizer.chat_template is not None
 
 
-def refuse_untemplated(speculator: Speculator, target: str | None, do: str) -> None:
+def refuse_untemplated(speculator: "Speculator", target: str | None, do: str) -> None:
     """Refuse a model that nobody can talk with, and say what to do with it."""
     if has_template(speculator):
         return
@@ -177,6 +180,8 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk with an instruct model. /help says what else there is."""
+    from outrider.laws.sampling import Sampling
+
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     speculator = setup.load(dtype)
     refuse_untemplated(speculator, setup.target, "use `outrider generate`")

@@ -2,17 +2,17 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.certify.report import Row
 from outrider.cli import options
 from outrider.cli.console import figures, out
 from outrider.cli.options import parse_branching
-from outrider.lab.compare import Comparison, Plan
-from outrider.lab.intervals import Interval
 from outrider.lab.progress import counter
+
+if TYPE_CHECKING:
+    from outrider.certify.report import Row
 
 
 def compare(
@@ -73,6 +73,8 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare with plain decoding and with transformers on the same prompts, interleaved."""
+    from outrider.lab.compare import Comparison, Plan
+
     trees = tuple(parse_branching(text) or () for text in branching or ())
     plan = Plan(
         target,
@@ -102,8 +104,10 @@ def compare(
     show(document)
 
 
-def show(document: Row) -> None:
+def show(document: "Row") -> None:
     """The document as tables."""
+    from outrider.lab.intervals import Interval
+
     chosen = document["settings"]
     out.print(
         f"{chosen['prompt_count']} prompts, {chosen['max_new_tokens']} tokens, "

@@ -1,6 +1,6 @@
 """`outrider demo`: watch the shipped pair complete Python, then see what it was worth."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.panel import Panel
@@ -9,16 +9,13 @@ from rich.table import Table
 from outrider import verifiers
 from outrider.cli import paint
 from outrider.cli.console import LOADING, out, working
-from outrider.drafters import DraftModel
-from outrider.lab import measure
-from outrider.lab.intervals import LEAST
 from outrider.lab.progress import counter
-from outrider.lab.prompts import read_rows
-from outrider.laws.sampling import Sampling
-from outrider.loading import load
 from outrider.shipped import parameters
-from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
+
+if TYPE_CHECKING:
+    from outrider.laws.sampling import Sampling
+    from outrider.text.speculator import Speculator
+    from outrider.text.stop import Stop
 
 SHOWN = 0.6  #: temperature of the texts on the screen
 PROMPTS = ("configparser.py", "textwrap.py", "heapq.py")  # modules that were never trained on
@@ -38,6 +35,8 @@ def demo(
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats of each arm.")] = 3,
 ) -> None:
     """Complete three held-out Python prompts, then compare with plain decoding."""
+    from outrider.loading import load
+
     out.print(
         "Loading the shipped pair (the first run measures this machine for a few seconds) ..."
     )
@@ -56,6 +55,8 @@ def demo(
 
 def pick() -> list[str]:
     """One prompt of each demo module, or the first ones if a module has none."""
+    from outrider.lab.prompts import read_rows
+
     every = read_rows()
     chosen: list[dict[str, str]] = []
     for module in PROMPTS:
@@ -64,7 +65,10 @@ def pick() -> list[str]:
     return [p["prompt"].rstrip() for p in chosen]
 
 
-def _show(pair: Speculator, prompts: list[str], budget: int) -> None:
+def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
+    from outrider.laws.sampling import Sampling
+    from outrider.text.stop import Stop
+
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
@@ -86,7 +90,12 @@ def _show(pair: Speculator, prompts: list[str], budget: int) -> None:
         )
 
 
-def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) -> None:
+def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) -> None:
+    from outrider.lab import measure
+    from outrider.lab.intervals import LEAST
+    from outrider.laws.sampling import Sampling
+    from outrider.text.stop import Stop
+
     plain = pair.plain()
     arms = {"plain": plain, "speculative": pair}
     stop = Stop(budget)
@@ -136,11 +145,16 @@ def _compare(pair: Speculator, prompts: list[str], budget: int, repeats: int) ->
     )
 
 
-def _equal(a: Speculator, b: Speculator, prompts: list[str], how: Sampling, stop: Stop) -> int:
+def _equal(
+    a: "Speculator", b: "Speculator", prompts: list[str], how: "Sampling", stop: "Stop"
+) -> int:
     return sum(a.generate(p, how, stop).texts == b.generate(p, how, stop).texts for p in prompts)
 
 
-def _coupled_equal(pair: Speculator, prompts: list[str], temperature: float, stop: Stop) -> int:
+def _coupled_equal(pair: "Speculator", prompts: list[str], temperature: float, stop: "Stop") -> int:
+    from outrider.drafters import DraftModel
+    from outrider.laws.sampling import Sampling
+
     drafter = pair.engine.drafter
     assert isinstance(drafter, DraftModel)
     shared = DraftModel(drafter.model, drafter.counts, coupled=True)

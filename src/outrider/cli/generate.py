@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -14,20 +14,16 @@ from outrider.cli import options, paint, planned
 from outrider.cli.chat import conversation, has_template, refuse_untemplated
 from outrider.cli.console import EXIT_INTERRUPTED, err, out
 from outrider.cli.reading import read_file, read_prompt, read_source
-from outrider.drafters import DRAFTERS, ReferenceLookup, Root
-from outrider.engine.search import Beams
+from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
-from outrider.lab.papers.record import file
-from outrider.lab.timeline import draw, lines
-from outrider.laws.sampling import Sampling
-from outrider.loading import seen
-from outrider.models.config import hears
-from outrider.models.sources import Source
-from outrider.text.results import Generation
-from outrider.text.speculator import Speculator
-from outrider.text.stop import Stop
-from outrider.text.stream import Stream
+
+if TYPE_CHECKING:
+    from outrider.engine.search import Beams
+    from outrider.models.sources import Source
+    from outrider.text.results import Generation
+    from outrider.text.speculator import Speculator
+    from outrider.text.stream import Stream
 
 
 @options.with_setup
@@ -82,6 +78,12 @@ def generate(
     verbose: options.Verbose = False,
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
+    from outrider.lab.timeline import draw, lines
+    from outrider.laws.sampling import Sampling
+    from outrider.loading import seen
+    from outrider.text.speculator import Speculator
+    from outrider.text.stop import Stop
+
     if as_json and (stream or trace):
         raise ConfigurationError(
             "--json prints one document; got --stream or --trace too; drop one"
@@ -130,8 +132,10 @@ def generate(
         draw(lines(speculator, run), timeline)
 
 
-def _drawable(path: Path | None, beams: Beams | None) -> None:
+def _drawable(path: Path | None, beams: "Beams | None") -> None:
     """Say what a picture lacks before a model is loaded."""
+    from outrider.lab.papers.record import file
+
     if path is None:
         return
     if beams is not None:
@@ -146,8 +150,10 @@ def _drawable(path: Path | None, beams: Beams | None) -> None:
     file(path)
 
 
-def _beams(count: int, penalty: float, streamed: bool) -> Beams | None:
+def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":
     """The beam search asked for, if one is."""
+    from outrider.engine.search import Beams
+
     if count == 1 and penalty == 1:
         return None
     if count == 1:
@@ -162,7 +168,7 @@ def _beams(count: int, penalty: float, streamed: bool) -> Beams | None:
     return Beams(count, penalty)
 
 
-def _how_made(speculator: Speculator, greedy: bool) -> dict[str, object]:
+def _how_made(speculator: "Speculator", greedy: bool) -> dict[str, object]:
     """The drafter and the rule, for whoever reads the text."""
     judged = speculator.engine.choose_rule("all" if greedy else "none")
     return {
@@ -195,7 +201,7 @@ def _said(chat: bool, system: str | None, source: str | None) -> None:
         )
 
 
-def _unanswered(speculator: Speculator, result: Generation, chat: bool) -> None:
+def _unanswered(speculator: "Speculator", result: "Generation", chat: bool) -> None:
     """Say what may help where an instruct model ended at once, as nobody had spoken to it."""
     done = result.completions[0]
     ended = (
@@ -211,6 +217,8 @@ def _unanswered(speculator: Speculator, result: Generation, chat: bool) -> None:
 
 def _copying(setup: options.Setup) -> options.Setup:
     """What copies from the reference; refuses what was named and does not, before it is loaded."""
+    from outrider.drafters import ReferenceLookup, Root
+
     if (setup.drafter, setup.draft, setup.draft_layers) == (None, None, None):
         return replace(setup, drafter=ReferenceLookup.name)
     name = setup.drafter or "draft_model"
@@ -231,8 +239,10 @@ class _Asked(TypedDict):
     reference: str | None
 
 
-def _suits(target: Source, source: str | None) -> None:
+def _suits(target: "Source", source: str | None) -> None:
     """Refuse a target of the wrong kind before its weights are read."""
+    from outrider.models.config import hears
+
     reads = bool(target.config.is_encoder_decoder)
     if hears(target.config):
         raise ConfigurationError(
@@ -259,7 +269,7 @@ def _asked(prompt: str | None, source: str | None, reference: str | None) -> _As
     return _Asked(prompts=source, decoder_prompts=prompt, reference=reference)
 
 
-def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -> bool:
+def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: bool) -> bool:
     """Decode to the end and show what is to be shown on the way; whether somebody stopped it."""
     colour = out.is_terminal and not out.no_color
 
@@ -282,7 +292,7 @@ def _print(running: Stream, speculator: Speculator, stream: bool, trace: bool) -
 
 
 def _finish(
-    result: Generation, about: dict[str, object] | None, printed: bool, verbose: bool = False
+    result: "Generation", about: dict[str, object] | None, printed: bool, verbose: bool = False
 ) -> None:
     """The text, if it is not there yet, or a document that says how it was made as well."""
     done = result.completions[0]
@@ -309,8 +319,10 @@ def _finish(
 
 
 def _describe(
-    speculator: Speculator, how_made: dict[str, object], beams: Beams | None = None
+    speculator: "Speculator", how_made: dict[str, object], beams: "Beams | None" = None
 ) -> None:
+    from outrider.laws.sampling import Sampling
+
     notes = speculator.notes
     how = (
         f"drafter {how_made['drafter']}, rule {how_made['rule']} "

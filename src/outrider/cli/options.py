@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,8 +14,9 @@ from outrider.drafters import DRAFTERS
 from outrider.lab.gathered import Target as Target
 from outrider.lab.gathered import Threads as Threads
 from outrider.lab.gathered import gathered
-from outrider.loading import load
-from outrider.text.speculator import Speculator
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
 
 Number = TypeVar("Number", int, float)
 
@@ -238,8 +239,10 @@ class Setup:
             if value not in (None, []) and value is not False and name not in models
         ]
 
-    def load(self, dtype: str) -> Speculator:
+    def load(self, dtype: str) -> "Speculator":
         """`outrider.load` with all of these."""
+        from outrider.loading import load
+
         with working(LOADING):
             return load(
                 self.target,

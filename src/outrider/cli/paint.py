@@ -1,10 +1,12 @@
 """Tokens of a step as coloured text, in the manner of figure 1 of Leviathan et al. 2023."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from outrider.engine.blocks import HostBlock
+if TYPE_CHECKING:
+    from outrider.engine.blocks import HostBlock
 
 STYLES = {
     "accepted": "green",
@@ -32,12 +34,12 @@ def piece(kind: str, text: str, colour: bool) -> Text:
     return Text(before + text + after)
 
 
-def line(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
+def line(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
     """A step as one line of figure 1, whatever its tokens are."""
     return step(block, lambda token: decode(token).replace("\n", "\\n"), colour)
 
 
-def step(block: HostBlock, decode: Callable[[int], str], colour: bool) -> Text:
+def step(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
     """Accepted drafted tokens, the first rejected ones, then the target's own token."""
     line = Text()
     ids, trace = block.token_ids, block.trace

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -13,13 +13,10 @@ from outrider.cli import options
 from outrider.cli.console import out
 from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
-from outrider.lab.rates import measured
-from outrider.loading import load, seen
-from outrider.models import CausalModel
-from outrider.models.sizes import sizes as sizes_of
-from outrider.models.sources import DTYPES, Source
-from outrider.theory import capacity
-from outrider.theory.capacity import Drafting, Machine
+
+if TYPE_CHECKING:
+    from outrider.models.sources import Source
+    from outrider.theory.capacity import Drafting, Machine
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
@@ -104,6 +101,10 @@ def plan(
     outrider plan --model-bytes 14G --kv-bytes 131K --bandwidth 3.35T --flops 600T
     outrider plan HuggingFaceTB/SmolLM2-135M-Instruct --measure --threads 1
     """
+    from outrider.loading import seen
+    from outrider.theory import capacity
+    from outrider.theory.capacity import Drafting
+
     source = None
     if model is not None:
         source = seen(model, trust_remote_code=trust_remote_code)
@@ -141,7 +142,7 @@ def plan(
 
 
 def _sizes(
-    model: Source | None,
+    model: "Source | None",
     dtype: str | None,
     model_bytes: str | None,
     kv_bytes: str | None,
@@ -149,6 +150,9 @@ def _sizes(
     layers: int,
 ) -> Sizes:
     """By name, by numbers, or by name with some numbers in place of its own."""
+    from outrider.models.sizes import sizes as sizes_of
+    from outrider.models.sources import DTYPES
+
     if dtype is not None and (model is None or dtype not in DTYPES):
         do = f"use one of {', '.join(DTYPES)}, and name a model"
         arguments.refuse("--dtype", "that of a model given by name", dtype, do)
@@ -191,7 +195,9 @@ class _Rates(NamedTuple):
         return [f"--{name.replace('_', '-')}" for name in used]
 
 
-def _told(rates: _Rates) -> Machine:
+def _told(rates: _Rates) -> "Machine":
+    from outrider.theory.capacity import Machine
+
     return Machine(
         _needed("--bandwidth", rates.bandwidth, "3.35T"),
         _needed("--flops", rates.flops, "600T"),
@@ -206,9 +212,13 @@ def _told(rates: _Rates) -> Machine:
 
 
 def _measured(
-    model: Source | None, dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
-) -> Machine:
+    model: "Source | None", dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
+) -> "Machine":
     """This processor's rates with this model."""
+    from outrider.lab.rates import measured
+    from outrider.loading import load
+    from outrider.models import CausalModel
+
     if model is None or rates.given():
         got = "no model" if model is None else ", ".join(rates.given())
         raise ConfigurationError(
@@ -250,13 +260,14 @@ def _counts(option: str, given: str) -> tuple[int, ...]:
 
 def _found(
     sizes: Sizes,
-    machine: Machine,
+    machine: "Machine",
     rows: tuple[int, ...],
     nodes: tuple[int, ...],
     contexts: tuple[int, ...],
-    drafting: Drafting,
+    drafting: "Drafting",
 ) -> dict[str, Any]:
     """The whole plan, milliseconds and rows; None stands for infinity."""
+    from outrider.theory import capacity
 
     def finite(value: float) -> float | None:
         return None if math.isinf(value) else value

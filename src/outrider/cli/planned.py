@@ -1,12 +1,16 @@
 """What a planner goes by and what it chose, as lines for `--verbose`."""
 
-from outrider.engine.engine import Engine
-from outrider.engine.planner import Fixed
-from outrider.stats import Stats
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+    from outrider.stats import Stats
 
 
-def priced(engine: Engine) -> list[str]:
+def priced(engine: "Engine") -> list[str]:
     """The planner, and the costs that it weighs tokens against."""
+    from outrider.engine.planner import Fixed
+
     if isinstance(engine.planner, Fixed):
         return [f"planner fixed: {engine.shapes[0].max_nodes - 1} drafted tokens in every step"]
     lines = [f"planner {type(engine.planner).__name__.lower()}"]
@@ -20,7 +24,7 @@ def priced(engine: Engine) -> list[str]:
     return lines
 
 
-def chosen(stats: Stats) -> list[str]:
+def chosen(stats: "Stats") -> list[str]:
     """How often each size was drafted; why nothing was, if that was best."""
     each = [
         f"{steps} of {nodes - 1} drafted" if nodes > 1 else f"{steps} plain"
@@ -34,7 +38,7 @@ def chosen(stats: Stats) -> list[str]:
     return lines
 
 
-def searched(stats: Stats) -> list[str]:
+def searched(stats: "Stats") -> list[str]:
     """What a beam search took."""
     return [
         f"beam search: {stats.steps} calls of the target for {stats.new_tokens} tokens, took "

@@ -20,13 +20,13 @@ from outrider.cli.options import Dtype, Setup, with_setup
 from outrider.cli.reading import read_file
 from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.models.calibrate import cores
-from outrider.text.speculator import Speculator
 
 if TYPE_CHECKING:
     from outrider.server.app import Service
     from outrider.server.decoding import Room
     from outrider.server.known import Known
     from outrider.server.loop import Decoder
+    from outrider.text.speculator import Speculator
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -108,7 +108,11 @@ def serve(
 
 
 def _run(
-    load: Callable[[], Speculator], service: "Service", host: str, port: int, processes: int | None
+    load: "Callable[[], Speculator]",
+    service: "Service",
+    host: str,
+    port: int,
+    processes: int | None,
 ) -> None:
     """Serve until it is ended."""
     with _extra():
@@ -225,7 +229,7 @@ def _parted(processes: int | None) -> tuple[bool, str]:
     return False, "one process for one core; --processes 2 makes it two"
 
 
-def _engine(load: Callable[[], Speculator], room: "Room", apart: bool) -> "tuple[Known, Decoder]":
+def _engine(load: "Callable[[], Speculator]", room: "Room", apart: bool) -> "tuple[Known, Decoder]":
     """What decodes, in this process or in another, and what is known of its model."""
     from outrider.server.apart import started
     from outrider.server.decoding import opened

@@ -2,16 +2,17 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import options
 from outrider.cli.console import EXIT_INTERRUPTED, LOADING, err, out, working
 from outrider.lab.progress import bar
-from outrider.train import published
-from outrider.train.job import Show, Task, look, run
-from outrider.train.loop import Plan
+from outrider.train.task import Plan, Task
+
+if TYPE_CHECKING:
+    from outrider.train.job import Show
 
 LINE_SECONDS = 30  #: between lines of a log
 
@@ -71,6 +72,9 @@ def command(
     It may be interrupted at any time; the same command goes on. Prints held-out acceptance before
     and after, and what speed to expect.
     """
+    from outrider.train import published
+    from outrider.train.job import look, run
+
     task = Task(
         target,
         to,
@@ -98,7 +102,7 @@ def command(
     out.print(text, markup=False)
 
 
-def _lines() -> Show:
+def _lines() -> "Show":
     """A line on stderr now and then, for logs."""
     last: list[float] = []
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,13 +11,12 @@ from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
-from outrider.loading import load, seen
-from outrider.text.speculator import Speculator
-from outrider.text.speech import audio
 from outrider.text.speech.formats import FORMATS, written
-from outrider.text.speech.hearing import check
-from outrider.text.speech.result import Transcript
-from outrider.text.speech.settings import Settings
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
+    from outrider.text.speech import audio
+    from outrider.text.speech.result import Transcript
 
 WINDOW = 30  #: seconds that a Whisper hears at once
 FETCH = "hf download openai/whisper-base"
@@ -54,6 +53,10 @@ def transcribe(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Transcribe recordings with a Whisper model."""
+    from outrider.loading import load, seen
+    from outrider.text.speech.hearing import check
+    from outrider.text.speech.settings import Settings
+
     kinds = list(dict.fromkeys(format or ["txt"]))
     asked: dict[str, Any] = {
         "language": language,
@@ -146,6 +149,8 @@ def _check(
 
 def _readable(files: Sequence[str], failed: dict[str, OutriderError]) -> list[str]:
     """The files that look like recordings; the others are noted."""
+    from outrider.text.speech import audio
+
     fine = []
     for name in files:
         try:
@@ -166,13 +171,13 @@ def _usual(draft: str | None, reference: Sequence[str] | None) -> str | None:
 
 
 def _run(
-    speculator: Speculator,
+    speculator: "Speculator",
     heard: list[str],
     asked: dict[str, Any],
     failed: dict[str, OutriderError],
     kinds: Sequence[str],
     output: Path | None,
-) -> dict[str, Transcript]:
+) -> "dict[str, Transcript]":
     """Transcribe, show how far it has come, and write each recording's files when it is done."""
     running = speculator.transcribe_stream(heard, **asked)
     streams = output is None and kinds == ["txt"] and len(heard) == 1
@@ -211,7 +216,7 @@ def _run(
 
 
 def _write(
-    transcript: Transcript, name: str, kinds: Sequence[str], output: Path | None, several: bool
+    transcript: "Transcript", name: str, kinds: Sequence[str], output: Path | None, several: bool
 ) -> None:
     """One recording's files, or its text on standard output."""
     for kind in kinds:
@@ -232,7 +237,7 @@ def _write(
         err.print(f"wrote {path}", markup=False)
 
 
-def _compare(speculator: Speculator, heard: Sequence[str], asked: dict[str, Any]) -> None:
+def _compare(speculator: "Speculator", heard: Sequence[str], asked: dict[str, Any]) -> None:
     """Decode the recordings again, plainly and as they were: both arms warm, in turn first."""
     columns = ("recording", "arm", "encoder s", "decoder s", "in all s", "tokens", "per step")
     table = figures(columns, ("recording", "arm"), ("recording",))
@@ -276,8 +281,10 @@ def _of_arm(arm: str, asked: dict[str, Any], number: int) -> dict[str, Any]:
     return options
 
 
-def _beginning(speculator: Speculator, name: str) -> audio.Samples:
+def _beginning(speculator: "Speculator", name: str) -> "audio.Samples":
     """A recording's first window, for warming up."""
+    from outrider.text.speech import audio
+
     assert speculator.hearing is not None
     rate = speculator.hearing.rate
     return audio.look(name, 0, None, rate).read(rate)[: WINDOW * rate]
@@ -285,4 +292,6 @@ def _beginning(speculator: Speculator, name: str) -> audio.Samples:
 
 def _greedy(asked: dict[str, Any]) -> bool:
     """Whether no temperature draws."""
+    from outrider.text.speech.settings import Settings
+
     return not any(Settings(**asked).temperatures)

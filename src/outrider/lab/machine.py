@@ -8,14 +8,14 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
 from outrider.certify.report import Row
 from outrider.models import calibrate
 
 
 def environment() -> Row:
     """Machine and versions."""
+    import torch
+
     return {
         "machine": platform.machine(),
         "processor": calibrate.cpu_name().split(":")[-1].strip(),

@@ -5,16 +5,18 @@ exception is one small file and one line here. An architecture that nobody has l
 same way; the check at load decides, and the chain fallback is the last resort.
 """
 
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from outrider.models import laid, llama, refusals, seq2seq, whisper
-from outrider.models.alibi import BloomRunner, FalconRunner, MptRunner
-from outrider.models.causal import CausalModel
-from outrider.models.chain import ChainRunner
-from outrider.models.gpt_neo import GPTNeoRunner
-from outrider.models.hf import TransformersRunner
-from outrider.models.llama import LlamaRunner
+from outrider import lazy
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from outrider.models.causal import CausalModel
+    from outrider.models.chain import ChainRunner
+    from outrider.models.hf import TransformersRunner
+    from outrider.models.llama import LlamaRunner
 
 #: Architectures checked by tests/models/test_families.py, by transformers' model_type.
 SUPPORTED = frozenset(
@@ -63,23 +65,25 @@ SUPPORTED = frozenset(
 )
 
 #: Families that need more than positions, slots and masks.
-EXCEPTIONS: dict[str, type[TransformersRunner]] = {
-    "bloom": BloomRunner,
-    "falcon": FalconRunner,
-    "gpt_neo": GPTNeoRunner,
-    "mpt": MptRunner,
-}
+EXCEPTIONS: Mapping[str, "type[TransformersRunner]"] = lazy.Registry(
+    {
+        "bloom": "outrider.models.alibi:BloomRunner",
+        "falcon": "outrider.models.alibi:FalconRunner",
+        "gpt_neo": "outrider.models.gpt_neo:GPTNeoRunner",
+        "mpt": "outrider.models.alibi:MptRunner",
+    }
+)
 
 
 def adapt(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     *,
     packed: bool = False,
     vocab_size: int | None = None,
     chain_only: bool = False,
     shares: bool = False,
     int8: bool = False,
-) -> CausalModel:
+) -> "CausalModel":
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
@@ -88,10 +92,19 @@ def adapt(
     `packed` lays those of linear layers out as products read them. Raises UnsupportedModel, with
     the reason, for models that cannot be driven exactly.
     """
+    import torch
+
+    from outrider.models import laid, llama, refusals
+    from outrider.models.causal import CausalModel
+    from outrider.models.llama import LlamaRunner
+
     refusals.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
-    if on_cpu and whisper.fits(model):
-        return CausalModel(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
+    if on_cpu and model.config.model_type == "whisper":
+        from outrider.models import whisper
+
+        if whisper.fits(model):
+            return CausalModel(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
     lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
     if lean:
         return CausalModel(LlamaRunner(model, packed, int8), vocab_size)
@@ -102,20 +115,28 @@ def adapt(
     return CausalModel(driven, vocab_size)
 
 
-def _own(model: PreTrainedModel, chain_only: bool, shares: bool) -> TransformersRunner:
+def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
     """What runs a model through its own forward."""
+    from outrider.models import seq2seq
+    from outrider.models.chain import ChainRunner
+
     if reads_more(model.config):  # what is left has positions for trees; no chains to fall to
         return seq2seq.runner_of(model)(model, shares)
     return ChainRunner(model) if chain_only else runner_of(model)(model)
 
 
-def reads_more(config: PretrainedConfig) -> bool:
+def reads_more(config: "PretrainedConfig") -> bool:
     """Whether models of this configuration read more than their text: sources, or states."""
+    from outrider.models import refusals
+
     return bool(config.is_encoder_decoder) or refusals.reads_states(config)
 
 
-def runner_of(model: PreTrainedModel) -> type[TransformersRunner]:
+def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
     """The class that runs this architecture through its own forward."""
+    from outrider.models import seq2seq
+    from outrider.models.hf import TransformersRunner
+
     if reads_more(model.config):
         return seq2seq.runner_of(model)
     kind = model.config.model_type
@@ -135,3 +156,11 @@ __all__ = [
     "reads_more",
     "runner_of",
 ]
+
+_HOMES = {
+    "CausalModel": "outrider.models.causal",
+    "ChainRunner": "outrider.models.chain",
+    "LlamaRunner": "outrider.models.llama",
+    "TransformersRunner": "outrider.models.hf",
+}
+__getattr__, __dir__ = lazy.exports(__name__, _HOMES)

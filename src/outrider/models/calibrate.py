@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outrider.costs import Costs
 from outrider.models import isa
-from outrider.models.nodes import causal
-from outrider.types import LanguageModel
 
-Models = tuple[LanguageModel, LanguageModel | None]  #: target and draft model
+if TYPE_CHECKING:
+    from outrider.types import LanguageModel
+
+    #: Target and draft model.
+    Models: TypeAlias = tuple[LanguageModel, LanguageModel | None]
 
 #: More threads must win by this factor: beside a busy neighbour they cost more than they give.
 MORE_THREADS = 1.15
@@ -107,6 +107,8 @@ class Config(Protocol):
 
 def key(*configs: Config | None, about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
+    import torch
+
     from outrider.models.native import build  # which keeps libraries beside calibrations
 
     shapes = [c.to_json_string() for c in configs if c is not None]
@@ -192,13 +194,17 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
+def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
     """Milliseconds of one forward over n nodes of a chain, the least of interleaved repeats.
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
     the wrong packing. One thread is timed by its own clock, which stands while others run. Fewer
     nodes never cost more than others do, as they could be padded.
     """
+    import torch
+
+    from outrider.models.nodes import causal
+
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128
     cache = model.open(1, capacity, model.probe(1))
@@ -223,7 +229,7 @@ def cost(model: LanguageModel, widths: Sequence[int], repeats: int = 5) -> dict[
 
 
 def choose(
-    build: Callable[[Setting], Models],
+    build: "Callable[[Setting], Models]",
     *,
     threads: Sequence[int],
     dtypes: Sequence[str],
@@ -237,10 +243,12 @@ def choose(
     fewest on offer must win by MORE_THREADS. Combinations near the best are timed again, in
     reverse order, and keep their least time: a busy neighbour's second falls on one of them.
     """
+    import torch
+
     before = torch.get_num_threads()
     n = num_speculative_tokens + 1
 
-    def score(models: Models, count: int) -> float:
+    def score(models: "Models", count: int) -> float:
         torch.set_num_threads(count)
         target = cost(models[0], (1, n), repeats=6)
         spent = target[1] + target[n]

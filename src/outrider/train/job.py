@@ -11,7 +11,6 @@ Whatever is there of an interrupted run is gone on with; `work` may be deleted w
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,54 +27,13 @@ from outrider.text.speculator import Speculator
 from outrider.train import answers, texts
 from outrider.train.alpha import Alpha, alpha
 from outrider.train.features import Features, Text, read, record
-from outrider.train.loop import Plan, Progress, Trainer
+from outrider.train.loop import Progress, Trainer
 from outrider.train.loss import Losses
 from outrider.train.students import Head, Layers, Student, usual_taps
+from outrider.train.task import Task
 from outrider.train.vocabulary import frequent
 
 Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much
-KINDS = ("head", "layers")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be trained, and on what.
-
-    target         what users call the target
-    data, prompts  files or folders; prompts are answered by the target itself
-    kind           "head": EAGLE-3, on the target's states; "layers": some layers of the target
-    layers         those of kind "layers"; the first and the last if none are named
-    vocab_size     most tokens that it proposes
-    inner          width of the head's MLP; None: as the target's
-    tokens         most tokens of an answer
-    rows           answers written together
-    judged         most held-out texts that alpha is measured on
-    """
-
-    target: str
-    out: Path
-    data: tuple[Path, ...] = ()
-    prompts: tuple[Path, ...] = ()
-    kind: str = "head"
-    layers: tuple[int, ...] = ()
-    vocab_size: int = 8192
-    inner: int | None = None
-    tokens: int = 224
-    rows: int = 16
-    judged: int = 40
-    plan: Plan = field(default_factory=Plan)
-    trust: bool = False  #: Python files of the target's folder may run
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigurationError(
-                f"kind must be one of {', '.join(KINDS)}; got {self.kind!r}; choose one of them"
-            )
-        if not self.data and not self.prompts:
-            raise ConfigurationError(
-                "there is nothing to train on; got neither data nor prompts; give files of text, "
-                "or prompts that the target answers itself"
-            )
 
 
 class Result(NamedTuple):

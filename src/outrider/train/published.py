@@ -12,7 +12,8 @@ from outrider.models.sources import Source, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
 from outrider.train.card import Report, card
-from outrider.train.job import Result, Task
+from outrider.train.job import Result
+from outrider.train.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from outrider.types import Kind, Verifier
     from outrider.verifiers.kernels import judge as judge
 
-#: Rules by name, imported when they are looked up; a class stands for the rule with usual options.
+#: Rules by name, with the usual values of their options; imported when they are looked up.
 VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
     {
-        "match": "outrider.verifiers.match:Match",
+        "match": "outrider.verifiers.match:Match()",
         "coupled": "outrider.verifiers.coupled:COUPLED",
-        "rejection": "outrider.verifiers.rejection:Rejection",
-        "non_iterative": "outrider.verifiers.non_iterative:NonIterative",
-        "block": "outrider.verifiers.block:Block",
-        "traversal": "outrider.verifiers.traversal:Traversal",
-        "hub": "outrider.verifiers.hub:Hub",
+        "rejection": "outrider.verifiers.rejection:Rejection()",
+        "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
+        "block": "outrider.verifiers.block:Block()",
+        "traversal": "outrider.verifiers.traversal:Traversal()",
+        "hub": "outrider.verifiers.hub:Hub()",
         "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
         "kseq": "outrider.verifiers.kseq:KSeq",
-        "otm": "outrider.verifiers.otm:Otm",
-        "lenience": "outrider.verifiers.lenience:Lenience",
-        "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax",
-        "typical": "outrider.verifiers.typical:Typical",
-        "sigmoid": "outrider.verifiers.sigmoid:Sigmoid",
+        "otm": "outrider.verifiers.otm:Otm()",
+        "lenience": "outrider.verifiers.lenience:Lenience()",
+        "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",
+        "typical": "outrider.verifiers.typical:Typical()",
+        "sigmoid": "outrider.verifiers.sigmoid:Sigmoid()",
     }
 )
 _SHIPPED = frozenset(VERIFIERS)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from outrider.errors import ConfigurationError
-from outrider.lab.equivalence import MARGIN
 from outrider.lab.papers import options
 
 TITLES = {
@@ -33,18 +32,21 @@ def chen(
         int | None, typer.Option(min=1, help="Nucleus texts of a prompt; default: 4, quick 1.")
     ] = None,
     margin: Annotated[
-        float, typer.Option(help="Scores this close count as equal; they are in [0, 1].")
-    ] = MARGIN,
+        float | None,
+        typer.Option(help="Scores this close count as equal; they are in [0, 1]. Default: 0.1."),
+    ] = None,
     run_code: Annotated[
         bool, typer.Option("--run-code/--no-run-code", help="Test the functions that are written.")
     ] = True,
 ) -> None:
     """Chen et al. 2023, table 1: time and score, greedy and nucleus, of two tasks."""
+    from outrider.lab.equivalence import MARGIN
     from outrider.lab.papers import chen as experiment
     from outrider.lab.papers.record import show
     from outrider.lab.progress import bar
     from outrider.lab.tasks.scores import needed
 
+    margin = MARGIN if margin is None else margin
     if not 0 < margin < 1:
         raise ConfigurationError(f"--margin must be between 0 and 1; got {margin:g}; leave it out")
     if drafter is not None and (asked.target is None or asked.draft is not None):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,10 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.gathered import Target, Threads, gathered
 from outrider.lab.papers.record import folder
 from outrider.lab.prompts import read_rows
-from outrider.loading import load
-from outrider.models import pretrained
 from outrider.shipped import CORRECTOR, shipped
-from outrider.text.speculator import Speculator
+
+if TYPE_CHECKING:
+    from outrider.text.speculator import Speculator
 
 Draft = Annotated[str | None, typer.Option(help="Draft model; goes with --target.")]
 Prompts = Annotated[
@@ -68,11 +68,13 @@ class Asked:
     dtype: Dtype = "auto"
     threads: Threads = None
 
-    def load(self, drafter: str | None = None) -> Speculator:
+    def load(self, drafter: str | None = None) -> "Speculator":
         """The models; with `drafter` the one of that name, which needs no draft model.
 
         What is missing for the results is said before anything is loaded or measured.
         """
+        from outrider.loading import load
+
         folder(self.out)
         if self.pictures:
             pyplot()
@@ -80,12 +82,12 @@ class Asked:
         models = self.target, self.draft
         return load(*models, drafter=drafter, dtype=self.dtype, threads=count, planner="fixed")
 
-    def pair(self) -> Speculator:
+    def pair(self) -> "Speculator":
         """The pair."""
         both(self.target, self.draft)
         return self.load()
 
-    def pair_or_alone(self) -> Speculator:
+    def pair_or_alone(self) -> "Speculator":
         """The pair, or a target without a draft."""
         return self.pair() if self.target is None or self.draft is not None else self.load("root")
 
@@ -106,6 +108,8 @@ def layers_of(given: str) -> tuple[int, ...]:
 
 def reads_sources(target: str | None) -> bool:
     """Whether this is an encoder-decoder; False for what cannot be read."""
+    from outrider.models import pretrained
+
     if target is None or target == CORRECTOR:
         return target is not None
     try:

@@ -6,21 +6,21 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.certify.matrix import read_results
 from outrider.certify.report import Row as Row
-from outrider.drafters import DraftModel
 from outrider.errors import ConfigurationError
 from outrider.lab import machine
-from outrider.loading import Notes
 from outrider.shipped import CORRECTOR, shipped
-from outrider.text.speculator import Speculator
-from outrider.types import LanguageModel
+
+if TYPE_CHECKING:
+    from outrider.loading import Notes
+    from outrider.text.speculator import Speculator
+    from outrider.types import LanguageModel
 
 P = ParamSpec("P")
 Tables = dict[str, list[Row]]  #: of an experiment, by their names
@@ -30,6 +30,8 @@ class Store:
     """One JSON line per finished measurement, found again by its key when a run is resumed."""
 
     def __init__(self, where: Path, name: str, settings: Row) -> None:
+        from outrider.certify.matrix import read_results
+
         self.folder, self.name, self.settings = folder(where), name, settings
         self.path = where / f"{name}.jsonl"
         self._mark = json.dumps(settings, sort_keys=True)
@@ -131,13 +133,15 @@ def of_prompts(prompts: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def draft_of(pair: Speculator) -> LanguageModel:
+def draft_of(pair: "Speculator") -> "LanguageModel":
     """The pair's draft model, for drafters of other shapes."""
+    from outrider.drafters import DraftModel
+
     assert isinstance(pair.engine.drafter, DraftModel), "experiments load a pair with a draft"
     return pair.engine.drafter.model
 
 
-def of_pair(notes: Notes) -> Row:
+def of_pair(notes: "Notes") -> Row:
     """What a measurement depends on besides its own settings: models, dtype, threads, packing."""
 
     def name(source: str | None, part: str) -> str | None:

@@ -5,10 +5,14 @@ The same transcript gives the same bytes: no times of day, no statistics, lines 
 
 import json
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import UnknownName
-from outrider.text.speech.result import Segment, Transcript
+
+if TYPE_CHECKING:
+    from outrider.text.speech.result import Segment, Transcript
+
+TIMES = ("none", "segment", "word")  #: that transcripts may have
 
 
 class Cue(NamedTuple):
@@ -19,7 +23,7 @@ class Cue(NamedTuple):
     text: str
 
 
-def written(transcript: Transcript, kind: str) -> str:
+def written(transcript: "Transcript", kind: str) -> str:
     """The transcript in a format of `FORMATS`. Raises UnknownName for another."""
     if kind not in FORMATS:
         raise UnknownName("format", kind, FORMATS)
@@ -39,7 +43,7 @@ def clock(seconds: float, mark: str) -> str:
     return f"{hour:02d}:{minute:02d}:{second:02d}{mark}{rest:03d}"
 
 
-def cues(segments: tuple[Segment, ...]) -> Iterator[Cue]:
+def cues(segments: "tuple[Segment, ...]") -> Iterator[Cue]:
     """A caption for each segment that says something, or for each of its words with times."""
     for segment in segments:
         if segment.words is None:
@@ -52,12 +56,12 @@ def cues(segments: tuple[Segment, ...]) -> Iterator[Cue]:
                 yield Cue(word.start, word.end, word.word.strip())
 
 
-def _txt(transcript: Transcript) -> str:
+def _txt(transcript: "Transcript") -> str:
     lines = [segment.text.strip() for segment in transcript.segments]
     return "".join(f"{line}\n" for line in lines if line)
 
 
-def _srt(transcript: Transcript) -> str:
+def _srt(transcript: "Transcript") -> str:
     return "".join(
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n"
         f"{cue.text.replace('-->', '->')}\n\n"
@@ -65,7 +69,7 @@ def _srt(transcript: Transcript) -> str:
     )
 
 
-def _vtt(transcript: Transcript) -> str:
+def _vtt(transcript: "Transcript") -> str:
     return "WEBVTT\n\n" + "".join(
         f"{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{_escaped(cue.text)}\n\n"
         for cue in cues(transcript.segments)
@@ -78,14 +82,14 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _tsv(transcript: Transcript) -> str:
+def _tsv(transcript: "Transcript") -> str:
     return "start\tend\ttext\n" + "".join(
         f"{round(1000 * cue.start)}\t{round(1000 * cue.end)}\t{cue.text}\n"
         for cue in cues(transcript.segments)
     )
 
 
-def _json(transcript: Transcript) -> str:
+def _json(transcript: "Transcript") -> str:
     document = {
         "text": transcript.text,
         "language": transcript.language,
@@ -95,7 +99,7 @@ def _json(transcript: Transcript) -> str:
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
-def _segment(number: int, segment: Segment) -> dict[str, object]:
+def _segment(number: int, segment: "Segment") -> dict[str, object]:
     row: dict[str, object] = {
         "id": number,
         "window": segment.window,
@@ -121,7 +125,7 @@ def _segment(number: int, segment: Segment) -> dict[str, object]:
     return row
 
 
-FORMATS: dict[str, Callable[[Transcript], str]] = {
+FORMATS: "dict[str, Callable[[Transcript], str]]" = {
     "txt": _txt,
     "srt": _srt,
     "vtt": _vtt,

@@ -10,10 +10,10 @@ from outrider.engine.search import Beams
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.text.speech.captions import Reference
 from outrider.text.speech.fallback import Thresholds
+from outrider.text.speech.formats import TIMES
 from outrider.text.speech.silences import Vad
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-TIMES = ("none", "segment", "word")
 SIDE_BY_SIDE = 8  #: recordings, or windows between pauses, where nothing else is asked for
 
 

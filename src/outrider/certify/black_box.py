@@ -12,7 +12,6 @@ from outrider.certify import margins
 from outrider.certify.judge import (
     Ids,
     Judge,
-    Power,
     Progress,
     Prompt,
     checked,
@@ -21,6 +20,7 @@ from outrider.certify.judge import (
     settings,
 )
 from outrider.certify.laws import Text, flatter, law, of_draft
+from outrider.certify.power import Power
 from outrider.certify.report import Report, Test
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
