@@ -340,9 +340,7 @@ def damaged(fresh, library):
 
 @needs_cc
 @pytest.mark.parametrize("change", [changed_sources, changed_level, damaged])
-def test_a_shipped_library_of_other_sources_or_another_level_or_damaged_is_left(
-    fresh, shipped, change
-):
+def test_a_shipped_library_of_other_sources_or_level_or_damaged_is_left(fresh, shipped, change):
     change(fresh, next(shipped.iterdir()))
     assert "compiled here by 'cc'" in build.told()
     assert build.function("added", WHOLE)(40) == 45

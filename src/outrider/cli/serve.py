@@ -69,6 +69,14 @@ def serve(
     per_request_metrics: Annotated[
         bool, typer.Option(help="Answers say how they were decoded.")
     ] = True,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model writes calls of tools. Default: by its chat template."),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model marks thoughts. Default: by its chat template."),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -91,6 +99,9 @@ def serve(
     _check(name, cors_origin or (), timeout, metrics_prefix)
     with _extra():
         from outrider.server.app import Service
+        from outrider.server.reasoning_parsers import reasoning_parser as thoughts
+        from outrider.server.tool_parsers import tool_parser
+    tool_parser(tool_call_parser, ""), thoughts(reasoning_parser, "")  # such names there are
     service = Service(
         (name,),
         rows,
@@ -103,6 +114,8 @@ def serve(
         per_request_metrics,
         metrics_prefix,
         kept_prompts << 20,
+        tool_call_parser,
+        reasoning_parser,
     )
     _run(partial(setup.load, dtype), service, host, port, processes)
 
@@ -134,6 +147,8 @@ def _run(
             )
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
+            if not isinstance(known, Hears):
+                err.print(f"chats have {service.parsers(known).told()}")
             with suppress(KeyboardInterrupt):
                 HttpServer(site).run([place])
         finally:

@@ -177,7 +177,7 @@ class WhisperRunner:
         their product, and what it is called."""
         unfit = native.cannot_attend(self, self._embedding)
         if unfit is None:
-            whole = self._embedding.new_ones(self.context, self.size)  # places turn nothing
+            whole = torch.ones(self.context, self.size, dtype=self.dtype)  # places turn nothing
             attention = native.Compiled(self, whole, torch.zeros_like(whole))
             return attention, native.ROUNDING, 1.0, "a lean decoder, compiled"
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from pydantic_core import to_json
 
 from outrider.engine.blocks import HostBlock
+from outrider.server.message_parser import Parts
 from outrider.server.orders import Choice
 from outrider.server.words import Words
 from outrider.stats import RequestStats
@@ -140,11 +141,11 @@ class Form(Protocol):
     def chunk(self) -> str:
         """And a part of one."""
 
-    def said(self, text: str) -> dict[str, Any]:
+    def said(self, text: str, choice: Choice) -> dict[str, Any]:
         """A whole text."""
 
-    def more(self, text: str) -> dict[str, Any]:
-        """What is new of a text."""
+    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
+        """What is new of a text, and whether it is the last of it."""
 
     def logs(
         self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
@@ -159,11 +160,11 @@ class Completions:
     whole: ClassVar[str] = "text_completion"
     chunk: ClassVar[str] = "text_completion"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def said(self, text: str, choice: Choice) -> dict[str, Any]:
         """A whole text."""
         return {"text": text}
 
-    def more(self, text: str) -> dict[str, Any]:
+    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
         """What is new of a text."""
         return {"text": text}
 
@@ -190,13 +191,17 @@ class Chats:
     whole: ClassVar[str] = "chat.completion"
     chunk: ClassVar[str] = "chat.completion.chunk"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def said(self, text: str, choice: Choice) -> dict[str, Any]:
         """A message."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        if choice.parser is None:
+            return {"message": Parts(content=text).message()}
+        return {"message": choice.parser.push(text, last=True).message()}
 
-    def more(self, text: str) -> dict[str, Any]:
+    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
         """What is new of a message."""
-        return {"delta": {"content": text}}
+        if choice.parser is None:
+            return {"delta": {"content": text}}
+        return {"delta": choice.parser.push(text, last).delta()}
 
     def logs(
         self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
@@ -231,7 +236,7 @@ class Writer:
     def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
         """The answer in one piece."""
         written = [
-            self._piece(choice, self.form.said(self._text(choice, echo)), 0, choice.reason)
+            self._piece(choice, self.form.said(self._text(choice, echo), choice), 0, choice.reason)
             for choice in choices
         ]
         return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
@@ -255,7 +260,7 @@ class Writer:
         if isinstance(self.form, Chats):
             piece["delta"] = {"role": "assistant", "content": ""}
         elif echo:
-            piece |= self.form.more(self.words.text(choice.request.asked))
+            piece |= self.form.more(self.words.text(choice.request.asked), choice, False)
         else:
             return None
         return piece
@@ -264,7 +269,8 @@ class Writer:
         self, choice: Choice, text: str, since: int, reason: str | None, **more: object
     ) -> dict[str, Any]:
         """A part of an answer: the text since a number of tokens."""
-        return self._piece(choice, self.form.more(text), since, reason) | more
+        said = self.form.more(text, choice, reason is not None)
+        return self._piece(choice, said, since, reason) | more
 
     def _text(self, choice: Choice, echo: bool) -> str:
         before = self.words.text(choice.request.asked) if echo else ""
@@ -281,7 +287,7 @@ class Writer:
             "index": choice.index,
             **said,
             "logprobs": self.logs(choice, since),
-            "finish_reason": None if reason is None else _REASONS[reason],
+            "finish_reason": None if reason is None else _finish(choice, reason),
             **ids,
         }
 
@@ -306,6 +312,14 @@ class Writer:
             | {"top_logprobs": [self.words.entry(other, value) for other, value in top]}
             for token, log, top in zip(ids, logs, tops, strict=False)
         ]
+
+
+def _finish(choice: Choice, reason: str) -> str:
+    """Why an answer has ended. One that calls what its request names has simply stopped."""
+    called = choice.parser is not None and choice.parser.called
+    if reason == "stop" and called and not choice.named:
+        return "tool_calls"
+    return _REASONS[reason]
 
 
 def padding(size: int) -> bytes:

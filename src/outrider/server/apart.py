@@ -289,7 +289,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: Any) -> LLTokenizer:
         """The words of this side."""
         assert isinstance(self._known, Writes)
-        return vocabulary(self._known.tokenizer, self._known.vocab_size)
+        known = self._known
+        return vocabulary(known.tokenizer, known.vocab_size, known.eos_ids)
 
 
 def _pickled(order: Sequence[Asked] | Dropped | None) -> bytes:

@@ -19,6 +19,7 @@ import outrider
 from outrider.errors import OutriderError
 from outrider.server import faults
 from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
+from outrider.server.chat_prompts import Parsers
 from outrider.server.counts import Counts
 from outrider.server.decoding import KEPT_BYTES, Room, opened
 from outrider.server.desk import Desk, running
@@ -56,6 +57,8 @@ class Service:
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
     kept_bytes    of prompts that were read, for requests that begin alike; 0: none
+
+    tool_call_parser, reasoning_parser  how answers are taken apart; None: by the chat template
     """
 
     names: tuple[str, ...]
@@ -69,6 +72,12 @@ class Service:
     metrics: bool = True
     prefix: str = "outrider:"
     kept_bytes: int = KEPT_BYTES
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def parsers(self, known: Writes) -> Parsers:
+        """How a model's answers are taken apart. Raises UnknownName."""
+        return Parsers.of(known.tokenizer, self.tool_call_parser, self.reasoning_parser)
 
     @property
     def room(self) -> Room:
@@ -116,7 +125,8 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
 
 def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts: Counts) -> None:
     """Completions and chats, and the page on which they can be watched."""
-    orders = Orders(known, service.names, service.rows, service.capacity)
+    parsers = service.parsers(known)
+    orders = Orders(known, service.names, service.rows, service.capacity, parsers)
     desk, serving = Desk(loop, orders, service.metrics), Serving(loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:

@@ -6,53 +6,15 @@ effect on an answer.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    JsonValue,
-    model_validator,
-)
-from pydantic_core import CoreSchema
+from pydantic import Field, StrictBool, model_validator
+
+from outrider.server.fields import Body
+from outrider.server.messages import MOST_TOOLS, Message, Text, Tool, ToolChoice, allowed
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Size], Field(min_length=1)]
-
-
-class Body(BaseModel):
-    """No field but those that are listed; null is a field that is left out, unless it is needed.
-
-    One that is not listed may be null, too: OpenAI's clients give answers back as they came.
-    """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_left_out(cls, given: object) -> object:
-        """Clients write null for what they do not set."""
-        if not isinstance(given, dict):
-            return given
-        fields = cls.model_fields
-        needed = {field.alias or name for name, field in fields.items() if field.is_required()}
-        return {name: one for name, one in given.items() if one is not None or name in needed}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, JsonValue]:
-        """The description says so, too."""
-        schema = handler(core_schema)
-        whole = handler.resolve_ref_schema(schema)
-        needed = whole.get("required", [])
-        for name, one in whole.get("properties", {}).items():
-            if name not in needed and {"type": "null"} not in one.get("anyOf", []):
-                about = {key: one.pop(key) for key in ("title", "default") if key in one}
-                whole["properties"][name] = {"anyOf": [one, {"type": "null"}]} | about
-        return schema
 
 
 class Fault(Body):
@@ -70,28 +32,13 @@ class FaultBody(Body):
     error: Fault
 
 
-class Text(Body):
-    """A part of a message. Images and audio have no place here."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Text]
-    name: str | None = None
-
-
 class StreamOptions(Body):
     """How a stream is written."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  #: usage so far in every chunk
-    include_obfuscation: bool = True
-    include_trace: bool = False  #: what was drafted, kept and emitted in each step
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  #: usage so far in every chunk
+    include_obfuscation: StrictBool = True
+    include_trace: StrictBool = False  #: what was drafted, kept and emitted in each step
     chunk_tokens: Literal[1] | None = None  #: a chunk for every token, not for every step
 
 
@@ -101,7 +48,7 @@ class JsonSchema(Body):
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
-    strict: bool | None = None
+    strict: StrictBool | None = None
 
 
 class ResponseFormat(Body):
@@ -127,7 +74,7 @@ class Prediction(Body):
 class Sent(Body):
     """What a client has of a choice that another server began."""
 
-    token_ids: list[Size] = []
+    token_ids: list[Size] = Field(default_factory=list)
     characters: Size | None = None  #: of its text; None: all that is certain of these tokens
     finish_reason: Literal["stop", "length"] | None = None
 
@@ -148,7 +95,6 @@ class Routing(Body):
     prompt_cache_key: str | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None
 
 
 class Common(Routing):
@@ -167,10 +113,10 @@ class Common(Routing):
     min_tokens: Size | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Size] | None = None
-    ignore_eos: bool = False
+    ignore_eos: StrictBool = False
     n: Count = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64, strict=True)] | None = None
-    stream: bool = False
+    stream: StrictBool = False
     stream_options: StreamOptions | None = None
     logprobs_law: Literal["raw", "processed"] = "raw"
     response_format: ResponseFormat | None = None
@@ -179,7 +125,7 @@ class Common(Routing):
     speculative_config: SpeculativeConfig | None = None
     prediction: Prediction | None = None
     timeout: float | None = Field(None, gt=0)
-    return_token_ids: bool = False
+    return_token_ids: StrictBool = False
     resume: list[Sent] | None = None  #: one for each choice: the stream goes on behind it
 
     @model_validator(mode="before")
@@ -220,7 +166,7 @@ class CompletionBody(Common):
         | Annotated[list[str], Field(min_length=1, max_length=64)]
         | Annotated[list[Ids], Field(min_length=1, max_length=64)]
     )
-    echo: bool = False
+    echo: StrictBool = False
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     best_of: Count | None = None
 
@@ -239,13 +185,19 @@ class ChatBody(Common):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: bool = False
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
 
     @model_validator(mode="after")
     def _budget_and_logs(self) -> "ChatBody":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens are one thing: give one")
+        allowed(self.tools, self.tool_choice, self.parallel_tool_calls)  # or says what is wrong
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: set logprobs, or leave it out")
         self._has_logprobs(self.logprobs)
@@ -259,8 +211,3 @@ def _broken(value: object) -> bool:
     if isinstance(value, dict):
         return any(_broken(key) or _broken(one) for key, one in value.items())
     return isinstance(value, list) and any(map(_broken, value))
-
-
-def plain(content: str | list[Text]) -> str:
-    """The text of a message or a prediction."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)

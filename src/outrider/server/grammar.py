@@ -23,9 +23,15 @@ MOST_BYTES = 64 << 10  #: of a schema or a grammar
 
 
 @lru_cache(maxsize=4)
-def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> LLTokenizer:
-    """The tokenizer as llguidance reads it, for logits of `size` tokens."""
-    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=max(size, len(tokenizer)))
+def vocabulary(
+    tokenizer: PreTrainedTokenizerBase, size: int, eos_ids: tuple[int, ...] = ()
+) -> LLTokenizer:
+    """The tokenizer as llguidance reads it, for logits of `size` tokens.
+
+    eos_ids  tokens that end an answer which is whole; none: the tokenizer's own
+    """
+    whole = max(size, len(tokenizer))
+    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=whole, eos_token=list(eos_ids) or None)
 
 
 def grammar_field(body: Common) -> str:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from outrider.errors import OutriderError
 from outrider.server.batch_file import URLS, Row, Wanted
 from outrider.server.bodies import ChatBody, CompletionBody
+from outrider.server.chat_prompts import Parsers
 from outrider.server.decoding import Room, opened
 from outrider.server.desk import Desk, running
 from outrider.server.faults import Refusal, content, rejected, told
@@ -40,7 +41,8 @@ def answers(
     most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
     known, loop = opened(speculator, Room(rows, capacity, most))
     assert isinstance(known, Writes)
-    every = _running(Desk(loop, Orders(known, (name,), rows, capacity)), wanted)
+    orders = Orders(known, (name,), rows, capacity, Parsers.of(known.tokenizer, None, None))
+    every = _running(Desk(loop, orders), wanted)
 
     async def following() -> Row | None:
         return await anext(every, None)

@@ -16,10 +16,13 @@ from outrider.engine.request import Limits, Request
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
-from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent, plain
+from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent
+from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt
 from outrider.server.faults import Refusal, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
 from outrider.server.known import Writes
+from outrider.server.message_parser import MessageParser
+from outrider.server.messages import plain
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
 from outrider.text.stop import Stop, stop_ids
@@ -39,6 +42,8 @@ class Choice:
     request: Request
     answer: Answer
     tells_ids: bool = False  #: whether chunks have token ids
+    parser: MessageParser | None = None  #: takes its text apart, if it is more than text
+    named: bool = False  #: whether the request names the function that it calls
     predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
     owed: str = ""  #: text of tokens that the client has, which it has not
     stats: RequestStats = field(default_factory=RequestStats)
@@ -74,6 +79,7 @@ class Orders:
     names: tuple[str, ...]
     rows: int
     capacity: int
+    parsers: Parsers = field(default_factory=Parsers)
 
     def completions(self, body: CompletionBody) -> list[Choice]:
         """Every prompt of a completion, each `n` times."""
@@ -89,20 +95,19 @@ class Orders:
 
     def chat(self, body: ChatBody) -> list[Choice]:
         """The next turn of a conversation, `n` times."""
-        turns = []
-        for message in body.messages:
-            role = "system" if message.role == "developer" else message.role
-            turn = {"role": role, "content": plain(message.content)}
-            turns.append(turn if message.name is None else turn | {"name": message.name})
         logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
-        with _blamed("messages"):
-            ids = encode(self.known.tokenizer, turns)
+        prompt = chat_prompt(self.known, self.parsers, body)
         asked = "max_tokens" if body.max_tokens else "max_completion_tokens"
         asked_for = Asked("messages", asked, body.max_tokens or body.max_completion_tokens)
-        return self._choices(body, [ids], logs, asked_for)
+        return self._choices(body, [prompt.ids], logs, asked_for, prompt)
 
     def _choices(
-        self, body: Common, prompts: Sequence[list[int]], logs: Logprobs | None, asked: Asked
+        self,
+        body: Common,
+        prompts: Sequence[list[int]],
+        logs: Logprobs | None,
+        asked: Asked,
+        chat: ChatPrompt | None = None,
     ) -> list[Choice]:
         if body.model not in self.names:
             raise unknown_model(body.model, self.names)
@@ -118,6 +123,8 @@ class Orders:
             reference = self._ids(plain(body.prediction.content))
             predicted = Counter(reference)
         grammar = grammar_of(body)
+        if chat is not None:
+            grammar = chat.grammar(grammar)
         sent = _sent(body, len(prompts) * body.n)
         choices: list[Choice] = []
         for source, ids in enumerate(prompts):
@@ -138,14 +145,32 @@ class Orders:
                     num_speculative_tokens=depth,
                     written=len(had),
                 )
-                answer = Answer(self.known.tokenizer, stop, ids, ends)
-                tells = body.return_token_ids
-                choice = Choice(index, source, method, request, answer, tells, predicted)
+                choice = self._choice(index, source, method, request, stop, chat)
+                choice.tells_ids, choice.predicted = body.return_token_ids, predicted
                 choice.stats.prompt_tokens = len(ids)
                 if body.resume is not None:
                     _resumed(choice, sent[index])
                 choices.append(choice)
         return choices
+
+    def _choice(
+        self,
+        index: int,
+        source: int,
+        method: str,
+        request: Request,
+        stop: Stop,
+        chat: ChatPrompt | None,
+    ) -> Choice:
+        """A choice of which nothing is written yet."""
+        tokenizer, ends = self.known.tokenizer, request.limits.stop_ids
+        if chat is None:
+            answer = Answer(tokenizer, stop, request.asked, ends)
+            return Choice(index, source, method, request, answer)
+        special, behind = chat.special, chat.behind
+        answer = Answer(tokenizer, stop, request.asked, ends, special=special, behind=behind)
+        named = chat.calls is not None and chat.calls.allowed.named
+        return Choice(index, source, method, request, answer, parser=chat.parser(), named=named)
 
     def _stop(self, body: Common) -> Stop:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -220,7 +245,7 @@ class Orders:
         if grammar is not None:
             if not isinstance(self.known.tokenizer, PreTrainedTokenizerBase):
                 raise Refusal("grammars need a tokenizer of transformers", grammar_field(body))
-            words = vocabulary(self.known.tokenizer, self.known.vocab_size)
+            words = vocabulary(self.known.tokenizer, self.known.vocab_size, self.known.eos_ids)
             try:
                 processors = (Grammar(words, grammar, len(ids)),)
             except ConfigurationError as error:
@@ -293,5 +318,7 @@ def _resumed(choice: Choice, sent: Sent) -> None:
     if logs is not None:
         choice.likeliest = [[] for _ in ids]
     choice.told, choice.reason = len(ids), sent.finish_reason
-    if sent.characters is not None:
+    if choice.parser is not None:  # what these tokens say was told, part by part
+        choice.parser.push(text, last=choice.reason is not None)
+    elif sent.characters is not None:
         choice.owed = text[sent.characters :]

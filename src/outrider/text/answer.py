@@ -1,6 +1,6 @@
 """One text as it grows from blocks of tokens: words, stop strings, log-probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.engine.blocks import HostBlock
@@ -14,6 +14,9 @@ from outrider.types import Tokenizer
 class Answer:
     """What has come of one request. `stop_ids` are the tokens that end it without being text.
 
+    special  whether special tokens are in its text
+    behind   where stop strings are looked for in a text: behind some place; None: not yet
+
     >>> answer = Answer(None, Stop(), (1, 2))
     >>> answer.absorb(HostBlock(0, [5, 6], 1, "length")).token_ids, answer.tokens
     ([5, 6], [5, 6])
@@ -25,11 +28,15 @@ class Answer:
     stop_ids: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
+    special: bool = False
+    behind: Callable[[str], int | None] | None = None
 
     def __post_init__(self) -> None:
         self._worded = 0  # how many of the tokens have become text
         self._words = (
-            Detokenizer(self.tokenizer, self.stop.strings, self.prompt) if self.tokenizer else None
+            Detokenizer(self.tokenizer, self.stop.strings, self.prompt, self.special, self.behind)
+            if self.tokenizer
+            else None
         )
 
     @property

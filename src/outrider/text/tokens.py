@@ -1,8 +1,8 @@
 """The tokenizer edge: encode prompts, decode incrementally, find stop strings."""
 
-from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Real
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -89,8 +89,16 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[object]]:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def chat(tokenizer: Tokenizer | None, messages: Sequence[object], number: int = 0) -> list[int]:
-    """Token ids of a conversation, with the opening of the assistant's next turn."""
+def chat(
+    tokenizer: Tokenizer | None,
+    messages: Sequence[object],
+    number: int = 0,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of a conversation, with the opening of the assistant's next turn.
+
+    template  what the chat template is told besides, such as `tools`
+    """
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.chat_template is None:
         raise ConfigurationError(
             f"prompt {number} is a list of messages, but there is no chat template; got "
@@ -105,7 +113,10 @@ def chat(tokenizer: Tokenizer | None, messages: Sequence[object], number: int = 
             )
     try:
         ids: list[int] = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            list(messages),
+            **{"add_generation_prompt": True, **(template or {})},
+            tokenize=True,
+            return_dict=False,
         )
     except Exception as error:  # a template is a program of its own, which may refuse messages
         raise PromptError(
@@ -145,14 +156,23 @@ class Detokenizer:
     Decoding restarts at a recent token so that its cost does not grow with the text; characters
     that are still incomplete (a multi-byte character split between tokens) are held back. The end
     of the prompt is decoded along, because some tokenizers drop the space of a first token.
+
+    special  whether special tokens are in the text
+    behind   where in a text stop strings are looked for; None: not yet
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        prompt: Sequence[int] = (),
+        special: bool = False,
+        behind: Callable[[str], int | None] | None = None,
     ) -> None:
         if any(not s for s in stop_strings):
             raise ConfigurationError("a stop string is empty; got ''; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self._special, self._behind = special, behind
         self.ids: list[int] = list(prompt[-4:])
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
@@ -190,7 +210,7 @@ class Detokenizer:
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids, skip_special_tokens=not self._special, clean_up_tokenization_spaces=False
         )
 
     def _decode(self) -> None:
@@ -203,7 +223,11 @@ class Detokenizer:
             self._read, self._known = len(self.ids), whole
 
     def _cut(self, before: int) -> bool:
-        found = [self.text.find(s, max(0, before - self._tail)) for s in self.stop_strings]
+        since = 0 if self._behind is None else self._behind(self.text)
+        if since is None:
+            return False
+        start = max(since, before - self._tail)
+        found = [self.text.find(s, start) for s in self.stop_strings]
         places = [at for at in found if at >= 0]
         if not places:
             return False

@@ -43,7 +43,8 @@ class GoingOn:
         sent = self._sent.setdefault(piece["index"], fresh)
         if "token_ids" not in piece:
             return opens
-        text = piece["delta"]["content"] if "delta" in piece else piece["text"]
+        # thoughts and calls are not counted: where there are any, the tokens say what was told
+        text = piece["delta"].get("content", "") if "delta" in piece else piece["text"]
         sent["token_ids"] += piece["token_ids"]
         sent["characters"] += len(text)
         sent["finish_reason"] = piece["finish_reason"]

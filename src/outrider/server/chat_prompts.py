@@ -1,0 +1,130 @@
+"""A conversation as a prompt, and how the answer to it is to be read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from outrider.errors import OutriderError
+from outrider.server.answer_grammar import Calls, Thought, answer_grammar
+from outrider.server.bodies import ChatBody
+from outrider.server.faults import Refusal
+from outrider.server.known import Writes
+from outrider.server.message_parser import MessageParser
+from outrider.server.messages import allowed
+from outrider.server.reasoning_parsers import ReasoningParser, reasoning_parser
+from outrider.server.tool_parsers import ToolParser, chat_template, tool_parser
+from outrider.text.tokens import chat
+
+#: What the server says to a template itself.
+_OWN = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """How a model's answers are read: its calls, and its thoughts."""
+
+    tools: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any, tools: str | None, reasoning: str | None) -> "Parsers":
+        """By these names, or as the chat template has it. Raises UnknownName."""
+        template = chat_template(tokenizer)
+        return cls(tool_parser(tools, template), reasoning_parser(reasoning, template))
+
+    def told(self) -> str:
+        """In words."""
+        tools = "no tools" if self.tools is None else f"tools as {self.tools.name}"
+        thoughts = (
+            "no thoughts" if self.reasoning is None else f"thoughts up to {self.reasoning.end}"
+        )
+        return f"{tools}, {thoughts}"
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The ids of a conversation, with what its answer may be made of.
+
+    opened   whether the prompt has begun a thought
+    special  whether tokens that are no text tell where parts of the answer begin
+    """
+
+    ids: list[int]
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    calls: Calls | None = None
+    reasoning: ReasoningParser | None = None
+    opened: bool = False
+
+    @property
+    def special(self) -> bool:
+        """Whether tokens that decoding leaves out tell where parts of the answer begin."""
+        marks = set[str]()
+        if self.calls is not None:
+            marks |= {*self.calls.parser.markers}
+        if self.reasoning is not None:
+            marks |= {*self.reasoning.markers}
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        return any(token.special and token.content in marks for token in tokens)
+
+    @property
+    def behind(self) -> Callable[[str], int | None] | None:
+        """Where in an answer stop strings are looked for, if that is not everywhere."""
+        if self.reasoning is None:
+            return None
+        return partial(self.reasoning.behind, opened=self.opened)
+
+    def grammar(self, content: str | None) -> str | None:
+        """The grammar of the whole answer. Raises Refusal."""
+        thought = None
+        if self.reasoning is not None:
+            thought = Thought(self.reasoning.start, self.reasoning.end, self.opened)
+        try:
+            return answer_grammar(self.tokenizer, self.eos_ids, content, self.calls, thought)
+        except ValueError as error:
+            raise Refusal(str(error), "tools") from error
+
+    def parser(self) -> MessageParser | None:
+        """What takes an answer apart; None: it is text."""
+        if self.calls is None and self.reasoning is None:
+            return None
+        names = [] if self.calls is None else [f.name for f in self.calls.allowed.functions]
+        tools = None if self.calls is None else self.calls.parser
+        return MessageParser(self.reasoning, self.opened, tools, names)
+
+
+def chat_prompt(known: Writes, parsers: Parsers, body: ChatBody) -> ChatPrompt:
+    """The next turn of a conversation. Raises Refusal."""
+    tokenizer = known.tokenizer
+    choice = allowed(body.tools, body.tool_choice, body.parallel_tool_calls)
+    calls, more = None, _said_to_template(body)
+    if choice is not None:
+        if parsers.tools is None or "tools" not in chat_template(tokenizer):
+            raise Refusal(
+                "this model's chat template says nothing of tools, or writes calls in a way that "
+                "is not known here; leave tools out, or start the server with --tool-call-parser",
+                "tools",
+            )
+        calls = Calls(choice, parsers.tools)
+        more["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    try:
+        ids = chat(tokenizer, [message.turn() for message in body.messages], template=more)
+    except OutriderError as error:
+        raise Refusal(str(error), "messages") from error
+    state = None if parsers.reasoning is None else parsers.reasoning.state(tokenizer, ids)
+    reasoning = None if state is None else parsers.reasoning
+    return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, bool(state))
+
+
+def _said_to_template(body: ChatBody) -> dict[str, Any]:
+    """What a template is told besides the messages."""
+    more = dict(body.chat_template_kwargs or {})
+    own = next((name for name in more if name in _OWN), None)
+    if own is not None:
+        what = f"{own!r} is not for chat_template_kwargs to say; leave it out"
+        raise Refusal(what, "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        more.setdefault("reasoning_effort", body.reasoning_effort)
+        more.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return more

@@ -1,0 +1,213 @@
+"""Messages of a conversation and the tools that it may use, as OpenAI's clients write them."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, field_validator, model_validator
+
+from outrider.server.fields import Body
+
+#: Names that OpenAI takes, with the points and colons of MCP's tools.
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
+MOST_TOOLS = 128
+
+
+class Text(Body):
+    """A part of a message. Images and audio have no place here."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Refused(Body):
+    """A part of an assistant's message that says why there is none."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class CalledFunction(Body):
+    """Which function was called, with what: JSON in a string."""
+
+    name: FunctionName
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, given: str) -> str:
+        """Templates read what is in it."""
+        try:
+            read = json.loads(given or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"arguments are a JSON object in a string; got {error}") from error
+        if not isinstance(read, dict):
+            raise ValueError("arguments are a JSON object in a string; got another value")
+        return given or "{}"
+
+
+class ToolCall(Body):
+    """A call that an assistant made. `index` is what deltas of a stream have."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Body):
+    """One turn of a conversation.
+
+    Assistants' have `tool_calls`, or what answers have besides text; `tool` answers one of them.
+    `annotations`, `audio` and `refusal` are taken as they came in an answer, and tell nothing.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Text | Refused] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "Message":
+        if self.role != "assistant":
+            for field in ("tool_calls", "reasoning_content", "refusal", "annotations"):
+                if getattr(self, field) is not None:
+                    raise ValueError(f"{field} is an assistant's; got role {self.role!r}")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("tool_call_id goes with role 'tool', and with no other")
+        said = self.content is not None or self.tool_calls or self.refusal is not None
+        if not said:
+            raise ValueError("content is missing; write text, or parts of it")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return plain(self.content if self.content is not None else self.refusal or "")
+
+    def turn(self) -> dict[str, Any]:
+        """As chat templates read it: arguments of calls are objects there."""
+        role = "system" if self.role == "developer" else self.role
+        turn: dict[str, Any] = {"role": role, "content": self.text}
+        for field in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, field) is not None:
+                turn[field] = getattr(self, field)
+        if self.tool_calls:
+            turn["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.loads(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        return turn
+
+
+class Function(Body):
+    """A function that a model may call: what it is for, and the schema of its arguments."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None  #: arguments follow the schema in any case
+
+    @property
+    def schema_(self) -> dict[str, Any]:
+        """Of its arguments; those of a function that names none are an empty object."""
+        return self.parameters or {"type": "object", "properties": {}}
+
+
+class Tool(Body):
+    """A function among the tools of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedTool(Body):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Body):
+    """Some of the tools, for this answer."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedChoice(Body):
+    """A choice among some of the tools; the others stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an answer may call.
+
+    must     whether it has to call one of them
+    named    whether the request names the one function
+    several  whether there may be more than one call
+    """
+
+    functions: tuple[Function, ...]
+    must: bool = False
+    named: bool = False
+    several: bool = True
+
+
+def allowed(
+    tools: list[Tool] | None, choice: ToolChoice | None, several: bool | None
+) -> Allowed | None:
+    """What may be called; None: nothing. Raises ValueError for a choice without its tool."""
+    every = {tool.function.name: tool.function for tool in tools or ()}
+    if len(every) < len(tools or ()):
+        raise ValueError("tools: two functions have one name; give each its own")
+    if choice not in (None, "none", "auto") and not every:
+        raise ValueError("tool_choice needs tools: give tools, or leave it out")
+    if not every or choice == "none":
+        return None
+    together = True if several is None else several
+    if isinstance(choice, NamedTool):
+        chosen = [choice.function.name]
+    elif isinstance(choice, AllowedChoice):
+        chosen = [tool.function.name for tool in choice.allowed_tools.tools]
+    else:
+        chosen = list(every)
+    strange = next((name for name in chosen if name not in every), None)
+    if strange is not None:
+        raise ValueError(f"tool_choice names {strange!r}, which is not among the tools")
+    named = isinstance(choice, NamedTool)
+    must = named or choice == "required"
+    if isinstance(choice, AllowedChoice):
+        must = choice.allowed_tools.mode == "required"
+    functions = tuple(every[name] for name in dict.fromkeys(chosen))
+    return Allowed(functions, must, named, together and not named)
+
+
+def plain(content: str | list[Text] | list[Text | Refused]) -> str:
+    """The text of a message or a prediction."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, Text) else part.refusal for part in content)

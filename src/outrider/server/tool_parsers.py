@@ -1,0 +1,158 @@
+"""How models write calls of tools: one format for each family, under vLLM's names.
+
+A format is a few literal texts around the name and the arguments of a call. The grammar is made of
+them, so that whatever a model writes can be read back: `answer_grammar` and `message_parser`.
+
+>>> TOOL_PARSERS["hermes"].header("f")
+'\\n{"name": "f", "arguments": '
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from outrider.errors import UnknownName
+
+#: `--tool-call-parser` and `--reasoning-parser` where nothing is to be read.
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class ToolParser:
+    """The texts around calls: `opening` `first` header arguments `closing` (`between` ...) `last`.
+
+    opening   what calls begin with, wherever in an answer; "": the first call begins the answer
+    first     behind the opening, a blank in front of it or not
+    before    in front of a function's name
+    behind    between its name and its arguments
+    arguments how these are written: "json", or "gemma" (`outrider.server.gemma_arguments`)
+    token     a special token that may stand in front of all and is not read
+    signs     what chat templates have that write calls so: all of these regular expressions
+    id_size   characters of the ids of calls; None: as OpenAI's
+    """
+
+    name: str
+    opening: str
+    before: str
+    behind: str
+    closing: str
+    between: str
+    signs: tuple[str, ...]
+    first: str = ""
+    last: str = ""
+    arguments: str = "json"
+    token: str | None = None
+    id_size: int | None = None
+
+    def header(self, function: str) -> str:
+        """What stands in front of the arguments of a call."""
+        return self.before + function + self.behind
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Its texts that a tokenizer may have as tokens of their own."""
+        texts = (self.opening, self.behind, self.closing, self.between)
+        marks = {"<escape>"} if self.arguments == "gemma" else set[str]()
+        for text in texts:
+            marks |= set(_MARK.findall(text))
+        return tuple(sorted(marks))
+
+
+_MARK = re.compile(r"</?[a-z_|]+>|\[[A-Z_]+\]")
+
+_HERMES = ToolParser(
+    "hermes",
+    opening="<tool_call>",
+    before='\n{"name": "',
+    behind='", "arguments": ',
+    closing="}\n</tool_call>",
+    between="\n<tool_call>",
+    signs=("<tool_call>", "arguments"),
+)
+_LLAMA = ToolParser(
+    "llama3_json",
+    opening="",
+    before='{"name": "',
+    behind='", "parameters": ',
+    closing="}",
+    between="; ",
+    signs=('"parameters": ', "ipython|python_tag"),
+    token="<|python_tag|>",
+)
+_MISTRAL = ToolParser(
+    "mistral",
+    opening="[TOOL_CALLS]",
+    first=" [",
+    before='{"name": "',
+    behind='", "arguments": ',
+    closing="}",
+    between=", ",
+    last="]",
+    signs=(r"\[TOOL_CALLS\]",),
+    id_size=9,
+)
+#: Mistral's newer tokenizers have a token in front of the arguments.
+_MISTRAL_ARGS = ToolParser(
+    "mistral",
+    opening="[TOOL_CALLS]",
+    before="",
+    behind="[ARGS]",
+    closing="",
+    between="[TOOL_CALLS]",
+    signs=(r"\[TOOL_CALLS\]", r"\[ARGS\]"),
+    id_size=9,
+)
+_GEMMA = ToolParser(
+    "functiongemma",
+    opening="<start_function_call>",
+    before="call:",
+    behind="",
+    closing="<end_function_call>",
+    between="<start_function_call>",
+    signs=("<start_function_call>",),
+    arguments="gemma",
+)
+
+#: By the names of `--tool-call-parser`.
+TOOL_PARSERS: Mapping[str, ToolParser] = {
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "mistral": _MISTRAL,
+    "functiongemma": _GEMMA,
+}
+#: What templates are looked through for, the ones with more signs first.
+_KNOWN = (_MISTRAL_ARGS, _MISTRAL, _GEMMA, _HERMES, _LLAMA)
+#: Templates that write calls as tags of XML have hermes' marks, too, and other calls.
+_OTHERS = re.compile("<function=|<arg_key>|<parameter=")
+
+
+def chat_template(tokenizer: Any) -> str:
+    """The tokenizer's chat templates, one after the other; "" without any."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return ""
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+
+def tool_parser(asked: str | None, template: str) -> ToolParser | None:
+    """The format of this name, or of a chat template where none was asked for.
+
+    None: tools are refused. Raises UnknownName.
+
+    >>> tool_parser(None, "{{ '<tool_call>' }} {{ call.arguments | tojson }}").name
+    'hermes'
+    """
+    if asked == NONE:
+        return None
+    if asked is not None and asked not in TOOL_PARSERS:
+        raise UnknownName("tool call parser", asked, (*TOOL_PARSERS, NONE))
+    found = None
+    if not _OTHERS.search(template):
+        found = next((p for p in _KNOWN if all(re.search(s, template) for s in p.signs)), None)
+    if asked is None or (found is not None and found.name == TOOL_PARSERS[asked].name):
+        return found
+    return TOOL_PARSERS[asked]
