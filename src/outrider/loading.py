@@ -476,7 +476,7 @@ def _notes(
 
 def _weights(target: Source, setting: Setting, place: torch.device) -> str:
     """What weights are kept in, and what is computed in."""
-    if not weight_only.concerns(setting.dtype, place):
+    if not target.keeps(setting.dtype, place):
         return f"{setting.dtype}, and so are states"
     found = weight_only.formats(target.model(setting.dtype, place))
     sizes = ", ".join(f"{count / 1e6:.0f} MB {name}" for name, count in sorted(found.items()))

@@ -168,6 +168,15 @@ def test_weights_that_cannot_be_kept_so_are_refused(broken, said):
         outrider.load(model, dtype="int8", drafter="root", **QUICK)
 
 
+def test_weights_that_others_have_quantised_are_left_to_them(monkeypatch):
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
+    model = llama(**WIDE).bfloat16()
+    model.config.quantization_config = {"quant_method": "another"}
+    with pytest.raises(ConfigurationError, match="quantised already, by its quantization_config"):
+        outrider.load(model, dtype="int8", drafter="root", **QUICK)
+    assert outrider.load(model, drafter="root", **QUICK).engine.target.dtype == torch.bfloat16
+
+
 def test_what_there_is_is_said(monkeypatch):
     with pytest.raises(UnknownName, match="int4"):
         outrider.load(llama(), dtype="int3", drafter="root", **QUICK)

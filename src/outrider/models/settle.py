@@ -69,7 +69,7 @@ def settle(
     if place.type != "cpu" or target.group is not None:
         return _elsewhere(wish, target, place), None
     dtypes = _dtypes(wish, target, place)
-    packings = _packings(wish, dtypes, place)
+    packings = _packings(wish, dtypes, target, place)
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None
@@ -113,9 +113,9 @@ def _dtypes(wish: Wish, target: Source, place: torch.device) -> list[str]:
     return ["bfloat16"] if target.checkpoint_dtype() == "bfloat16" else ["bfloat16", "float32"]
 
 
-def _packings(wish: Wish, dtypes: list[str], place: torch.device) -> list[bool]:
+def _packings(wish: Wish, dtypes: list[str], target: Source, place: torch.device) -> list[bool]:
     """Whether to lay weights out for products. Those of a type of their own always are."""
-    plain = [name for name in dtypes if not weight_only.concerns(name, place)]
+    plain = [name for name in dtypes if not target.keeps(name, place)]
     if len(plain) < len(dtypes):
         return [wish.packed] if plain and isinstance(wish.packed, bool) else [True]
     able = all(can_pack(DTYPES[name]) for name in dtypes)

@@ -176,9 +176,23 @@ class Source:
         """Whether it is a GGUF file, whose weights can stay in its blocks."""
         return gguf.is_file(self.given)
 
+    def keeps(self, dtype: str, device: torch.device) -> bool:
+        """Whether weights of this type are packed, beside states in float32 (`weight_only`).
+
+        Not those that another library has quantised: its layers compute as it wants. Raises
+        ConfigurationError where they would have to be quantised once more.
+        """
+        foreign = read(self.config, "quantization_config", object) is not None
+        if foreign and dtype in weight_only.QUANTISED:
+            raise ConfigurationError(
+                f"the weights of {self} are quantised already, by its quantization_config; got "
+                f"dtype={dtype!r}; leave dtype out, or give the checkpoint that it was made of"
+            )
+        return not foreign and weight_only.concerns(dtype, device)
+
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model with weights of this type, as it runs (`weight_only`)."""
-        if not weight_only.concerns(dtype, device):
+        if not self.keeps(dtype, device):
             return self.dense(dtype, device)
         if dtype not in self._running:
             self._running[dtype] = self._kept(dtype, device)

@@ -297,6 +297,16 @@ def formats(model: nn.Module) -> dict[str, int]:
     return found
 
 
+def bytes_a_weight(dtype: str) -> float:
+    """Of memory, scales of blocks and all.
+
+    >>> bytes_a_weight("float32"), bytes_a_weight("int8")
+    (4.0, 1.0625)
+    """
+    known = FORMATS[KINDS[dtype]]
+    return known.block / known.chunk
+
+
 def states_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype of states beside weights of this type.
 
