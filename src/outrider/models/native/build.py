@@ -47,8 +47,12 @@ SOURCES = (
     "logits.c",
     "tiles.c",
     "packed_linear.c",
+    "packed_dense.c",
+    "packed_blocks.c",
+    "packed_superblocks.c",
+    "packed_groups.c",
 )
-SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h")
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h", "packed_linear.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
