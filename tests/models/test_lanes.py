@@ -41,7 +41,7 @@ def digests(name, folder):
     compiler, run = tools(name)
     level = next(each for each in isa.of_family(LEVELS[name][0]) if each.name == name)
     sources = [str(NATIVE / each) for each in KERNELS]
-    command = [*compiler, "-std=gnu11", "-O1", "-ffp-contract=off", "-Wno-psabi", *level.options]
+    command = [*compiler, "-std=gnu11", "-O0", "-ffp-contract=off", "-Wno-psabi", *level.options]
     program = str(Path(folder, "digests"))
     command += [f"-I{NATIVE}", str(HERE / "kernel_digests.c"), *sources, "-o", program, "-lm"]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
