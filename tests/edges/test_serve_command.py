@@ -44,7 +44,7 @@ def test_where_one_core_is_all_there_is_one_process(
         return others[-1]
 
     def run(server, sockets):
-        with TestClient(server.config.app) as client:
+        with TestClient(server.config.app, base_url="http://localhost") as client:
             answers.append(client.post("/v1/completions", json=ASK).json())
             assert client.get("/health").json()["status"] == "ok"
         with socket.create_connection(sockets[0].getsockname()):
@@ -59,7 +59,9 @@ def test_where_one_core_is_all_there_is_one_process(
     assert code == 0
     assert not others_log.closed
     assert told in err
-    assert err.startswith("reading outrider-pair\n")  # a model may take a minute to read
+    lines = err.splitlines()
+    assert lines[0] == "reading outrider-pair"  # a model may take a minute to read
+    assert lines[1].startswith("listening at http://127.0.0.1:")
     assert bool(others) == parted
     assert answers[0]["choices"][0]["text"]
     assert answers[0]["usage"]["completion_tokens"] == 4
