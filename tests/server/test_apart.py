@@ -143,17 +143,23 @@ def gone(pid, seconds=10.0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [2], indirect=True)
-def test_an_engine_that_is_killed_ends_its_requests_and_the_server_says_so(process):
-    stream = events(process, process.body)
-    next(stream)
+def test_an_engine_that_is_killed_is_started_again_and_its_texts_go_on(process):
+    def said(lines):
+        return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+
+    body = process.body | {"seed": 5, "temperature": 0.8}
+    whole = said(list(events(process, body))[:-1])
+    stream = events(process, body)
+    first = next(stream)
     (engine,) = process.engines
     os.kill(engine, signal.SIGKILL)
-    left = list(stream)
-    assert json.loads(left[-1])["error"]["code"] == "engine_stopped"
-    assert asked(process, None, "/health", method="GET")[0] == 503
+    *left, done = stream
+    assert done == "[DONE]"
+    assert said([first, *left]) == whole
+    assert asked(process, None, "/health", method="GET")[0] == 200
     process.process.send_signal(signal.SIGINT)
-    assert process.process.wait(15) == 2
-    assert "exit code -9" in process.process.stderr.read()
+    assert process.process.wait(15) == 0
+    assert "exit code -9; another one is started" in process.process.stderr.read()
 
 
 @pytest.mark.slow

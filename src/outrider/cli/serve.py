@@ -72,6 +72,14 @@ def serve(
         int, typer.Option(min=0, help="MiB of read prompts kept for others that begin alike.")
     ] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
+    still: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds without the end of a turn after which the engine stands still: /health "
+            "says 503, and a process of its own is started again.",
+        ),
+    ] = 120.0,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names in /metrics.")] = "outrider:",
     per_request_metrics: Annotated[
         bool, typer.Option(help="Answers say how they were decoded.")
@@ -124,6 +132,7 @@ def serve(
         metrics_prefix,
         kept_prompts << 20,
         _hosts(host, keys, allowed_host or ()),
+        still,
         tool_call_parser,
         reasoning_parser,
     )
@@ -164,7 +173,7 @@ def _run(
             from outrider.server.known import Hears
         apart, how = _parted(processes)
         service = Service(*settings)
-        known, engine = _engine(load, service.room, apart)
+        known, engine = _engine(load, service.room, apart, service.still_seconds)
         try:
             site = around(known, engine, service)
             loading.close()
@@ -177,7 +186,7 @@ def _run(
             if not isinstance(known, Hears):
                 err.print(f"chats have {service.parsers(known).told()}")
             with suppress(KeyboardInterrupt):
-                HttpServer(site).run([place])
+                HttpServer(site, ends=True).run([place])
         finally:
             engine.close()
             engine.join(10)
@@ -271,14 +280,16 @@ def _parted(processes: int | None) -> tuple[bool, str]:
     return False, "one process for one core; --processes 2 makes it two"
 
 
-def _engine(load: "Callable[[], Speculator]", room: "Room", apart: bool) -> "tuple[Known, Decoder]":
+def _engine(
+    load: "Callable[[], Speculator]", room: "Room", apart: bool, still: float
+) -> "tuple[Known, Decoder]":
     """What decodes, in this process or in another, and what is known of its model."""
     from outrider.server.apart import started
     from outrider.server.decoding import opened
 
     if not apart:
         return opened(load(), room)
-    engine = started(load, room)
+    engine = started(load, room, still)
     return engine.known, engine
 
 

@@ -7,28 +7,47 @@ one.
 """
 
 import io
+import logging
 import multiprocessing
 import pickle
 import queue
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
 
+from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.decoding import Room, opened
 from outrider.server.grammar import vocabulary
 from outrider.server.known import Known, Writes
-from outrider.server.loop import Broken, Delivery, Event, Full, Load, Loop, Stopped, Ticket, spread
+from outrider.server.loop import (
+    STILL_SECONDS,
+    Broken,
+    Delivery,
+    Event,
+    Full,
+    Load,
+    Loop,
+    Stopped,
+    Ticket,
+    spread,
+)
 from outrider.server.spoken import Spoken
 from outrider.text.speculator import Speculator
 
+_BEAT = 1.0  #: seconds between signs of life
+_RECENTLY, _MOST_STARTS = 600.0, 3  #: so many starts in so many seconds, and no more
+_log = logging.getLogger("outrider.server")
 _PATIENCE = 5.0  #: seconds in which the other process ends once nobody wants it
 
 
@@ -58,49 +77,76 @@ class Said(NamedTuple):
     cached: int
 
 
+class Pulse(NamedTuple):
+    """A sign of life: how long ago the loop has ended a turn."""
+
+    still: float
+
+
 class EngineLost(Broken):
     """The other process has ended by itself."""
 
 
-def started(load: Callable[[], Speculator], room: Room) -> "Apart":
+def started(load: Callable[[], Speculator], room: Room, still: float = STILL_SECONDS) -> "Apart":
     """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
 
+    It is started again if it ends by itself, or ends no turn for `still` seconds: texts go on.
     Raises what `load` raises, and EngineLost if the process ends before it is ready. To be called
     in the main thread.
     """
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
-    here, there = context.Pipe()
-    process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
+
+    def begin() -> tuple[Connection, BaseProcess]:
+        here, there = context.Pipe()
+        process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
+        process.start()
+        there.close()
+        return here, process
+
     # Ctrl-C goes to both processes, and so does a service manager's SIGTERM; this one answers who
     # waits, and then ends the other
     before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process.start()
+        here, process = begin()
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    there.close()
-    return Apart(here, process, room.rows)
+    return Apart(here, process, room.rows, begin, still)
 
 
 class Apart:
     """A `Decoder` whose loop is at the other end of a pipe, in a process that ends with this one.
 
     known  what that process says of its model
+    begin  starts another such process where this one ends by itself; None: nothing does
+    still  seconds without a turn's end after which it is killed, and so started again
     """
 
-    def __init__(self, pipe: Connection, process: BaseProcess, rows: int) -> None:
+    def __init__(
+        self,
+        pipe: Connection,
+        process: BaseProcess,
+        rows: int,
+        begin: Callable[[], tuple[Connection, BaseProcess]] | None = None,
+        still: float = STILL_SECONDS,
+    ) -> None:
         self._pipe, self._process, self.rows = pipe, process, rows
+        self._begin, self._most_still = begin, still
+        self._life, self._starts, self._reviving = 0, deque[float](), False
+        self._pulse = time.monotonic()
         self.deliver: Delivery = spread
         self.fault: BaseException | None = None
         self._lock = threading.Lock()
         self._open: dict[int, Ticket] = {}
-        self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._closing = False
         self.known = self._introduction()
+        self._pulse = time.monotonic()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         threading.Thread(target=self._write, daemon=True).start()
+        if begin is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def _introduction(self) -> Known:
         """What the other process says first."""
@@ -120,7 +166,12 @@ class Apart:
     @property
     def alive(self) -> bool:
         """Whether it decodes."""
-        return self.fault is None and not self._closing
+        return self.fault is None and not self._closing and not self._reviving
+
+    @property
+    def still(self) -> float:
+        """Seconds since it has last ended a turn."""
+        return time.monotonic() - self._pulse
 
     @property
     def load(self) -> Load:
@@ -135,14 +186,14 @@ class Apart:
             if self.fault is not None or self._closing:
                 raise Stopped
             self._open |= {ticket.key: ticket for ticket in tickets}
-            self._orders.put(_pickled(asked))
+            self._orders.put((self._life, _pickled(asked)))
 
     def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
         """Nobody waits for it any more; its row is free at the next turn."""
         with self._lock:
             if self._open.pop(ticket.key, None) is not None:
                 ticket.over = True
-                self._orders.put(_pickled(Dropped(ticket.key, reason)))
+                self._orders.put((self._life, _pickled(Dropped(ticket.key, reason))))
 
     def start(self) -> None:
         """It decodes from the beginning."""
@@ -151,7 +202,7 @@ class Apart:
         """Take no more, end what runs, and stop."""
         with self._lock:
             self._closing = True
-            self._orders.put(_pickled(None))
+            self._orders.put((self._life, _pickled(None)))
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has stopped; after that time it is stopped."""
@@ -164,16 +215,32 @@ class Apart:
 
     def _write(self) -> None:
         """Orders, so that a long recording holds nobody up who gives another."""
-        with suppress(OSError):
-            while True:
-                self._pipe.send_bytes(self._orders.get())
+        while True:
+            life, order = self._orders.get()
+            with self._lock:
+                pipe = self._pipe if life == self._life else None
+            with suppress(OSError):  # of a process that has ended: what is open is asked again
+                if pipe is not None:
+                    pipe.send_bytes(order)
+
+    def _watch(self) -> None:
+        """Kill a process that ends no turn; what listens to it starts another."""
+        while self.fault is None and not self._closing:
+            time.sleep(min(1.0, self._most_still / 4))
+            if self.still > self._most_still and not self._reviving:
+                _log.error("the engine ended no turn for %.0f s; it is started again", self.still)
+                self._pulse = time.monotonic()
+                self._process.kill()
 
     def _listen(self) -> None:
         """Events, as long as there are any; then the tickets that are open have an error."""
-        with suppress(EOFError, OSError):
-            while True:
-                self._hear(self._pipe.recv())
-        error = self._loss()
+        while True:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._hear(self._pipe.recv())
+            error = self._loss()
+            if not self._revived(error):
+                break
         with self._lock:
             if not self._closing:
                 self.fault = error
@@ -181,12 +248,47 @@ class Apart:
         why = self.fault or Stopped("the server is closing")
         self._give([(ticket, Event(error=why, over=True)) for ticket in left])
 
-    def _hear(self, said: Sequence[Said]) -> None:
+    def _revived(self, loss: EngineLost) -> bool:
+        """Start another process in place of one that has ended; what is open goes on there."""
+        now = time.monotonic()
+        while self._starts and self._starts[0] < now - _RECENTLY:
+            self._starts.popleft()
+        if self._closing or self._begin is None or len(self._starts) >= _MOST_STARTS:
+            return False
+        _log.error("%s; another one is started", loss)
+        self._starts.append(now)
+        self._reviving = True
+        try:
+            pipe, self._process = self._begin()
+            before, self._pipe = self._pipe, pipe
+            before.close()
+            self._introduction()
+        except Exception:
+            _log.exception("the engine cannot be started again")
+            return False
+        with self._lock:
+            self._life += 1  # orders to the one before it are void
+            again = [order for ticket in self._open.values() if (order := _again(ticket))]
+            self._orders.put((self._life, _pickled(again)))
+            if self._closing:
+                self._orders.put((self._life, _pickled(None)))
+            lost = [ticket for ticket in self._open.values() if _again(ticket) is None]
+            self._reviving, self._pulse = False, time.monotonic()
+        self._give([(ticket, Event(error=loss, over=True)) for ticket in lost])
+        return True
+
+    def _hear(self, said: Sequence[Said] | Pulse) -> None:
+        if isinstance(said, Pulse):
+            self._pulse = time.monotonic() - said.still
+            return
         events = []
         for key, event, seated, cached in said:
             ticket = self._open.get(key)
             if ticket is not None:
                 ticket.seated, ticket.cached = seated, cached
+                ticket.begun |= event.block is not None
+                if isinstance(event.block, HostBlock):
+                    ticket.had += event.block.token_ids
                 events.append((ticket, event))
         self._give(events)
 
@@ -202,11 +304,34 @@ class Apart:
         return EngineLost(f"the engine's process has ended; got exit code {self._process.exitcode}")
 
 
+def _again(ticket: Ticket) -> Asked | None:
+    """What is asked of another process, behind what is told; None: that cannot be gone on with."""
+    request = ticket.request
+    if isinstance(request, Spoken):
+        if ticket.begun:
+            return None
+    elif ticket.had:
+        most = request.limits.max_new_tokens
+        left = None if most is None else most - len(ticket.had)
+        if left is not None and left < 1:
+            return None
+        request = replace(
+            request,
+            prompt=[*request.prompt, *ticket.had],
+            limits=replace(request.limits, max_new_tokens=left),
+            written=request.written + len(ticket.had),
+        )
+    return Asked(ticket.key, ticket.lane, request, ticket.deadline, ticket.arrived)
+
+
 # ---------------------------------------------------------------------- in the other process
 
 
 def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None:
     """Take orders from a pipe and tell events there, until nobody is at its other end."""
+    if multiprocessing.parent_process() is not None:  # one that was started later has the usual
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
     try:
         known, loop = opened(load(), room)
     except Exception as error:
@@ -229,6 +354,15 @@ def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None
     loop.deliver = deliver
     with suppress(OSError):
         pipe.send(known)
+
+    def live() -> None:
+        with suppress(OSError):
+            while loop.fault is None:
+                time.sleep(_BEAT)
+                with telling:
+                    pipe.send_bytes(pickle.dumps(Pulse(loop.still), pickle.HIGHEST_PROTOCOL))
+
+    threading.Thread(target=live, daemon=True).start()
     obey = threading.Thread(target=_obey, args=(pipe, known, loop, tickets), daemon=True)
     obey.start()
     loop.run()  # a fault of it is this process's

@@ -26,7 +26,7 @@ from outrider.server.desk import Desk, running
 from outrider.server.guard import OPEN, App, Guard
 from outrider.server.guard import Limits as Sizes
 from outrider.server.known import Hears, Known, Writes
-from outrider.server.loop import Decoder
+from outrider.server.loop import STILL_SECONDS, Decoder
 from outrider.server.orders import Orders
 from outrider.server.serving import Serving
 from outrider.server.transcripts import Ear, TranscriptionForm
@@ -57,6 +57,7 @@ class Service:
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
     kept_bytes    of prompts that were read, for requests that begin alike; 0: none
+    still_seconds  without the end of a turn, after which /health says 503
     hosts         names by which clients may ask (the header Host); none: any
     tool_call_parser, reasoning_parser  how answers are taken apart; None: by the chat template
     """
@@ -73,6 +74,7 @@ class Service:
     prefix: str = "outrider:"
     kept_bytes: int = KEPT_BYTES
     hosts: Sequence[str] = ()
+    still_seconds: float = STILL_SECONDS
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -213,9 +215,12 @@ def _about(app: FastAPI, service: Service, loop: Decoder, counts: Counts) -> Non
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        load = loop.load
-        state = {"status": "ok" if loop.alive else "dead", "running": load.running}
-        return JSONResponse(state | {"waiting": load.waiting}, 200 if loop.alive else 503)
+        load, still = loop.load, loop.still > service.still_seconds
+        status = "dead" if loop.fault is not None else "still" if still else "ok"
+        if not loop.alive and loop.fault is None:
+            status = "closing or starting again"
+        state = {"status": status, "running": load.running}
+        return JSONResponse(state | {"waiting": load.waiting}, 200 if status == "ok" else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

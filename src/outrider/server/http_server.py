@@ -80,10 +80,10 @@ class HttpServer(uvicorn.Server):
     """Serves a site until a signal comes, and then what is under way for `grace` seconds more.
 
     What has not come to its end by then gets an error that says so: of a stream an event, else a
-    503. uvicorn alone would cut connections off.
+    503. uvicorn alone would cut connections off. One that `ends` does so when its engine has, too.
     """
 
-    def __init__(self, site: Site, grace: float = GRACE) -> None:
+    def __init__(self, site: Site, grace: float = GRACE, ends: bool = False) -> None:
         config = TimedConfig(
             site.app,
             ws="none",
@@ -92,7 +92,13 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=int(grace) + _TOLD,
         )
         super().__init__(config)
-        self._engine, self._grace = site.loop, grace
+        self._engine, self._grace, self._ends = site.loop, grace, ends
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; an engine that is gone for good ends its server."""
+        if self._ends and self._engine.fault is not None:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody more, wait, and close."""

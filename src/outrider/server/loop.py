@@ -19,6 +19,8 @@ from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.spoken import Heard, Spoken
 
+STILL_SECONDS = 120.0  #: without the end of a turn, after which an engine is taken to stand still
+
 
 class Full(Exception):
     """The queue is as long as it may be."""
@@ -63,6 +65,7 @@ class Ticket:
     cached: int = 0  #: tokens of its prompt that were copied from another one
     begun: bool = False  #: whether any of its answer has come
     over: bool = False
+    had: list[int] = field(default_factory=list)  #: tokens that were told, in another process
     key: int = field(default_factory=itertools.count().__next__)  #: names it in its process
 
 
@@ -123,6 +126,10 @@ class Decoder(Protocol):
         """Whether it decodes."""
 
     @property
+    def still(self) -> float:
+        """Seconds since it has last ended a turn."""
+
+    @property
     def load(self) -> Load:
         """Rows under way, requests in the queue, rows in all."""
 
@@ -169,6 +176,7 @@ class Loop(threading.Thread):
         self._seated: dict[tuple[str, int], Ticket] = {}
         self._events: list[tuple[Ticket, Event]] = []
         self._closing = False
+        self._turned = time.monotonic()
 
     # ------------------------------------------------------------------ from any thread
 
@@ -205,6 +213,11 @@ class Loop(threading.Thread):
         return self.is_alive() and self.fault is None and not self._closing
 
     @property
+    def still(self) -> float:
+        """Seconds since it has last ended a turn; one that waits for work turns, too."""
+        return time.monotonic() - self._turned
+
+    @property
     def load(self) -> Load:
         """Rows under way, requests in the queue, rows in all."""
         return Load(len(self._seated), self._queued, self.rows)
@@ -215,6 +228,7 @@ class Loop(threading.Thread):
         """Turns until it is closed; a fault is told to everybody who waits."""
         try:
             while not self._closing:
+                self._turned = time.monotonic()
                 self._take_orders()
                 self._expire()
                 self._seat()

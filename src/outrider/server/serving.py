@@ -22,6 +22,7 @@ from outrider.server.orders import Choice
 from outrider.text.results import TextBlock
 
 T = TypeVar("T")
+LATE = 1.0  #: seconds behind a deadline in which an engine that works has said so
 #: What choices say, as it comes.
 Blocks = AsyncGenerator[tuple[Choice, TextBlock], None]
 Inbox = asyncio.Queue[tuple[int, Event]]
@@ -38,7 +39,7 @@ class Going:
             for at, c in enumerate(choices)
             if c.reason is None
         }
-        self._left = len(self.tickets)
+        self._left, self._deadline = len(self.tickets), deadline
         loop.submit(list(self.tickets.values()))
 
     def _take(self, at: int, event: Event) -> None:
@@ -48,7 +49,7 @@ class Going:
         """What the choices say, as it comes. Raises what went wrong; ends what is left then."""
         try:
             while self._left:
-                at, event = await self._inbox.get()
+                at, event = await within(self._inbox.get(), self._deadline)
                 choice, ticket = self.choices[at], self.tickets[at]
                 if choice.reason is not None:
                     continue  # it was cut by a stop string: what comes behind is not wanted
@@ -253,6 +254,17 @@ def event(chunk: bytes, options: StreamOptions) -> bytes:
         size = len(chunk) + len(b',"obfuscation":""')
         chunk = b'%b,"obfuscation":"%b"}' % (chunk[:-1], padding(size))
     return b"data: " + chunk + b"\n\n"
+
+
+async def within(work: Awaitable[T], deadline: float | None) -> T:
+    """What `work` gives. Raises TimeoutError soon after the deadline, whatever the engine does.
+
+    The engine says so first, if it is there to say anything.
+    """
+    if deadline is None:
+        return await work
+    left = deadline - time.monotonic()
+    return await asyncio.wait_for(work, max(left, 0.0) + LATE)
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

@@ -20,7 +20,7 @@ from outrider.server.counts import Counts
 from outrider.server.faults import Refusal, response, told, unknown_model
 from outrider.server.known import Hears
 from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
-from outrider.server.serving import unless_gone
+from outrider.server.serving import unless_gone, within
 from outrider.server.spoken import LANE, Heard, Spoken
 from outrider.text.speech import audio
 from outrider.text.speech.audio import Samples
@@ -148,7 +148,7 @@ class Ear:
             raise (error if self.loop.fault is None else Broken(str(self.loop.fault))) from error
         try:
             while True:
-                event = await inbox.get()
+                event = await within(inbox.get(), deadline)
                 if event.error is not None:
                     raise event.error
                 assert isinstance(event.block, Heard)

@@ -1,0 +1,160 @@
+"""Engines that die or stand still: texts go on in another, deadlines are answered, health says."""
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import openai
+import pytest
+from served import Server, _service, _until_the_end, serving
+
+from outrider.server.apart import Apart, Pulse, decode
+from outrider.server.app import Service, around
+from outrider.server.decoding import opened
+
+
+def begun(load, room, lives):
+    """An engine behind a pipe, in a thread in place of a process, that can be killed."""
+    here, there = multiprocessing.Pipe()
+
+    def end():
+        with socket.socket(fileno=os.dup(there.fileno())) as both:
+            both.shutdown(socket.SHUT_RDWR)
+
+    def run():
+        try:
+            decode(there, load, room)
+        finally:
+            there.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    lives.append(end)
+    return here, SimpleNamespace(join=thread.join, exitcode=-9, kill=end)
+
+
+@contextmanager
+def mortal(speculator, starts=9, still=120.0):
+    """A server whose engine is started again, and what ends each of its engines."""
+    service, lives = _service({}), []
+
+    def begin():
+        if len(lives) > starts:
+            raise OSError("no more processes")
+        return begun(lambda: speculator, service.room, lives)
+
+    engine = Apart(*begin(), service.rows, begin, still)
+    with _until_the_end(Server(around(engine.known, engine, service))) as server:
+        yield server, lives
+
+
+ASK = {"model": "pair", "prompt": "def f(x):\n", "max_tokens": 60, "temperature": 0.8, "seed": 7}
+
+
+def chunks(client, **more):
+    return client.completions.create(**ASK | more, stream=True)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0}, {"stop": ["return"]}])
+def test_a_text_goes_on_where_its_engine_was_killed(shipped, more):
+    with mortal(shipped) as (server, lives):
+        client = server.client()
+        whole = client.completions.create(**ASK | more)
+        text, reason, count = "", None, 0
+        for chunk in chunks(client, **more):
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason or reason
+            count += 1
+            if count in (2, 4):
+                lives[-1]()
+        assert (text, reason) == (whole.choices[0].text, whole.choices[0].finish_reason)
+        assert len(lives) >= 2
+
+
+def test_an_engine_that_cannot_come_back_says_so_and_ends_its_server(shipped):
+    with mortal(shipped, starts=0) as (server, lives):
+        stream = chunks(server.client(), max_tokens=400, extra_body={"ignore_eos": True})
+        next(stream)
+        lives[-1]()
+        with pytest.raises(openai.APIError, match="engine has stopped"):
+            list(stream)
+        assert health(server)[0] == 503
+        assert server.loop.fault is not None
+        server.uvicorn._ends = True
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+
+
+def health(server):
+    try:
+        with urllib.request.urlopen(server.address + "/health", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_no_sign_of_life_is_a_503_and_another_engine(shipped):
+    with mortal(shipped, still=30.0) as (server, lives):
+        assert health(server)[0] == 200
+        server.loop._hear(Pulse(1000.0))
+        ends = time.monotonic() + 20
+        while len(lives) < 2 and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert len(lives) == 2
+        while not server.loop.alive and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert server.client().completions.create(**ASK).choices[0].text
+
+
+class Deaf:
+    """An engine that takes all and says nothing."""
+
+    fault, alive, rows, deliver = None, True, 4, None
+    load = SimpleNamespace(running=1, waiting=0, rows=4)
+    still = 1000.0
+
+    def submit(self, tickets):
+        self.cancelled = []
+
+    def cancel(self, ticket, reason="cancelled"):
+        self.cancelled.append(ticket)
+
+    def start(self):
+        pass
+
+    def close(self):
+        pass
+
+    def join(self, timeout=None):
+        pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
+    service = Service(("pair",), rows=4, capacity=512, public=True)
+    known, _ = opened(shipped, service.room)
+    deaf = Deaf()
+    with _until_the_end(Server(around(known, deaf, service))) as server:
+        began = time.monotonic()
+        client, asked = server.client(), {"stream": stream, "extra_body": {"timeout": 0.3}}
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.completions.create(**ASK | asked)
+        assert refused.value.status_code == 504
+        assert time.monotonic() - began < 20
+        assert deaf.cancelled
+        status, said = health(server)
+        assert status == 503
+        assert '"still"' in said
+
+
+def test_a_loop_that_waits_for_work_turns(shipped):
+    with serving(shipped) as server:
+        time.sleep(1.2)
+        assert server.loop.still < 1.1
