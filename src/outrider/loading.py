@@ -1,5 +1,6 @@
 """Names to objects: models, tokenizer, drafter and rule. The registries meet here."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,12 @@ from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
-from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
+from outrider.errors import (
+    ConfigurationError,
+    NumericalError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.models import (
     CausalModel,
     budget,
@@ -30,14 +36,14 @@ from outrider.models import (
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
-from outrider.models.native import build
+from outrider.models.native import build as native
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.models.vocabularies import Words, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
-from outrider.text.opening import Opening
+from outrider.text.opening import ModelDefaults, Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
 from outrider.types import Drafter, Verifier
@@ -47,6 +53,8 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = str | Path | PreTrainedModel
 
+
+_log = logging.getLogger("outrider")
 
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
@@ -107,6 +115,7 @@ def load(
     share_encoder: ShareEncoder = "auto",
     tensor_parallel: int | None = None,
     trust_remote_code: bool = False,
+    generation_config: str = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -150,6 +159,8 @@ def load(
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
     tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
+    generation_config  "auto": what the model's own says of tokens and sampling holds where a call
+                    says nothing; "none": it does not (docs/sampling.md)
     trust_remote_code  run Python files that model folders bring; False refuses (docs/security.md)
 
     Raises ConfigurationError and its kin before any prompt is read.
@@ -157,6 +168,8 @@ def load(
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     isa.level()  # a misspelt one is said before anything is read
+    if generation_config not in ("auto", "none"):
+        arguments.refuse("generation_config", "'auto' or 'none'", generation_config, "use 'auto'")
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
@@ -167,8 +180,6 @@ def load(
     first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
-    if place.type == "cpu":
-        build.start()  # while weights are read
     tokenizer = (
         _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer, first.trust)
     )
@@ -186,7 +197,8 @@ def load(
         _check_shape(made, sources, running.models, options)
         notes = _notes(sources, running, wish, place, words, table)
         engine = _engine(sources, running, place, made, judge, planner, priced)
-    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+    model = first.model(running.setting.dtype, place)
+    return _spoken(engine, tokenizer, notes, sources, model, generation_config == "auto")
 
 
 def seen(
@@ -208,15 +220,27 @@ def _spoken(
     notes: Notes,
     sources: Sources,
     model: "PreTrainedModel",
+    follow: bool,
 ) -> Speculator:
-    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    """The engine with what its target says of texts: how they begin and end, whether it hears.
+
+    `follow`: its generation configuration holds, if it goes on from its prompt.
+    """
     first, eos_ids = sources[0], sources[0].eos_ids()
-    opening = None
+    opening, defaults = None, ModelDefaults()
     if reads_more(first.config):
         opening = Opening.of(first.settings(), eos_ids, str(first))
+    elif follow:
+        defaults = ModelDefaults.of(first.settings(), eos_ids)
+        if defaults.left_out:
+            _log.warning(
+                "%s: its generation configuration sets %s, which outrider does not follow",
+                first,
+                ", ".join(defaults.left_out),
+            )
     configs = [source.config for source in sources[1:]]
     hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
-    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)
 
 
 def _beside(
@@ -380,6 +404,8 @@ def _run(
     Raises UnsupportedModel if one does not score trees as their paths.
     """
 
+    if place.type == "cpu":
+        native.start()  # compiles, where it must, while weights are read
     target, *drafts = sources
     each = [words.size if other is None else other.draft.size for other in words.drafts]
     sizes = dict(zip(drafts, each, strict=True))
@@ -412,10 +438,20 @@ def _run(
         if isinstance(draft, CausalModel):
             draft.rounding = draft.rounding._replace(rows=Rows())
     worst = [
-        check.trees(model, source.role) if model.trees and not model.taps else 0.0
+        _trees(source, model, setting, place) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, (own, *beside), strict=True)
     ]
     return _Running((own, *beside), setting, calibration, worst[0])
+
+
+def _trees(source: Draft, model: Target | Beside, setting: Setting, place: torch.device) -> float:
+    """How far a model's scores of trees are from those of their paths."""
+    try:
+        return check.trees(model, source.role)
+    except NumericalError as error:
+        if not isinstance(source, Source):
+            raise
+        raise source.not_numbers(source.model(setting.dtype, place), error) from error
 
 
 def _packed(model: Target | Beside) -> bool:
@@ -469,7 +505,7 @@ def _notes(
         sources[0].shards,
         runner.means,
         told(wish, sources[1:], running.setting, place),
-        build.told() if place.type == "cpu" else "",
+        native.told() if place.type == "cpu" else "",
         _weights(sources[0], running.setting, place),
     )
 
