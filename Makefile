@@ -18,11 +18,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test lint types format clean gpu
+.PHONY: help venv demo test lint types format docs clean gpu
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
 	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
+	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
@@ -72,6 +73,11 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: $(STAMP)
+	@$(BIN)/python tools/cli_reference.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html is the first page"
+
 # The machine with the card may have no package registry: nothing is installed here.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_OUT ?= gpu-results
@@ -80,6 +86,6 @@ gpu:
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf *.egg-info src/*.egg-info

@@ -16,7 +16,17 @@ from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, calibrate, check, isa, reads_more, refusals, sharded
+from outrider.models import (
+    CausalModel,
+    budget,
+    calibrate,
+    check,
+    isa,
+    reads_more,
+    refusals,
+    sharded,
+    weight_only,
+)
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
@@ -65,6 +75,7 @@ class Notes:
     means: str = ""  #: how the target runs
     draft_dtype: str | None = None  #: what draft models read is kept in, in words; None: `dtype`
     kernels: str = ""  #: which compiled library runs on a CPU, or why none does
+    weights: str = ""  #: what weights are kept in, and what is computed in, in words
 
 
 def load(
@@ -129,8 +140,9 @@ def load(
     costs           of whole steps, by `Costs` or its file; None: measured once, and remembered
     rule            name of a verification rule; None takes the default for the drafter
     rule_options    the rule's own options by name, such as {"lenience": 0.3}
-    dtype           "auto" (CPU: the faster of float32 and bfloat16, elsewhere the checkpoint's), or
-                    "float32", "bfloat16", "float16"
+    dtype           what weights are kept in: "float32", "bfloat16", "float16", "int8", "int4" (on a
+                    CPU), or "auto": a GGUF file's own blocks; else on a CPU the faster of float32
+                    and bfloat16, elsewhere the checkpoint's (docs/processors.md)
     draft_dtype     "int8": what draft models read in 8 bits, on a CPU (docs/drafters.md); "target":
                     in the target's dtype; None: as a draft folder says, else the target's
     threads, packed "auto" measures once per machine and remembers; a number and a bool override.
@@ -167,12 +179,13 @@ def load(
     planner, options = planners.chosen(planner, recipe, options)
     priced = Costs.read(costs) if isinstance(costs, (str, Path)) else costs
     counts = _counts(table, words.size)
-    running = _run(sources, wish, place, words, ahead, share_encoder)
-    own, *others = running.models
-    made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
-    _check_shape(made, sources, running.models, options)
-    notes = _notes(sources, running, wish, place, words, table)
-    engine = _engine(sources, running, place, made, judge, planner, priced)
+    with budget.under(budget.unspent()):
+        running = _run(sources, wish, place, words, ahead, share_encoder)
+        own, *others = running.models
+        made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
+        _check_shape(made, sources, running.models, options)
+        notes = _notes(sources, running, wish, place, words, table)
+        engine = _engine(sources, running, place, made, judge, planner, priced)
     return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
 
 
@@ -375,14 +388,19 @@ def _run(
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+    def of_target(setting: Setting) -> CausalModel:
         own = target.driven(setting, place, words.size)
+        budget.current().allow(target.model(setting.dtype, place).num_parameters())
+        return own
+
+    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+        own = of_target(setting)
         return own, driven(drafts[0], setting) if drafts else None
 
     setting, calibration = settle(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
-    whole = target.driven(setting, place, words.size)
+    whole = of_target(setting)
     own = whole if target.group is None else sharded.split(whole, target.group)
     beside = [driven(source, setting) for source in drafts]
     if wish.packed is True and not _packed(own):
@@ -452,4 +470,15 @@ def _notes(
         runner.means,
         told(wish, sources[1:], running.setting, place),
         build.told() if place.type == "cpu" else "",
+        _weights(sources[0], running.setting, place),
     )
+
+
+def _weights(target: Source, setting: Setting, place: torch.device) -> str:
+    """What weights are kept in, and what is computed in."""
+    if not target.keeps(setting.dtype, place):
+        return f"{setting.dtype}, and so are states"
+    found = weight_only.formats(target.model(setting.dtype, place))
+    sizes = ", ".join(f"{count / 1e6:.0f} MB {name}" for name, count in sorted(found.items()))
+    said = f"{sizes}; states and sums float32"
+    return f"{said}; {target.widened}" if target.widened else said

@@ -1,12 +1,13 @@
 """bfloat16 on a CPU: a text is the same for any drafter, beside any row and in any capacity."""
 
 import pytest
+import torch
 
 import outrider
 from outrider import Sampling, Stop
 from outrider.engine.request import Request
 from outrider.engine.run import Run
-from outrider.models import rounding
+from outrider.models import linear, rounding
 from outrider.models.native import build
 from outrider.models.prefixes import Prefixes
 
@@ -60,7 +61,8 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
 def test_a_model_in_half_precision_says_what_it_pads(monkeypatch):
     """What is found depends on the processor: here, that it is found and where it shows."""
     monkeypatch.setattr(build, "_found", lambda: "not here")  # compiled attention pads nothing
-    target = outrider.load(dtype="bfloat16", threads=1, packed=True).engine.target
+    packed = linear.can_pack(torch.bfloat16)
+    target = outrider.load(dtype="bfloat16", threads=1, packed=packed).engine.target
     heads, size = target.runner.kv_heads, target.runner.size
     found = rounding._found
     assert any(f"{min(heads, 4)}x{size}-torch.bfloat16" in name for name in found)

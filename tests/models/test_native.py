@@ -14,7 +14,9 @@ from outrider.testing import models
 from outrider.types import Nodes
 
 BF16 = torch.bfloat16
-SIZES = (48, 64)  #: of heads: the second is answered in tiles, where there are any
+KINDS = (BF16, torch.float32)
+SIZES = (48, 64)  #: of heads: the second is answered in tiles in bfloat16, where there are any
+EACH = [pytest.param(size, kind, id=f"{size}-{kind}") for size in SIZES for kind in KINDS]
 
 
 @pytest.fixture
@@ -23,21 +25,21 @@ def compiler():
         pytest.skip(f"kernels are not compiled here: {build.unbuilt()}")
 
 
-def call_of(heads, kv_heads, size, nodes):
+def call_of(heads, kv_heads, size, nodes, kind=BF16):
     shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, size=size, eps=1e-5)
-    tables = torch.randn(2, 512, size, generator=torch.Generator().manual_seed(size)).to(BF16)
+    tables = torch.randn(2, 512, size, generator=torch.Generator().manual_seed(size)).to(kind)
     return native.Compiled(shape, *tables).open(nodes), tables
 
 
-def tiled(size):
+def tiled(size, kind=BF16):
     """Whether heads of this size are answered in tiles: queries and weights are rounded there."""
-    return size % 32 == 0 and tiles.unfit(torch.zeros(1, dtype=BF16)) is None
+    return size % 32 == 0 and tiles.unfit(torch.zeros(1, dtype=kind)) is None
 
 
-def filled(rows, kv_heads, size, slots):
+def filled(rows, kv_heads, size, slots, kind=BF16):
     """A cache full of old entries."""
     cache = SlotCache(1, rows, slots)
-    keys, values = cache.layers[0].buffers(kv_heads, size, torch.zeros(1, dtype=BF16))
+    keys, values = cache.layers[0].buffers(kv_heads, size, torch.zeros(1, dtype=kind))
     keys.normal_()
     values.normal_()
     return cache, keys, values
@@ -48,17 +50,17 @@ def in_double(qkv, tables, nodes, keys, values, heads, kv_heads):
     batch, queries, _ = qkv.shape
     size, wide = keys.shape[-1], nodes.visible_BQW.shape[-1]
     cos, sin = (table[nodes.positions_BQ][:, :, None].double() for table in tables)
-    x = qkv.view(batch, queries, -1, size).double()
+    x, kind = qkv.view(batch, queries, -1, size).double(), qkv.dtype
     turned = x * cos + x.roll(size // 2, -1) * sin
     keys, values = keys.clone(), values.clone()
     for row, slots in enumerate(nodes.slots_BQ):
-        keys[row][:, slots] = turned[row, :, heads : heads + kv_heads].transpose(0, 1).to(BF16)
-        values[row][:, slots] = x[row, :, heads + kv_heads :].transpose(0, 1).to(BF16)
+        keys[row][:, slots] = turned[row, :, heads : heads + kv_heads].transpose(0, 1).to(kind)
+        values[row][:, slots] = x[row, :, heads + kv_heads :].transpose(0, 1).to(kind)
     near = [t[:, :, :wide].double().repeat_interleave(heads // kv_heads, 1) for t in (keys, values)]
     mask = nodes.visible_BQW[:, None]
     asked = turned[:, :, :heads].transpose(1, 2)
-    if tiled(size):
-        asked = asked.to(BF16).double()
+    if tiled(size, kind):
+        asked = asked.to(kind).double()
     out = F.scaled_dot_product_attention(asked, *near, mask)
     return out.transpose(1, 2).reshape(batch, queries, -1), keys, values
 
@@ -76,6 +78,7 @@ def random_nodes(batch, queries, tree):
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "batch", "queries"),
@@ -92,49 +95,68 @@ def random_nodes(batch, queries, tree):
     ],
 )
 @torch.inference_mode()
-def test_attention_is_attention(heads, kv_heads, size, batch, queries, tree):
+def test_attention_is_attention(heads, kv_heads, size, batch, queries, tree, kind):
     torch.manual_seed(heads + queries)
     nodes = random_nodes(batch, queries, tree)
-    qkv = torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(BF16)
-    cache, keys, values = filled(batch, kv_heads, size, 300)
-    call, tables = call_of(heads, kv_heads, size, nodes)
+    qkv = torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(kind)
+    cache, keys, values = filled(batch, kv_heads, size, 300, kind)
+    call, tables = call_of(heads, kv_heads, size, nodes, kind)
     expected, *stored = in_double(qkv, tables, nodes, keys, values, heads, kv_heads)
     out = call.attend(qkv, cache.layers[0])
-    atol = 2e-3 if tiled(size) else 1e-3
-    torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=atol)
-    torch.testing.assert_close(keys.double(), stored[0].double(), rtol=2**-7, atol=1e-6)
+    rtol, atol = (2**-7, 2e-3 if tiled(size) else 1e-3) if kind == BF16 else (1e-5, 2e-6)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(keys.double(), stored[0].double(), rtol=rtol, atol=1e-6)
     assert torch.equal(values, stored[1])
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_norms_and_gates():
+def test_norms_and_gates(kind):
     torch.manual_seed(0)
-    call, _ = call_of(2, 2, 16, random_nodes(1, 1, False))
-    state, more, weight = torch.randn(3, 5, 48).to(BF16)
+    rtol = 2**-7 if kind == BF16 else 1e-6
+    call, _ = call_of(2, 2, 16, random_nodes(1, 1, False), kind)
+    state, more, weight = torch.randn(3, 5, 48).to(kind)
     total, normed = call.norm(state[None], more[None], weight[0])
     assert torch.equal(total[0], state + more)
     expected = F.rms_norm((state + more).double(), (48,), weight[0].double(), 1e-5)
-    torch.testing.assert_close(normed[0].double(), expected, rtol=2**-7, atol=0)
+    torch.testing.assert_close(normed[0].double(), expected, rtol=rtol, atol=0)
     alone, _ = call.norm(state[None], None, weight[0])
     assert torch.equal(alone[0], state)
-    both = 30 * torch.randn(4, 96).to(BF16)
+    both = 30 * torch.randn(4, 96).to(kind)
     gate, up = both.double().chunk(2, -1)
     expected = F.silu(gate) * up
-    torch.testing.assert_close(call.gate(both).double(), expected, rtol=2**-7, atol=1e-30)
+    torch.testing.assert_close(call.gate(both).double(), expected, rtol=rtol, atol=1e-30)
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("size", SIZES)
 @torch.inference_mode()
-def test_what_is_not_a_number_stays_in_its_row(size):
+def test_numbers_of_another_kind_are_refused():
+    """They would be read as what they are not, and behind the end of what is there."""
+    nodes = random_nodes(1, 2, False)
+    call, qkv = call_of(2, 2, 16, nodes, torch.float32)[0], torch.randn(1, 2, 96)
+    half = filled(1, 2, 16, 300)[0]
+    with pytest.raises(TypeError, match=r"float32.*cache of torch.bfloat16"):
+        call.attend(qkv, half.layers[0])
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
+        call.attend(qkv.to(BF16), filled(1, 2, 16, 300)[0].layers[0])
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
+        call.norm(qkv, qkv.to(BF16), torch.ones(96))
+    with pytest.raises(TypeError, match=r"float32.*got.*bfloat16"):
+        call.gate(qkv.to(BF16))
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("size", "kind"), EACH)
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_row(size, kind):
     torch.manual_seed(1)
     nodes = random_nodes(3, 2, False)
-    qkv = torch.randn(3, 2, 6 * size).to(BF16)
-    cache, _, _ = filled(3, 2, size, 300)
-    clean = call_of(2, 2, size, nodes)[0].attend(qkv, cache.layers[0])
+    qkv = torch.randn(3, 2, 6 * size).to(kind)
+    cache, _, _ = filled(3, 2, size, 300, kind)
+    clean = call_of(2, 2, size, nodes, kind)[0].attend(qkv, cache.layers[0])
     qkv[1] = torch.nan
-    call, weight = call_of(2, 2, size, nodes)[0], torch.ones(6 * size, dtype=BF16)
+    call, weight = call_of(2, 2, size, nodes, kind)[0], torch.ones(6 * size, dtype=kind)
     out = call.attend(qkv, cache.layers[0])
     assert out[1].isnan().all()
     assert torch.equal(out[[0, 2]], clean[[0, 2]])
@@ -161,14 +183,14 @@ def test_tiles_give_no_query_what_it_does_not_see(value):
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), EACH)
 @torch.inference_mode()
-def test_a_node_that_sees_nothing_says_nothing(size):
+def test_a_node_that_sees_nothing_says_nothing(size, kind):
     nodes = random_nodes(2, 1, False)
     nodes.visible_BQW[1] = False
-    cache, _, _ = filled(2, 2, size, 300)
-    qkv = torch.randn(2, 1, 6 * size).to(BF16)
-    out = call_of(2, 2, size, nodes)[0].attend(qkv, cache.layers[0])
+    cache, _, _ = filled(2, 2, size, 300, kind)
+    qkv = torch.randn(2, 1, 6 * size).to(kind)
+    out = call_of(2, 2, size, nodes, kind)[0].attend(qkv, cache.layers[0])
     assert out[0].any()
     assert not out[1].any()
 
@@ -192,14 +214,14 @@ def compiled_attention(call, qkv, cache):
 def summed_otherwise(call, qkv, cache):
     """Another order of sums where a call has more than one row: what must not be."""
     out = call.attend(qkv, cache.layers[0])
-    return out if len(qkv) == 1 else (out.float() * (1 + 2**-8)).to(BF16)
+    return out if len(qkv) == 1 else (out.float() * (1 + 2**-8)).to(out.dtype)
 
 
-def rows_alike(attend, size):
+def rows_alike(attend, size, kind):
     """Whether a row has the same bits node by node, in pieces, beside others, in wide calls."""
     torch.manual_seed(5)
-    qkv = torch.randn(3, 80, (6 + 2 * 3) * size).to(BF16)
-    old = torch.randn(2, 3, 3, 400, size).to(BF16)
+    qkv = torch.randn(3, 80, (6 + 2 * 3) * size).to(kind)
+    old = torch.randn(2, 3, 3, 400, size).to(kind)
     found = []
     for rows, pieces, wide, threads in [
         ([1], [80], 256, 1),
@@ -207,14 +229,14 @@ def rows_alike(attend, size):
         ([0, 1, 2], [5, 1, 74], 400, 2),
         ([1, 2], [4] * 20, 240, 1),
     ]:
-        cache, *entries = filled(len(rows), 3, size, 400)
+        cache, *entries = filled(len(rows), 3, size, 400, kind)
         for buffer, was in zip(entries, old, strict=True):
             buffer.copy_(was[rows])
         parts, start = [], 150
         torch.set_num_threads(threads)
         for count in pieces:
             at = torch.arange(start, start + count).expand(len(rows), -1)
-            call, _ = call_of(6, 3, size, causal(at, at, wide))
+            call, _ = call_of(6, 3, size, causal(at, at, wide), kind)
             here = slice(start - 150, start - 150 + count)
             parts.append(attend(call, qkv[rows, here].contiguous(), cache)[rows.index(1)])
             start += count
@@ -223,18 +245,18 @@ def rows_alike(attend, size):
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), EACH)
 @torch.inference_mode()
-def test_rows_are_alike_in_every_call(size):
+def test_rows_are_alike_in_every_call(size, kind):
     threads = torch.get_num_threads()
     try:
-        assert rows_alike(compiled_attention, size)
-        assert not rows_alike(summed_otherwise, size)
+        assert rows_alike(compiled_attention, size, kind)
+        assert not rows_alike(summed_otherwise, size, kind)
     finally:
         torch.set_num_threads(threads)
 
 
-def below_a_text(places, size, text=131):
+def below_a_text(places, size, text=131, kind=BF16):
     """Attention [H E] of the last node of a path whose nodes lie so far behind a text.
 
     The values of the path are large and cancel: what is left shows the order of the sum.
@@ -244,35 +266,37 @@ def below_a_text(places, size, text=131):
     qkv[:, :, 1] = qkv[:, :1, 1]  # one key, so that all have one weight
     qkv[:, :, 2] *= 1e4
     qkv[:, 1::2, 2] = -qkv[:, ::2, 2]
-    cache, _, _ = filled(1, 4, size, 256)
+    cache, _, _ = filled(1, 4, size, 256, kind)
     slots = text + torch.tensor([places])
     visible = (torch.arange(200) < text).repeat(1, len(places), 1)
     for node in range(len(places)):
         visible[0, node, slots[0, : node + 1]] = True
     nodes = Nodes(slots, torch.full_like(slots, text), slots, visible)
-    return call_of(4, 4, size, nodes)[0].attend(qkv.to(BF16).flatten(2), cache.layers[0])[0, -1]
+    call, _ = call_of(4, 4, size, nodes, kind)
+    return call.attend(qkv.to(kind).flatten(2), cache.layers[0])[0, -1]
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), EACH)
 @torch.inference_mode()
-def test_a_node_of_a_tree_adds_as_its_path_alone(size):
-    alone = below_a_text([0, 1, 2, 3, 4, 5], size)
-    assert torch.equal(below_a_text([0, 2, 3, 7, 8, 21], size), alone)
-    assert torch.equal(below_a_text([1, 20, 21, 22, 37, 60], size), alone)
-    if size == 48 or not tiled(size):  # a step of tiles may add them alike
-        assert not torch.equal(below_a_text([5, 2, 1, 3, 4, 0], size), alone)  # in another order
+def test_a_node_of_a_tree_adds_as_its_path_alone(size, kind):
+    alone = below_a_text([0, 1, 2, 3, 4, 5], size, kind=kind)
+    assert torch.equal(below_a_text([0, 2, 3, 7, 8, 21], size, kind=kind), alone)
+    assert torch.equal(below_a_text([1, 20, 21, 22, 37, 60], size, kind=kind), alone)
+    if not tiled(size, kind):  # a step of tiles may add them alike
+        other = below_a_text([5, 2, 1, 3, 4, 0], size, kind=kind)
+        assert not torch.equal(other, alone)  # in another order
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), EACH)
 @pytest.mark.parametrize("text", [0, 20, 32, 95, 120])
 @torch.inference_mode()
-def test_long_paths_of_trees_begin_anywhere_in_a_step(size, text):
+def test_long_paths_of_trees_begin_anywhere_in_a_step(size, kind, text):
     """Forty nodes in a row, and with a gap before each of them."""
-    alone = below_a_text(list(range(40)), size, text)
-    assert torch.equal(below_a_text([2 * node for node in range(40)], size, text), alone)
-    assert torch.equal(below_a_text([*range(7), *range(9, 42)], size, text), alone)
+    alone = below_a_text(list(range(40)), size, text, kind)
+    for places in ([2 * node for node in range(40)], [*range(7), *range(9, 42)]):
+        assert torch.equal(below_a_text(places, size, text, kind), alone)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -294,10 +318,22 @@ def test_a_llama_in_bfloat16_is_compiled():
     assert torch.equal(last[1], states[2][:, -2:])
 
 
+@pytest.mark.usefixtures("compiler")
+def test_a_llama_in_float32_is_compiled():
+    model = models.llama(head_dim=16, num_key_value_heads=2)
+    ids = torch.randint(32, (1, 60), generator=torch.Generator().manual_seed(1))
+    nodes = causal(ids, torch.arange(60)[None], 128)
+    with torch.inference_mode():
+        driven = CausalModel(LlamaRunner(model, False))
+        assert driven.runner.means == "a lean decoder, compiled"
+        logits = driven.forward(driven.open(1, 128), nodes)[0]
+        torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (lambda: models.llama(), "bfloat16 on a CPU"),
+        (lambda: models.llama(head_dim=16).half(), "bfloat16 and float32 on a CPU"),
         (lambda: models.llama(head_dim=8).to(BF16), "multiples of 16"),
         (lambda: models.llama(head_dim=16, hidden_act="gelu").to(BF16), "silu"),
     ],

@@ -1,10 +1,15 @@
-"""A tiny Llama with a tokenizer in one GGUF file, as llama.cpp's converter lays it out."""
+"""Tiny models with a tokenizer in one GGUF file, as llama.cpp's converter lays them out."""
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from outrider.testing import llama
 
-#: One token for every byte that prints, as a byte-level BPE spells them, and three special ones.
+#: One token for every byte that prints, as a byte-level BPE spells them, and special ones.
 LETTERS = [chr(code) for code in range(33, 127)]
-TOKENS = ["<|bos|>", "<|end|>", "<unk>", *LETTERS, "Ġ", "Ċ", "th", "he"]
+SPECIAL = ["<|bos|>", "<|end|>", "<unk>", "<|endoftext|>"]  #: the last is added if it is not there
+TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "th", "he"]
 MERGES = ["t h", "h e"]
 CHAT = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}<|end|>{% endfor %}"
@@ -23,17 +28,36 @@ NAMES = {
 }
 
 
-def model():
-    return llama(vocab_size=len(TOKENS), eos_token_id=1, bos_token_id=0)
+def model(**settings):
+    how = {"vocab_size": len(TOKENS), "eos_token_id": 1, "bos_token_id": 0}
+    return llama(**(how | settings))
 
 
-def write(path):
-    """Write `model()` there; returns it."""
+def qwen2():
+    """Another architecture: biases, a tied output layer, and a forward of its own."""
+    torch.manual_seed(5)
+    config = Qwen2Config(
+        vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        initializer_range=0.3, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    made = Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    return made
+
+
+def write(path, made=None, kind="F32"):
+    """Write a model there, `model()` if none is given; returns it.
+
+    `kind` is what linear layers and embeddings are quantised to.
+    """
     import gguf
 
-    made = model()
+    made = model() if made is None else made
     config, weights = made.config, made.state_dict()
-    out = gguf.GGUFWriter(str(path), "llama")
+    out = gguf.GGUFWriter(str(path), config.model_type)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
     out.add_block_count(config.num_hidden_layers)
@@ -48,23 +72,37 @@ def write(path):
     out.add_tokenizer_pre("smollm")
     out.add_token_list(TOKENS)
     kinds = gguf.TokenType
-    out.add_token_types([kinds.CONTROL] * 3 + [kinds.NORMAL] * (len(TOKENS) - 3))
+    out.add_token_types([kinds.CONTROL] * 4 + [kinds.NORMAL] * (len(TOKENS) - 4))
     out.add_token_merges(MERGES)
     out.add_bos_token_id(0)
     out.add_eos_token_id(1)
     out.add_unk_token_id(2)
     out.add_chat_template(CHAT)
-    out.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
-    out.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
-    out.add_tensor("output.weight", weights["lm_head.weight"].numpy())
+
+    def add(name, tensor, form=kind):
+        values, told = tensor.float().numpy(), gguf.GGMLQuantizationType[form]
+        if form in ("F32", "F16"):
+            out.add_tensor(name, values.astype(np.float32 if form == "F32" else np.float16))
+        else:
+            out.add_tensor(name, gguf.quants.quantize(values, told), raw_dtype=told)
+
+    add("token_embd.weight", weights["model.embed_tokens.weight"])
+    add("output_norm.weight", weights["model.norm.weight"], "F32")
+    if not config.tie_word_embeddings:
+        add("output.weight", weights["lm_head.weight"])
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for layer in range(config.num_hidden_layers):
         for theirs, ours in NAMES.items():
-            weight = weights[f"model.layers.{layer}.{ours}.weight"]
-            if theirs in heads:  # rotary pairs lie side by side there, half a head apart here
-                weight = weight.view(heads[theirs], 2, -1, weight.shape[-1]).transpose(1, 2)
-                weight = weight.reshape(-1, weight.shape[-1])
-            out.add_tensor(f"blk.{layer}.{theirs}.weight", weight.contiguous().numpy())
+            for leaf in ("weight", "bias"):
+                tensor = weights.get(f"model.layers.{layer}.{ours}.{leaf}")
+                if tensor is None:
+                    continue
+                if theirs in heads and config.model_type == "llama":
+                    # rotary pairs lie side by side there, half a head apart here
+                    tensor = tensor.unflatten(0, (heads[theirs], 2, -1)).transpose(1, 2)
+                    tensor = tensor.flatten(0, 2)
+                plain = tensor.dim() < 2
+                add(f"blk.{layer}.{theirs}.{leaf}", tensor.contiguous(), "F32" if plain else kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

@@ -51,7 +51,7 @@ def command(
     ] = Power.effect,
     seed: Annotated[int, typer.Option(help="Another seed is another sample.")] = 0,
     dtype: Annotated[
-        str, typer.Option(help="float32 keeps the tests sharp; also bfloat16, float16.")
+        str, typer.Option(help="float32 keeps the tests sharp; also bfloat16, float16, int8, int4.")
     ] = "float32",
     every: Annotated[
         Path | None,

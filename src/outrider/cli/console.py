@@ -1,11 +1,13 @@
 """One console for all commands: colour only on a terminal, NO_COLOR honoured, errors on stderr."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
+
+from outrider.models import budget
 
 EXIT_SOME = 1  #: some files or requests failed, the others are done
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -23,9 +25,16 @@ def fail(message: str) -> None:
     err.print(message, markup=False)
 
 
-def working(what: str) -> Status:
-    """A spinner on stderr for work without a count; nothing when stderr is no terminal."""
-    return err.status(what)
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr for work without a count, which says what takes long; nothing when
+    stderr is no terminal: then a line of the log does."""
+    with err.status(what) as status:
+        if not err.is_terminal:
+            yield
+            return
+        with budget.told(status.update):
+            yield
 
 
 def figures(

@@ -338,7 +338,7 @@ def _describe(
         f"draft {notes.draft}"
         f"{f', which attends to {notes.encoder} encoder' if notes.encoder else ''}\n"
         f"{f'vocabularies: {notes.vocabulary}' + chr(10) if notes.vocabulary else ''}"
-        f"{how}\ndevice {notes.device}, {notes.dtype}"
+        f"{how}\ndevice {notes.device}, weights {notes.weights}"
         f"{f', what drafts read {notes.draft_dtype}' if notes.draft_dtype else ''}, "
         f"{notes.threads} thread(s), packed {notes.packed}, vocabulary {notes.vocab_size}, "
         f"tree check {notes.tree_check:.2g}\nthe target runs as {notes.means}"

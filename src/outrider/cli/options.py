@@ -128,7 +128,8 @@ Device = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="float32, bfloat16 or float16; auto: measured on a CPU, else the checkpoint's."
+        help="What weights are kept in: float32, bfloat16, float16, int8 or int4; auto: a GGUF "
+        "file's own blocks, else measured on a CPU, elsewhere the checkpoint's."
     ),
 ]
 DraftDtype = Annotated[

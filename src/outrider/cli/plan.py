@@ -150,11 +150,11 @@ def _sizes(
     layers: int,
 ) -> Sizes:
     """By name, by numbers, or by name with some numbers in place of its own."""
+    from outrider.models.settle import WEIGHTS
     from outrider.models.sizes import sizes as sizes_of
-    from outrider.models.sources import DTYPES
 
-    if dtype is not None and (model is None or dtype not in DTYPES):
-        do = f"use one of {', '.join(DTYPES)}, and name a model"
+    if dtype is not None and (model is None or dtype not in WEIGHTS):
+        do = f"use one of {', '.join(WEIGHTS)}, and name a model"
         arguments.refuse("--dtype", "that of a model given by name", dtype, do)
     weights, cache = number("--model-bytes", model_bytes), number("--kv-bytes", kv_bytes)
     count = number("--parameters", parameters)

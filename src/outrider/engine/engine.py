@@ -23,6 +23,7 @@ from outrider.engine.run import Observer, Run
 from outrider.engine.search.pace import Paces
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
+from outrider.models import budget
 from outrider.types import (
     PLAIN,
     Drafter,
@@ -79,6 +80,8 @@ class Engine:
         self.planner = named(planner) if drafts else Fixed()  # nothing to choose
         self.costs, self.kept = costs, kept
         self.paces = Paces()  #: of beam searches
+        #: What measuring may take: what is left of a load's, or as much as a load has.
+        self.budget = budget.unspent()
         self._given = costs is not None and kept is None
         device = torch.device(target.device)
         self.capture: Capture | None = CudaCapture(device) if graphs else None
@@ -106,13 +109,21 @@ class Engine:
     def priced(self, seats: int) -> Costs | None:
         """The costs of steps of up to so many rows, for a planner that weighs them.
 
-        What nobody has measured is measured now, on made-up text.
+        What nobody has measured is measured now, on made-up text, as far as the budget goes: one
+        row always is, and more are estimated from fewer where it is over.
         """
         if not isinstance(self.planner, Adaptive) or self._given:
             return self.costs
-        for rows in measure.upto(seats):
-            if self.costs is None or rows not in self.costs.times:
-                more = measure.measured(self, rows)
+        known = {} if self.costs is None else self.costs.times
+        missing = [rows for rows in measure.upto(seats) if rows not in known]
+        if not missing or (known and self.budget.over()):
+            return self.costs
+        with budget.under(self.budget) as allowed, allowed.measuring("what steps cost"):
+            for left, rows in enumerate(missing):
+                if self.costs is not None and allowed.over():
+                    break
+                with allowed.part(1 / (len(missing) - left)):
+                    more = measure.measured(self, rows)
                 self.costs = more if self.costs is None else self.costs.joined(more)
                 if self.kept is not None:
                     self.kept(self.costs)

@@ -54,7 +54,7 @@ def bandwidth(size: int, dtype: str = "float32", device: str = "cpu") -> float:
 
     A product of a matrix and a vector in the models' dtype, and a sum in float32: what is faster.
     """
-    wide, kind = 1024, DTYPES[dtype]
+    wide, kind = 1024, DTYPES.get(dtype, torch.bfloat16)
     rows = max(size // (kind.itemsize * wide), 1)
     matrix = torch.ones(rows, wide, dtype=kind, device=device)
     vector = torch.ones(wide, dtype=matrix.dtype, device=device)

@@ -203,6 +203,12 @@ class Comparison:
         self.settings: dict[str, Row] = {}
         self._pair = self._load(plan.dtype)
         self.dtypes = [self._pair.notes.dtype]
+        if self.dtypes[0] not in DTYPES:
+            raise ConfigurationError(
+                "transformers runs the same weights in its arms, which are to be in one of "
+                f"{', '.join(DTYPES)}; got {self.target} in {self._pair.notes.weights}; give "
+                "--dtype, or a folder"
+            )
         if plan.fastest:
             self.dtypes += [d for d in ("float32", "bfloat16") if d != self.dtypes[0]]
 

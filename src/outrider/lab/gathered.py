@@ -14,7 +14,10 @@ from outrider.models.calibrate import cores
 
 Command = Callable[..., None]
 Target = Annotated[
-    str | None, typer.Option(help="Target: local path or hub name. Default: shipped.")
+    str | None,
+    typer.Option(
+        "--target", "-m", help="Target: local path, GGUF file or hub name. Default: shipped."
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=cores(), help="CPU threads; default: measured.")

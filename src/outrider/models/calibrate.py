@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outrider.costs import Costs
-from outrider.models import isa
+from outrider.models import budget, isa
 
 if TYPE_CHECKING:
     from outrider.types import LanguageModel
@@ -40,6 +40,8 @@ KERNELS = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
 )
 _PASSES = 3
+_SHARE = 0.6  #: of a start's budget; the rest is for what whole steps cost
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  #: of a weight
 _WORTH_ANOTHER_LOOK = 2.0  #: seen on a shared machine: 1.7 times the least time for a second
 _CONTEXT = 96  #: committed tokens in the cache while timing
 
@@ -199,7 +201,8 @@ def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dic
 
     The least, because a busy neighbour only ever adds time: medians taken on a loaded machine chose
     the wrong packing. One thread is timed by its own clock, which stands while others run. Fewer
-    nodes never cost more than others do, as they could be padded.
+    nodes never cost more than others do, as they could be padded. A budget that is over ends it
+    behind one look at each.
     """
     import torch
 
@@ -210,21 +213,23 @@ def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dic
     cache = model.open(1, capacity, model.probe(1))
     device = torch.device(model.device)
     times: dict[int, list[float]] = {n: [] for n in widths}
+    allowed = budget.current()
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter
     with torch.inference_mode():
         at = torch.arange(_CONTEXT, device=device)[None]
         model.forward(cache, causal(at % model.vocab_size, at, capacity), last=1)
-        for repeat in range(repeats + 1):
+        for _ in range(repeats + 1):
             for n in widths:
                 at = _CONTEXT + torch.arange(n, device=device)[None]
                 started = clock()
                 model.forward(cache, causal(at % model.vocab_size, at, capacity))
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                if repeat:  # the first round warms up
-                    times[n].append((clock() - started) * 1e3)
-    least = {n: min(t) for n, t in times.items()}
+                times[n].append((clock() - started) * 1e3)
+            if allowed.over():
+                break
+    least = {n: min(t[1:] or t) for n, t in times.items()}  # the first round warms up
     return {n: round(min(least[m] for m in widths if m >= n), 4) for n in widths}
 
 
@@ -242,6 +247,9 @@ def choose(
     choice that slows ordinary decoding down can win by flattering the ratio. More threads than the
     fewest on offer must win by MORE_THREADS. Combinations near the best are timed again, in
     reverse order, and keep their least time: a busy neighbour's second falls on one of them.
+
+    Where the budget ends before all are timed, the rest are estimated from the fastest that was, by
+    the bytes that their weights take: reading them is what a step of a few nodes waits for.
     """
     import torch
 
@@ -257,20 +265,31 @@ def choose(
         return spent
 
     scores: dict[Setting, float] = {}
-    left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    every = left = [Setting(c, d, p) for d in dtypes for p in packings for c in threads]
+    allowed = budget.current()
     try:
-        for _ in range(_PASSES):
-            for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
-                models = build(Setting(before, dtype, packed))
-                for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
-                    took = score(models, setting.threads)
-                    scores[setting] = min(took, scores.get(setting, took))
-            close = _WORTH_ANOTHER_LOOK * min(scores.values())
-            left = [s for s in reversed(left) if scores[s] < close]
-            if len(left) == 1:
-                break
+        with allowed.measuring("how fast the model runs"), allowed.part(_SHARE):
+            for _ in range(_PASSES):
+                for dtype, packed in dict.fromkeys((s.dtype, s.packed) for s in left):
+                    if scores and allowed.over():
+                        break
+                    models = build(Setting(before, dtype, packed))
+                    for setting in [s for s in left if (s.dtype, s.packed) == (dtype, packed)]:
+                        if scores and allowed.over():
+                            break
+                        took = score(models, setting.threads)
+                        scores[setting] = min(took, scores.get(setting, took))
+                close = _WORTH_ANOTHER_LOOK * min(scores.values())
+                left = [s for s in reversed(left) if scores.get(s, close) < close]
+                if len(left) == 1 or allowed.over():
+                    break
     finally:
         torch.set_num_threads(before)
+    fastest = min(scores, key=lambda setting: scores[setting])
+    for setting in every:
+        if setting not in scores:
+            bytes_of = _BYTES.get(setting.dtype, 2) / _BYTES.get(fastest.dtype, 2)
+            scores[setting] = scores[fastest] * max(bytes_of, 1.0)
     tried = [(took, setting) for setting, took in scores.items()]
     fewest = min(threads)
     tried.sort(key=lambda entry: entry[0] * (1 if entry[1].threads == fewest else MORE_THREADS))

@@ -22,7 +22,7 @@ def in_8_bits(model: PreTrainedModel) -> PreTrainedModel:
     Its other tensors are shared with `model`. Raises ConfigurationError where there is no layer
     that can be kept so.
     """
-    made = _beside(model)
+    made = beside(model)
     if not sum(_lay(part, int8=True) for part in _decoding(made)):
         raise ConfigurationError(
             "8 bits are for layers of type Linear and Conv1D; got draft_dtype='int8' with a "
@@ -37,11 +37,11 @@ def packed(model: PreTrainedModel) -> PreTrainedModel | None:
     (Not where products read weights as they lie, but for those of type Conv1D.)
     Its other tensors are shared with `model`; None where it has no such layer.
     """
-    made = _beside(model)
+    made = beside(model)
     return made if sum(_lay(part) for part in made.modules()) else None
 
 
-def _beside(model: PreTrainedModel) -> PreTrainedModel:
+def beside(model: PreTrainedModel) -> PreTrainedModel:
     """Modules of its own, with the model's tensors."""
     tensors = [*model.parameters(), *model.buffers()]
     made: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

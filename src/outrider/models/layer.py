@@ -17,6 +17,7 @@ from outrider.models.attention import fused as attend
 from outrider.models.attention import steady
 from outrider.models.linear import fused
 from outrider.models.rounding import Rounding
+from outrider.models.weight_only import WeightOnlyTensor
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
@@ -37,8 +38,9 @@ class Chosen(NamedTuple):
 
 
 def whole(layer: nn.Module) -> bool:
-    """Whether it is a plain product with a weight of its own: not quantised, and not a shard."""
-    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+    """Whether it is a plain product with a weight of its own: not a shard, and quantised by nobody
+    else."""
+    return type(layer) is nn.Linear and type(layer.weight) in (nn.Parameter, WeightOnlyTensor)
 
 
 def chosen(
@@ -49,7 +51,8 @@ def chosen(
     `rotary` is asked for its factors of so many positions.
     """
     with torch.no_grad():
-        cos, sin = rotary(like[:1], torch.arange(positions, device=like.device)[None])
+        told = torch.empty(1, dtype=like.dtype, device=like.device)
+        cos, sin = rotary(told, torch.arange(positions, device=like.device)[None])
     half = shape.size // 2
     sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
     cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()

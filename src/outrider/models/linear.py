@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models import rounding
+from outrider.models import rounding, weight_only
 from outrider.models.native import tiles
 from outrider.models.native.int8 import Int8Product
+from outrider.models.native.packed_linear import PackedLinear
 from outrider.models.rounding import Rows
+from outrider.models.weight_only import WeightOnlyTensor, in_8_bits
 
 Product = Callable[[Tensor], Tensor]
 _HINT = 16  #: rows the packed layout is tuned for; one packing serves every width
@@ -54,8 +56,10 @@ def product(
     In half precision a row is rounded alike in products of any number of rows: numbers that round
     otherwise are padded. Where the processor has tiles (`native.tiles`) weights need not be packed;
     there alone `wide` has the answer in float32, as its sums are, where it would be rounded and
-    widened.
+    widened. A weight of a type of its own (`weight_only`) is read in it; the answer is in float32.
     """
+    if isinstance(weight, WeightOnlyTensor):
+        return PackedLinear(in_8_bits(weight) if int8 else weight.record, bias)
     if int8:
         return Int8Product(weight, bias)
     if tiles.unfit(weight) is None and weight.numel():
@@ -150,6 +154,9 @@ def fused(
     Weights are not to be changed afterwards: those of one part alone are read as they lie.
     """
     scales = scales or (1.0,) * len(parts)
+    if any(isinstance(part.weight, WeightOnlyTensor) for part in parts):
+        weights = [part.weight for part in parts]
+        return weight_only.product(weights, [part.bias for part in parts], scales, int8)
     if len(parts) == 1 and scales[0] == 1.0:  # nothing to copy
         return product(parts[0].weight, parts[0].bias, packed, int8, wide)
     each = list(zip(parts, scales, strict=True))

@@ -2,8 +2,8 @@
 
 transformers spends most of a small model's step in operators around the products. Here query, key
 and value are one product, gate and up another, rotary factors come from a table, and the weights
-may be packed; in bfloat16 what stands between the products is compiled. Scores equal transformers'
-to rounding (tests/models); plain and speculative decoding run through it alike.
+may be packed; what stands between the products is compiled in bfloat16 and float32. Scores equal
+transformers' to rounding (tests/models); plain and speculative decoding run through it alike.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.models import calibrate
+from outrider.models import budget, calibrate
 
 #: (q [B, H, R, E], keys and values [B, H, W, E], mask [B, 1, R, W]) -> [B, H, R, E]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -289,7 +289,12 @@ def _kept(name: str, parts: int, find: Callable[[], list[list[int]]]) -> list[li
         if name in known and len(known[name]) == parts:
             _found[name] = known[name]
         else:
-            with torch.inference_mode():
+            trying = budget.Budget()  # of its own: a text depends on what is found, speed does not
+            with (
+                budget.current().apart(),
+                trying.measuring("which calls round alike"),
+                torch.inference_mode(),
+            ):
                 _found[name] = find()
             try:  # a read-only home is no error
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import torch
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.models import CausalModel, calibrate
+from outrider.models import CausalModel, calibrate, isa, weight_only
 from outrider.models.beside import Draft
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel, HeadSource
@@ -15,9 +15,12 @@ from outrider.models.linear import can_pack, reads_in_place
 from outrider.models.native import int8
 from outrider.models.shallow_source import ShallowSource
 from outrider.models.sources import DTYPES, Source
+from outrider.models.weight_only import QUANTISED
 
 INT8 = "int8"  #: the dtype that drafts alone may be kept in
 TARGET = "target"  #: or the target's, whatever a draft says of itself
+#: What weights can be kept in; "auto" is as fast as it gets, or as a GGUF file has them.
+WEIGHTS = (*DTYPES, *QUANTISED)
 
 #: Target and draft model under a setting.
 Build = Callable[[Setting], tuple[CausalModel, CausalModel | HeadModel | None]]
@@ -34,8 +37,8 @@ class Wish:
 
     def __post_init__(self) -> None:
         name = str(self.dtype).removeprefix("torch.")
-        if name not in (*DTYPES, "auto"):
-            raise UnknownName("dtype", name, [*DTYPES, "auto"])
+        if name not in (*WEIGHTS, "auto"):
+            raise UnknownName("dtype", name, [*WEIGHTS, "auto"])
         object.__setattr__(self, "dtype", name)
         if self.threads != "auto":
             do = "use 1, or 'auto' to measure"
@@ -63,23 +66,10 @@ def settle(
     cannot be had.
     """
     kept = _kept(wish, drafts, place)
-    dtype = str(wish.dtype)
-    if dtype == "auto":
-        dtype = target.loaded_dtype() or "auto"
     if place.type != "cpu" or target.group is not None:
-        return _elsewhere(wish, dtype, target, place), None
-    dtypes = [dtype] if dtype != "auto" else ["bfloat16", "float32"]
-    able = all(can_pack(DTYPES[name]) for name in dtypes)
-    if wish.packed is True and not able:
-        raise ConfigurationError(
-            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
-            "packed=True; use packed='auto' or another dtype"
-        )
-    packings = [True, False] if able else [False]
-    if isinstance(wish.packed, bool):
-        packings = [wish.packed]
-    elif all(reads_in_place(DTYPES[name]) for name in dtypes):
-        packings = [True]  # layers of type Linear take no more memory, and nothing is faster
+        return _elsewhere(wish, target, place), None
+    dtypes = _dtypes(wish, target, place)
+    packings = _packings(wish, dtypes, target, place)
     threads = [wish.threads] if isinstance(wish.threads, int) else sorted({1, calibrate.cores()})
     if len(dtypes) * len(threads) * len(packings) == 1:
         return Setting(threads[0], dtypes[0], packings[0], kept), None
@@ -99,6 +89,46 @@ def settle(
         )
         calibrate.remember(identity, known)
     return replace(known.setting, draft_dtype=kept), known
+
+
+def _dtypes(wish: Wish, target: Source, place: torch.device) -> list[str]:
+    """What weights may be kept in on this CPU: what is asked for, or what there is to choose from.
+
+    Raises ConfigurationError for a type that is not to be had.
+    """
+    dtype = target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
+    why = weight_only.unfit(place)
+    if dtype in QUANTISED and why:
+        raise ConfigurationError(
+            f"dtype={dtype!r} is not to be had here: {why}; use {', '.join(DTYPES)} or 'auto'"
+        )
+    if dtype != "auto":
+        return [dtype]
+    if target.in_blocks and not why:
+        return [weight_only.STORED]
+    if isa.has_bf16_products():
+        return ["bfloat16", "float32"]
+    if why:  # what torch has for bfloat16 takes longer with every row
+        return ["float32"]
+    return ["bfloat16"] if target.checkpoint_dtype() == "bfloat16" else ["bfloat16", "float32"]
+
+
+def _packings(wish: Wish, dtypes: list[str], target: Source, place: torch.device) -> list[bool]:
+    """Whether to lay weights out for products. Those of a type of their own always are."""
+    plain = [name for name in dtypes if not target.keeps(name, place)]
+    if len(plain) < len(dtypes):
+        return [wish.packed] if plain and isinstance(wish.packed, bool) else [True]
+    able = all(can_pack(DTYPES[name]) for name in dtypes)
+    if wish.packed is True and not able:
+        raise ConfigurationError(
+            f"weights cannot be packed in {' or '.join(dtypes)} on this processor; got "
+            "packed=True; use packed='auto' or another dtype"
+        )
+    if isinstance(wish.packed, bool):
+        return [wish.packed]
+    if all(reads_in_place(DTYPES[name]) for name in dtypes):
+        return [True]  # layers of type Linear take no more memory, and nothing is faster
+    return [True, False] if able else [False]
 
 
 def _kept(wish: Wish, drafts: Sequence[Draft], place: torch.device) -> str | None:
@@ -147,8 +177,14 @@ def _check_int8(drafts: Sequence[Draft], place: torch.device) -> None:
         )
 
 
-def _elsewhere(wish: Wish, dtype: str, target: Source, place: torch.device) -> Setting:
+def _elsewhere(wish: Wish, target: Source, place: torch.device) -> Setting:
     """On a GPU nothing is measured, nor where several processes must choose alike."""
+    dtype = target.loaded_dtype() or "auto" if wish.dtype == "auto" else str(wish.dtype)
+    if dtype in QUANTISED:
+        raise ConfigurationError(
+            f"dtype={dtype!r} is for one process on a CPU; got {target.shards} process(es) on "
+            f"{place}; use {', '.join(DTYPES)} or 'auto'"
+        )
     if wish.packed is True:
         raise ConfigurationError(
             f"whole weights are packed, on a CPU; got packed=True for {target.shards} process(es) "

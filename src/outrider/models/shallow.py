@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
 from outrider.models.config import decoder_of, read
+from outrider.models.weight_only import like
 
 
 def cut(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
@@ -86,7 +87,8 @@ def trim(model: PreTrainedModel, ids_K: Tensor) -> None:
     """Let the output layer know these tokens alone, in this order."""
     head = model.get_output_embeddings()
     rows = torch.nn.Linear(head.in_features, len(ids_K), head.bias is not None, device="meta")
-    rows.weight = torch.nn.Parameter(head.weight.detach()[ids_K], requires_grad=False)
+    known = like(head.weight.detach()[ids_K], head.weight)
+    rows.weight = torch.nn.Parameter(known, requires_grad=False)
     if head.bias is not None:
         rows.bias = torch.nn.Parameter(head.bias.detach()[ids_K], requires_grad=False)
     model.set_output_embeddings(rows)
@@ -115,5 +117,5 @@ def fill(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
         there = module.get_parameter(leaf)
         if there.shape != weight.shape:
             raise ValueError(f"{name} is {list(weight.shape)}, of the target {list(there.shape)}")
-        weight = weight.to(there.device, there.dtype)
+        weight = like(weight, there)
         setattr(module, leaf, torch.nn.Parameter(weight, requires_grad=False))

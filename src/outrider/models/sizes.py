@@ -8,6 +8,7 @@ from outrider.errors import UnsupportedModel
 from outrider.models import pretrained
 from outrider.models.config import decoder_of, read
 from outrider.models.sources import DTYPES, Source, auto_class
+from outrider.models.weight_only import bytes_a_weight
 
 
 def empty(source: Source) -> PreTrainedModel:
@@ -20,12 +21,13 @@ def empty(source: Source) -> PreTrainedModel:
 
 
 def sizes(source: Source, dtype: str | None = None) -> Sizes:
-    """Of the decoder in this dtype; None: the checkpoint's.
+    """Of the decoder with weights of this dtype; None: the checkpoint's.
 
     A mixture of experts counts in full, as if every expert were used in every step. Raises
     UnsupportedModel for models that read more than text, and where a configuration names no heads.
     """
-    config, kind = source.config, DTYPES[dtype or source.checkpoint_dtype()]
+    config, kind = source.config, dtype or source.checkpoint_dtype()
+    state = DTYPES.get(kind, torch.float32).itemsize
     if read(config, "is_encoder_decoder", bool):
         raise UnsupportedModel(
             f"capacity is that of a decoder alone; got {source}, which has an encoder; give the "
@@ -39,8 +41,8 @@ def sizes(source: Source, dtype: str | None = None) -> Sizes:
         parameters -= table.numel()
     layers, heads, kv_heads, size = _attention(decoder_of(config), source)
     return Sizes(
-        parameters * kind.itemsize,
-        2 * layers * kv_heads * size * kind.itemsize,
+        parameters * bytes_a_weight(kind),
+        2 * layers * kv_heads * size * state,
         parameters,
         layers,
         4 * layers * heads * size,

@@ -1,5 +1,6 @@
 """Where models and tokenizers come from: paths, hub names or objects, read when they are needed."""
 
+import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,15 +21,19 @@ from outrider.models import (
     adapt,
     check,
     gguf,
+    laid,
     pretrained,
     reads_more,
     refusals,
     sharing,
+    weight_only,
 )
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
 from outrider.models.sharded.group import Group
 from outrider.types import Tokenizer
+
+_log = logging.getLogger("outrider.models")
 
 Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded model
 
@@ -52,7 +57,9 @@ class Source:
             pretrained.warn(str(given))
         self.group = group  #: the processes that have a part each; None: this one has it all
         self.shards = 1 if group is None else group.size
-        self._models: dict[str, PreTrainedModel] = {}
+        self._models: dict[str, PreTrainedModel] = {}  # by dtype, as transformers has them
+        self._running: dict[str, PreTrainedModel] = {}  # where weights have a type of their own
+        self.widened: str | None = None  #: which blocks of a GGUF file could not be kept, in words
         self._chain_only: bool | None = None  # unknown until the first check
         self._shares: bool | None = None  # unknown until the weights are compared
         self.config: PretrainedConfig
@@ -65,7 +72,7 @@ class Source:
         if self._how:
             self._check_whole()
         try:
-            self.config = pretrained.read_config(self._where, trust, **self._how)
+            self.config = self._configuration()
         except RemoteCodeRefused:
             raise
         except (OSError, ValueError) as error:
@@ -78,6 +85,15 @@ class Source:
                 f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
                 f"({first_line(error)}); check the path or download the model first"
             ) from error
+
+    def _configuration(self) -> PretrainedConfig:
+        known = gguf.described(self.given)
+        if known is not None:
+            with suppress(OSError, ValueError):
+                return pretrained.read_config(str(known / "config"), self.trust)
+        config = pretrained.read_config(self._where, self.trust, **self._how)
+        gguf.remember(self.given, config, "config")
+        return config
 
     def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
         """Whether this draft model attends to the states of the target's encoder.
@@ -155,8 +171,56 @@ class Source:
         saved = self.config.dtype
         return str(saved).removeprefix("torch.") if saved is not None else "float32"
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is a GGUF file, whose weights can stay in its blocks."""
+        return gguf.is_file(self.given)
+
+    def keeps(self, dtype: str, device: torch.device) -> bool:
+        """Whether weights of this type are packed, beside states in float32 (`weight_only`).
+
+        Not those that another library has quantised: its layers compute as it wants. Raises
+        ConfigurationError where they would have to be quantised once more.
+        """
+        foreign = read(self.config, "quantization_config", object) is not None
+        if foreign and dtype in weight_only.QUANTISED:
+            raise ConfigurationError(
+                f"the weights of {self} are quantised already, by its quantization_config; got "
+                f"dtype={dtype!r}; leave dtype out, or give the checkpoint that it was made of"
+            )
+        return not foreign and weight_only.concerns(dtype, device)
+
     def model(self, dtype: str, device: torch.device) -> PreTrainedModel:
-        """The transformers model in this dtype."""
+        """The transformers model with weights of this type, as it runs (`weight_only`)."""
+        if not self.keeps(dtype, device):
+            return self.dense(dtype, device)
+        if dtype not in self._running:
+            self._running[dtype] = self._kept(dtype, device)
+        return self._running[dtype]
+
+    def _kept(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The model whose linear layers keep weights of this type, beside states in float32."""
+        if self.in_blocks and dtype == weight_only.STORED:
+            found = gguf.kept(self._where, self._how, self.config, auto_class(self.config))
+            if isinstance(found, str):  # why not
+                self.widened = found
+                dtype = "float16"
+            else:
+                self.widened = found.widened
+            if self.widened:
+                _log.warning("%s: %s", self, self.widened)
+            if not isinstance(found, str):
+                return found.model
+        if isinstance(self.given, (str, Path)):
+            numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
+            model = self._read(numbers, device)
+        else:
+            model = laid.beside(self.given)
+        weight_only.keep(model, dtype, f"the {self.role} model {self}")
+        return model
+
+    def dense(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """The transformers model in this dtype, weights and all, as it can be trained."""
         if not isinstance(self.given, (str, Path)):
             if str(self.given.dtype).removeprefix("torch.") != dtype:
                 raise ConfigurationError(
@@ -165,17 +229,19 @@ class Source:
                 )
             return self.given
         if dtype not in self._models:
-            from transformers.utils import logging
-
-            logging.disable_progress_bar()
-            read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
-            if self._how:
-                self._models[dtype] = gguf.plain(read(**gguf.unpacked()).to(device))
-            elif self.group is not None:
-                self._models[dtype] = self._sharded(read)
-            else:
-                self._models[dtype] = read().to(device)
+            self._models[dtype] = self._read(dtype, device)
         return self._models[dtype]
+
+    def _read(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        read = partial(self._weights, dtype=DTYPES[dtype], **self._how)
+        if self._how:
+            return gguf.plain(read(**gguf.unpacked()).to(device))
+        if self.group is not None:
+            return self._sharded(read)
+        return read().to(device)
 
     def _weights(self, **how: Any) -> PreTrainedModel:
         """The model with all of its weights from the checkpoint. Raises ConfigurationError."""
@@ -224,8 +290,13 @@ class Source:
         """The tokenizer beside the weights, or None."""
         if not isinstance(self.given, (str, Path)):
             return None
+        known = gguf.described(self.given)
+        if known is not None and (known / "tokenizer").is_dir():
+            with suppress(OSError, ValueError):
+                return pretrained.read_tokenizer(str(known / "tokenizer"), self.trust)
         try:
             made = pretrained.read_tokenizer(self._where, self.trust, **self._how)
+            gguf.remember(self.given, made, "tokenizer")
         except RemoteCodeRefused:
             raise
         except (OSError, ValueError):

@@ -2,10 +2,10 @@
 
 Query, key and value are one product, weights may be packed, positions come from the table, and the
 encoder's states become keys and values once per row (`Cross`), which the cache owns. Attention is
-compiled, in one order of sums for every number of nodes: over the window in bfloat16 and float32,
-over the text in bfloat16. Else it is two products, as torch's fused kernel takes another path for
-one query than for several, eight times as slow over the 1,500 states of a window. Scores equal
-transformers' to rounding (tests/models); plain and speculative decoding run through it alike.
+compiled for bfloat16 and float32, in one order of sums for every number of nodes. Else it is two
+products, as torch's fused kernel takes another path for one query than for several, eight times as
+slow over the 1,500 states of a window. Scores equal transformers' to rounding (tests/models); plain
+and speculative decoding run through it alike.
 """
 
 from collections.abc import Sequence
@@ -177,7 +177,7 @@ class WhisperRunner:
         their product, and what it is called."""
         unfit = native.cannot_attend(self, self._embedding)
         if unfit is None:
-            whole = self._embedding.new_ones(self.context, self.size)  # places turn nothing
+            whole = torch.ones(self.context, self.size, dtype=self.dtype)  # places turn nothing
             attention = native.Compiled(self, whole, torch.zeros_like(whole))
             return attention, native.ROUNDING, 1.0, "a lean decoder, compiled"
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)

@@ -35,7 +35,7 @@ def opened(
             f"texts need a tokenizer; got {target!r}, which has none beside its weights; put one "
             "there"
         )
-    model = source.model(source.checkpoint_dtype() if dtype == "auto" else dtype, place)
+    model = source.dense(source.checkpoint_dtype() if dtype == "auto" else dtype, place)
     all_threads = torch.get_num_threads()
     speculator = load(model, drafter="root", tokenizer=tokenizer, threads=threads or "auto")
     if place.type == "cpu":  # one step of one text is fastest on few; batches take all there are

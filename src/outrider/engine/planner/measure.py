@@ -5,6 +5,10 @@ repeats itself, so that a drafter that copies has what to copy. On a CPU every s
 copy of the same rows. A size's cost is the plain step's by the median of what it took of the plain
 step in its own round: a machine's pace changes with what else it does. More nodes never cost less,
 as fewer could be padded.
+
+A start has a budget (`models.budget`). Under one that ends early fewer sizes are timed, one, three
+and six nodes at least, which show how a step grows; between and behind these a line is drawn. A
+longer context then costs what the short one does, as the weights are most of what is read.
 """
 
 import random
@@ -21,6 +25,7 @@ from outrider.engine.graphs import Made
 from outrider.engine.request import Limits, Request
 from outrider.engine.step import commit, propose, score
 from outrider.laws.sampling import Sampling
+from outrider.models import budget
 from outrider.models.prefill import inference
 from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Verdict
 
@@ -28,11 +33,14 @@ from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Ver
 #: what a step costs jumps behind these.
 SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (3, 5, 9, 17, 32)  #: at contexts behind the first, where only what they add is measured
+KEY = (3, 6)  #: what is timed beside a plain step where there is time for little
 CONTEXTS = (64, 448)  #: committed tokens of a row
 UNREAD = 128  #: tokens that a draft model reads for the clock, if there are as many
 ROUNDS, ENOUGH = 3, 8  #: looks at each size behind the one that warms up, at least and at most
 SECONDS = 2.0  #: that more looks than the least may take
 MOST_ROWS = 16  #: of a batch that is measured
+_ROUND = 10.0  #: times a plain step, for each size: what two rounds take, copies included
+_LONGER = 60.0  #: times a plain step: what measuring at a longer context takes at least
 _PERIOD = 29  #: tokens of the made-up text before it repeats itself
 _IN_A_ROW = 4  #: steps that are timed together on a device
 _MOST_NODES = 512  #: of all rows together; what lies above is as between the last two sizes
@@ -80,6 +88,7 @@ def upto(seats: int) -> list[int]:
 @inference
 def measured(engine: Stepping, rows: int) -> Costs:
     """Milliseconds of a step of so many rows, by nodes and context."""
+    allowed = budget.current()
     most = max(shape.max_nodes for shape in engine.shapes)
     room = engine.target.context - most - 1
     fitting = [each for each in CONTEXTS if each <= room] or [max(room, 1)]
@@ -87,6 +96,8 @@ def measured(engine: Stepping, rows: int) -> Costs:
     first = _curve(engine, batch, SIZES)
     found = {fitting[0]: first}
     for context in fitting[1:]:
+        if allowed.left < _LONGER * first.times[0] / 1e3:
+            break
         batch = _made_up(engine, rows, context)
         some = _curve(engine, batch, FEW)
         each = zip(some.at, some.times, strict=True)
@@ -101,20 +112,28 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     """By nodes of a row."""
     shapes = _timed(engine.shapes, batch.rows, sizes)
     device, step = torch.device(engine.target.device), engine.stepper()
+    allowed = budget.current()
+
+    def look(shape: Shape) -> tuple[int, float]:
+        if device.type == "cuda":
+            return _on_cuda(step, batch, shape)
+        return _on_cpu(engine, step, batch, shape)
+
+    if allowed.limited:
+        plain = look(PLAIN)[1] / 1e3
+        if allowed.left < _ROUND * len(shapes) * plain:
+            shapes = _timed(engine.shapes, batch.rows, KEY, largest=False)
     rounds: list[dict[int, float]] = []
     until = time.monotonic() + SECONDS
     for count in range(ENOUGH + 1):
         took: dict[int, float] = {}
         # Up and down in turn: a plain step right behind a large one takes a quarter more.
         for shape in shapes if count % 2 else reversed(shapes):
-            if device.type == "cuda":
-                nodes, each = _on_cuda(step, batch, shape)
-            else:
-                nodes, each = _on_cpu(engine, step, batch, shape)
+            nodes, each = look(shape)
             took[nodes] = min(each, took.get(nodes, each))
-        if count:
+        if count or allowed.over():
             rounds.append(took)
-        if len(rounds) >= ROUNDS and time.monotonic() > until:
+        if allowed.over() or (len(rounds) >= ROUNDS and time.monotonic() > until):
             break
     return _of_plain(rounds)
 
@@ -188,8 +207,10 @@ def _reading(engine: Stepping, batch: Batch) -> float:
             started = _clock(device)
             propose(engine.drafter, some, shape)
             took = _clock(device) - started
-            if count:
+            if count or budget.current().over():
                 least[each] = min(took, least.get(each, took))
+        if least and budget.current().over():
+            break
     return round(1e3 * max(least[unread] - least[0], 0.0) / unread, 6)
 
 
@@ -201,14 +222,17 @@ def _clock(device: torch.device) -> float:
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def _timed(shapes: Sequence[Shape], rows: int, sizes: Sequence[int]) -> list[Shape]:
+def _timed(
+    shapes: Sequence[Shape], rows: int, sizes: Sequence[int], largest: bool = True
+) -> list[Shape]:
     """Some of the shapes, from none to the largest that so many rows are likely to use."""
     drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
     fitting = [shape for shape in drafts if rows * shape.max_nodes <= _MOST_NODES] or drafts[:1]
     if not fitting:
         return [PLAIN]
     some = {min(fitting, key=lambda shape: abs(shape.max_nodes - size)) for size in sizes}
-    return [PLAIN, *sorted(some | {fitting[-1]}, key=lambda shape: shape.max_nodes)]
+    some |= {fitting[-1]} if largest else set()
+    return [PLAIN, *sorted(some, key=lambda shape: shape.max_nodes)]
 
 
 def _made_up(engine: Stepping, rows: int, context: int) -> Batch:

@@ -26,7 +26,7 @@ from outrider.lab.tasks.arms import second_tenth
 from outrider.laws.sampling import rows, warp
 from outrider.models import CausalModel, adapt, pretrained
 from outrider.models.shallow_source import is_folder
-from outrider.models.sources import DTYPES
+from outrider.models.weight_only import states_dtype
 from outrider.types import Drafter, LanguageModel
 
 ORDERS = {"unigram": 1, "bigram": 2, "3-gram": 3}
@@ -131,7 +131,8 @@ def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
 
     notes = pair.notes
     kind = AutoModelForSeq2SeqLM if reads_sources(pair) else AutoModelForCausalLM
-    model = pretrained.read_model(kind, source, trust=False, dtype=DTYPES[notes.dtype])
+    dtype = states_dtype(notes.dtype, torch.device(notes.device))
+    model = pretrained.read_model(kind, source, trust=False, dtype=dtype)
     (_cut_t5 if model.config.is_encoder_decoder else _cut_llama)(model, keep)
     return adapt(model.to(notes.device), packed=notes.packed, vocab_size=notes.vocab_size)
 

@@ -34,7 +34,8 @@ from outrider.models.heads import states
 from outrider.models.heads.formats import said
 from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import DTYPES, Source
+from outrider.models.sources import Source
+from outrider.models.weight_only import states_dtype
 from outrider.rows import Columns
 from outrider.types import Nodes
 
@@ -217,7 +218,7 @@ class BlockwiseSource(Lent):
                 f"the weights of the heads {self} are not those that their config.json asks for; "
                 f"got {type(error).__name__}: {str(error)[:200]}; give a whole folder"
             ) from error
-        heads.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
+        heads.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
         return HeadModel(AtOnce(heads), vocab)
 
     def __str__(self) -> str:

@@ -19,7 +19,8 @@ from outrider.models.heads import formats
 from outrider.models.heads.dflash import DFlash, DFlashConfig, Masked
 from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import DTYPES, Source
+from outrider.models.sources import Source
+from outrider.models.weight_only import states_dtype
 
 _SPECULATORS = frozenset(
     {
@@ -130,7 +131,7 @@ class DFlashSource(Lent):
             output = None
         head = DFlash(self._asked, embedding_VE=embedding, output_KE=output, ids_K=ids)
         formats.fill(head, weights, str(self))
-        head.to(device, DTYPES[setting.dtype]).eval().requires_grad_(False)
+        head.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
         return HeadModel(Masked(head), vocab)
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
+from outrider.models import weight_only
 from outrider.models.calibrate import Setting
 from outrider.models.check import ordinary
 from outrider.models.config import decoder_of, read, vocabulary_of
@@ -16,7 +17,8 @@ from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
 from outrider.models.heads.following import Following
 from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import DTYPES, Source
+from outrider.models.sources import Source
+from outrider.models.weight_only import states_dtype
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
 
@@ -77,7 +79,10 @@ class HeadSource(Lent):
             output = self._lent_output(model, config)
         head = Eagle3(config, embedding_VE=embedding, output_KE=output, ids_K=self.ids_K)
         formats.fill(head, weights, str(self))
-        return head.to(model.device, DTYPES[dtype]).eval().requires_grad_(False)
+        head.to(model.device, states_dtype(dtype, model.device)).eval().requires_grad_(False)
+        if weight_only.concerns(dtype, model.device):
+            weight_only.keep(head, "bfloat16", f"the head {self}")
+        return head
 
     def _lent_output(self, model: PreTrainedModel, config: Eagle3Config) -> Tensor:
         layer = model.get_output_embeddings()

@@ -94,8 +94,8 @@ static void laid_queries(const Sizes *at, const Asks *asks, const Seen *seen, co
     memset(room->queries, 0, TILE * E * sizeof(half));
     for (int64_t q = 0; q < seen->some; q++) {
         const int64_t node = seen->nodes[q];
-        const half *from = asks->qkv + (node * (at->H + 2 * at->K) + seen->heads[q]) * E;
-        turn(query, from, asks->cos + node * E, asks->sin + node * E, E);
+        const int64_t from = (node * (at->H + 2 * at->K) + seen->heads[q]) * E;
+        turn(query, asks->qkv, from, asks->cos, asks->sin, node * E, E, 1);
         for (int64_t e = 0; e < E; e += LANES)
             store(room->queries + q * E + e, *(lanes *)(query + e));
     }
@@ -244,7 +244,7 @@ static void add_rest(
 static void told(
     const Sizes *at, const Asks *asks, const Seen *seen, lanes sum, const float *sums) {
     for (int64_t q = 0; q < seen->some; q++) {
-        half *to = asks->out + (seen->nodes[q] * at->H + seen->heads[q]) * at->E;
+        half *to = (half *)asks->out + (seen->nodes[q] * at->H + seen->heads[q]) * at->E;
         const float share = sum[q] == 0 ? 0 : 1 / sum[q]; /* nothing is seen: nothing is said */
         for (int64_t e = 0; e < at->E; e += TILE) {
             const float *mine = sums + e / GROUP * TWO * GROUP * TILE + e % GROUP * TILE;
@@ -327,8 +327,8 @@ void outrider_tiles_answer(
     const Sizes *at, const Asks *asks, int64_t b, int64_t k, int64_t first, int64_t some,
     void *whole) {
     const Room room = divided(at, whole);
-    const half *keys = asks->keys + b * at->seat + k * at->head;
-    const half *values = asks->values + b * at->seat + k * at->head;
+    const half *keys = (const half *)asks->keys + b * at->seat + k * at->head;
+    const half *values = (const half *)asks->values + b * at->seat + k * at->head;
     int64_t most = 0;
     for (int64_t q = 0; q < some; q += TILE) {
         const Seen seen = asked(at, asks, b, k, first + q, some - q, 1);

@@ -10,82 +10,90 @@
 #define BLOCK 6 /* queries that share what is read: as many as leave their sums in registers */
 #define PARTS 4 /* sums of a score: one after the other they would wait for each other */
 
-/* Number `at` of a table and the fifteen behind it. */
-static inline __attribute__((always_inline)) lanes there(
-    const void *table, int64_t at, const int is_half) {
-    return is_half ? load((const half *)table + at) : *(const floats *)((const float *)table + at);
-}
+/* Parts, or lanes of values, whose sums for so many queries stay in registers. */
+#define WIDE(few) (HELD / (few) >= 4 ? 4 : HELD / (few) >= 2 ? 2 : 1)
 
 /* Fetch the `part`-th lanes of what will be read from `at` on: a line holds one of float32, two of
  * half precision. */
-static inline __attribute__((always_inline)) void soon(
-    const void *table, int64_t at, const int part, const int is_half) {
+ALWAYS void soon(const void *table, int64_t at, const int part, const int is_half) {
     if (part % 2 == 0 || !is_half)
         __builtin_prefetch((const char *)table + (at + part * LANES) * (is_half ? 2 : 4) + FAR);
 }
 
-/* Scores of sixteen slots, out [few, row]; `keys` [E, 16]. */
-static inline __attribute__((always_inline)) void scored(
-    float *out, int64_t row, const float *query, const void *keys, int64_t at, int64_t size,
-    const int few, const int is_half) {
-    lanes sum[BLOCK * PARTS];
-#pragma GCC unroll 24
-    for (int i = 0; i < few * PARTS; i++) sum[i] = (lanes){0};
+/* `wide` parts of the scores of sixteen slots, from part `first` on: sum [few, PARTS]. */
+ALWAYS void scored_parts(
+    lanes *sum, const float *query, const void *keys, int64_t at, int64_t size, const int first,
+    const int few, const int wide, const int is_half) {
+#pragma GCC unroll 6
+    for (int q = 0; q < few; q++)
+#pragma GCC unroll 4
+        for (int p = first; p < first + wide; p++) sum[q * PARTS + p] = all(0);
     for (int64_t e = 0; e < size; e += PARTS) {
 #pragma GCC unroll 4
-        for (int p = 0; p < PARTS; p++) {
+        for (int p = first; p < first + wide; p++) {
             soon(keys, at + e * LANES, p, is_half);
-            lanes key = there(keys, at + (e + p) * LANES, is_half);
+            const lanes key = read_as(keys, at + (e + p) * LANES, is_half);
 #pragma GCC unroll 6
             for (int q = 0; q < few; q++)
                 sum[q * PARTS + p] = fma_(all(query[q * size + e + p]), key, sum[q * PARTS + p]);
         }
     }
+}
+
+/* Scores of sixteen slots, out [few, row]; `keys` [E, 16]. */
+ALWAYS void scored(
+    float *out, int64_t row, const float *query, const void *keys, int64_t at, int64_t size,
+    const int few, const int is_half) {
+    lanes sum[BLOCK * PARTS];
+#pragma GCC unroll 4
+    for (int p = 0; p < PARTS; p += WIDE(few))
+        scored_parts(sum, query, keys, at, size, p, few, WIDE(few), is_half);
 #pragma GCC unroll 6
     for (int q = 0; q < few; q++) {
         const lanes *s = sum + q * PARTS;
-        *(lanes *)(out + q * row) = (s[0] + s[1]) + (s[2] + s[3]);
+        put(out + q * row, add(add(s[0], s[1]), add(s[2], s[3])));
     }
 }
 
 /* Sums of weighted values, out [few, E], 16 `many` numbers of them; `values` [T, E]. */
-static inline __attribute__((always_inline)) void weighed(
+ALWAYS void weighed(
     float *out, const float *weights, int64_t row, const void *values, int64_t at, int64_t size,
     int64_t slots, const int few, const int many, const int is_half) {
     lanes sum[BLOCK * 4];
 #pragma GCC unroll 24
-    for (int i = 0; i < few * many; i++) sum[i] = (lanes){0};
+    for (int i = 0; i < few * many; i++) sum[i] = all(0);
     for (int64_t s = 0; s < slots; s++) {
 #pragma GCC unroll 4
         for (int e = 0; e < many; e++) {
             soon(values, at + s * size, e, is_half);
-            lanes value = there(values, at + s * size + e * LANES, is_half);
+            const lanes value = read_as(values, at + s * size + e * LANES, is_half);
 #pragma GCC unroll 6
             for (int q = 0; q < few; q++)
                 sum[q * many + e] = fma_(all(weights[q * row + s]), value, sum[q * many + e]);
         }
     }
+#pragma GCC unroll 6
     for (int q = 0; q < few; q++)
-        for (int e = 0; e < many; e++) *(lanes *)(out + q * size + e * LANES) = sum[q * many + e];
+#pragma GCC unroll 4
+        for (int e = 0; e < many; e++) put(out + q * size + e * LANES, sum[q * many + e]);
 }
 
 /* exp(scores - the best) of `slots` that are there, 0 behind; returns one over the sum. */
 static float softened(float *scores, int64_t slots, int64_t row) {
-    lanes top = all(-3.0e38f), sum = {0};
+    lanes top = all(-3.0e38f), sum = all(0);
     for (int64_t s = slots; s < row; s++) scores[s] = -INFINITY;
-    for (int64_t s = 0; s < row; s += LANES) top = widest(top, *(lanes *)(scores + s));
-    float best = top[0];
-    for (int i = 1; i < LANES; i++) best = top[i] > best ? top[i] : best;
+    for (int64_t s = 0; s < row; s += LANES) top = widest(top, get(scores + s));
+    const lanes best = all(most_of_lanes(top));
     for (int64_t s = 0; s < row; s += LANES) {
-        lanes weight = exp_(*(lanes *)(scores + s) - best);
-        sum += weight;
-        *(lanes *)(scores + s) = weight;
+        const lanes weight = exp_(sub(get(scores + s), best));
+        sum = add(sum, weight);
+        put(scores + s, weight);
     }
     return 1 / total(sum);
 }
 
 /* Attention of `few` queries [few, E] over the head from number `at` on; `room` [few, T] floats. */
-static inline __attribute__((always_inline)) void answered(
+ALWAYS void answered(
     float *out, const float *query, const void *keys, const void *values, int64_t at, int64_t slots,
     int64_t size, float *room, const int few, const int is_half) {
     const int64_t row = (slots + LANES - 1) / LANES * LANES;
@@ -94,12 +102,13 @@ static inline __attribute__((always_inline)) void answered(
         scored(room + s, row, query, keys, at + s * size, size, few, is_half);
     for (int q = 0; q < few; q++) rest[q] = softened(room + q * row, slots, row);
     int64_t e = 0;
-    for (; e + 4 * LANES <= size; e += 4 * LANES)
-        weighed(out + e, room, row, values, at + e, size, slots, few, 4, is_half);
+    for (; e + WIDE(few) * LANES <= size; e += WIDE(few) * LANES)
+        weighed(out + e, room, row, values, at + e, size, slots, few, WIDE(few), is_half);
     for (; e < size; e += LANES)
         weighed(out + e, room, row, values, at + e, size, slots, few, 1, is_half);
     for (int q = 0; q < few; q++)
-        for (int64_t i = 0; i < size; i += LANES) *(lanes *)(out + q * size + i) *= rest[q];
+        for (int64_t i = q * size; i < (q + 1) * size; i += LANES)
+            put(out + i, mul(get(out + i), all(rest[q])));
 }
 
 /* The same for any few, of either kind: each its own code. */

@@ -14,22 +14,26 @@
 
 typedef int8_t small;
 
-#ifdef __AVX512F__
-static inline lanes load8(const small *from) {
-    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-}
+ALWAYS part part_load8(const small *from) {
+#if WIDTH == 16
+    return (part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif WIDTH == 8
+    return (part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(NEON)
+    int8x8_t four = vdup_n_s8(0);
+    memcpy(&four, from, WIDTH);
+    return (part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))));
 #else
-typedef small smalls __attribute__((vector_size(LANES), aligned(1)));
-
-static inline lanes load8(const small *from) {
-    return __builtin_convertvector(*(const smalls *)from, lanes);
-}
+    return (part){from[0], from[1], from[2], from[3]};
 #endif
+}
+
+ALWAYS lanes load8(const small *from) { return EACH(lanes, part_load8(from + nth * WIDTH)); }
 
 /* Lanes 0 to 3 are the totals of four sums. */
-static inline lanes fours(const lanes *x) {
-    lanes none = {0}, both = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]));
-    return pairs(pairs(both, none), none);
+ALWAYS lanes four_totals(const lanes *x) {
+    const lanes none = all(0);
+    return totals(fours(x[0], x[1], x[2], x[3]), none, none, none);
 }
 
 /* out [few, 4]: `few` rows x [few, I] by four outputs, [I / 16, 4, 16]. */
@@ -37,7 +41,7 @@ static inline __attribute__((always_inline)) void tile(
     float *out, const float *x, const small *weight, int64_t inputs, const int few) {
     lanes sum[BLOCK * OUTPUTS];
 #pragma GCC unroll 16
-    for (int i = 0; i < few * OUTPUTS; i++) sum[i] = (lanes){0};
+    for (int i = 0; i < few * OUTPUTS; i++) sum[i] = all(0);
     for (int64_t i = 0; i < inputs; i += LANES, weight += OUTPUTS * LANES) {
         __builtin_prefetch(weight + FAR);
 #pragma GCC unroll 4
@@ -46,13 +50,14 @@ static inline __attribute__((always_inline)) void tile(
 #pragma GCC unroll 4
             for (int r = 0; r < few; r++)
                 sum[r * OUTPUTS + o] =
-                    fma_(*(const lanes *)(x + r * inputs + i), w, sum[r * OUTPUTS + o]);
+                    fma_(get(x + r * inputs + i), w, sum[r * OUTPUTS + o]);
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < few; r++) {
-        lanes four = fours(sum + r * OUTPUTS);
-        memcpy(out + r * LANES, &four, OUTPUTS * sizeof(float));
+        float four[LANES];
+        put(four, four_totals(sum + r * OUTPUTS));
+        memcpy(out + r * LANES, four, OUTPUTS * sizeof(float));
     }
 }
 
@@ -74,7 +79,7 @@ int outrider_int8(
         for (int64_t o = 0; o < outputs; o += LANES) {
             int64_t there = outputs - o < LANES ? outputs - o : LANES;
             _Alignas(64) float sums[BLOCK * LANES];
-            lanes by = *(const lanes *)(scale + o), more = *(const lanes *)(bias + o);
+            const lanes by = get(scale + o), more = get(bias + o);
             for (int64_t r = 0; r < some; r += BLOCK) {
                 int64_t few = some - r < BLOCK ? some - r : BLOCK;
                 for (int64_t part = 0; part < LANES; part += OUTPUTS) {
@@ -88,9 +93,9 @@ int outrider_int8(
                     }
                 }
                 for (int64_t i = 0; i < few; i++) {
-                    lanes *y = (lanes *)(sums + i * LANES);
-                    *y = fma_(*y, by, more);
-                    narrow(out, (first + r + i) * outputs + o, (float *)y, there, is_half);
+                    float *y = sums + i * LANES;
+                    put(y, fma_(get(y), by, more));
+                    narrow(out, (first + r + i) * outputs + o, y, there, is_half);
                 }
             }
         }

@@ -1,41 +1,57 @@
-/* Norms and gates between the products of a Llama's layers, in bfloat16 on a CPU.
+/* Norms and gates between the products of a Llama's layers, in bfloat16 or float32 on a CPU.
  *
  * A row of a call (one token) is computed in one order whatever stands beside it. No product may be
  * contracted into a sum but where `fma` says so: compile with -ffp-contract=off.
  */
 #include "lanes.h"
 
-/* sum = state + more (none: state alone), normed = sum / sqrt(mean(sum^2) + eps) * weight. */
+ALWAYS void normed_row(
+    int64_t at, int64_t width, float eps, const void *state, const void *more, const void *weight,
+    void *sum, void *normed, const int is_half) {
+    lanes squares = all(0);
+    for (int64_t e = 0; e < width; e += LANES) {
+        lanes a = read_as(state, at + e, is_half);
+        if (more) {
+            write_as(sum, at + e, add(a, read_as(more, at + e, is_half)), is_half);
+            a = read_as(sum, at + e, is_half);
+        }
+        squares = fma_(a, a, squares);
+    }
+    const lanes by = all(1.0f / sqrtf(total(squares) / (float)width + eps));
+    if (more) state = sum;
+    for (int64_t e = 0; e < width; e += LANES) {
+        const lanes scaled = mul(read_as(state, at + e, is_half), by);
+        write_as(normed, at + e, mul(scaled, read_as(weight, e, is_half)), is_half);
+    }
+}
+
+/* sum = state + more (none: state alone), normed = sum / sqrt(mean(sum^2) + eps) * weight; all are
+ * bfloat16 or, without `is_half`, float32. */
 void outrider_norm(
-    int64_t rows, int64_t width, int64_t threads, float eps, const half *state, const half *more,
-    const half *weight, half *sum, half *normed) {
+    int64_t rows, int64_t width, int64_t threads, int64_t is_half, float eps, const void *state,
+    const void *more, const void *weight, void *sum, void *normed) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > 65536)
     for (int64_t r = 0; r < rows; r++) {
-        const half *x = state + r * width;
-        lanes squares = {0};
-        for (int64_t e = 0; e < width; e += LANES) {
-            lanes a = load(x + e);
-            if (more) {
-                store(sum + r * width + e, a + load(more + r * width + e));
-                a = load(sum + r * width + e);
-            }
-            squares = fma_(a, a, squares);
-        }
-        float by = 1.0f / sqrtf(total(squares) / (float)width + eps);
-        if (more) x = sum + r * width;
-        for (int64_t e = 0; e < width; e += LANES)
-            store(normed + r * width + e, load(x + e) * by * load(weight + e));
+        if (is_half) normed_row(r * width, width, eps, state, more, weight, sum, normed, 1);
+        else normed_row(r * width, width, eps, state, more, weight, sum, normed, 0);
+    }
+}
+
+ALWAYS void gated_row(int64_t r, int64_t width, const void *both, void *out, const int is_half) {
+    const int64_t gate = 2 * r * width, up = gate + width;
+    for (int64_t e = 0; e < width; e += LANES) {
+        const lanes x = read_as(both, gate + e, is_half);
+        const lanes silu = over(x, add(all(1), exp_(minus(x))));
+        write_as(out, r * width + e, mul(silu, read_as(both, up + e, is_half)), is_half);
     }
 }
 
 /* silu(gate) * up for rows [gate, up] of 2 `width` numbers. */
-void outrider_gate(int64_t rows, int64_t width, int64_t threads, const half *both, half *out) {
+void outrider_gate(
+    int64_t rows, int64_t width, int64_t threads, int64_t is_half, const void *both, void *out) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > 65536)
     for (int64_t r = 0; r < rows; r++) {
-        const half *gate = both + 2 * r * width, *up = gate + width;
-        for (int64_t e = 0; e < width; e += LANES) {
-            lanes x = load(gate + e);
-            store(out + r * width + e, x / (1.0f + exp_(-x)) * load(up + e));
-        }
+        if (is_half) gated_row(r, width, both, out, 1);
+        else gated_row(r, width, both, out, 0);
     }
 }

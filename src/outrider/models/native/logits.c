@@ -7,16 +7,15 @@
 /* The largest; NaN where something is not a number. */
 static float highest(const float *z, int64_t vocab) {
     lanes best = all(-INFINITY);
-    marks none = {0};
+    marks none = no_number(best);
     int64_t i = 0;
     for (; i + LANES <= vocab; i += LANES) {
-        lanes x = *(const floats *)(z + i);
+        const lanes x = get(z + i);
         best = widest(x, best);
-        none |= x != x;
+        none = either(none, no_number(x));
     }
     int bad = any(none);
-    float top = -INFINITY;
-    for (int k = 0; k < LANES; k++) top = best[k] > top ? best[k] : top;
+    float top = most_of_lanes(best);
     for (; i < vocab; i++) {
         top = z[i] > top ? z[i] : top;
         bad |= z[i] != z[i];
@@ -53,12 +52,15 @@ int64_t outrider_contenders(
         const float *from = z + i;
         int64_t there = vocab - i < LANES ? vocab - i : LANES;
         if (there < LANES) from = memcpy(left, from, there * sizeof(float));
-        lanes v, x = *(const floats *)from;
+        float v[LANES];
         for (int k = 0; k < LANES; k++)
             v[k] = (float)(int64_t)(word_of(*key, i + k) >> 24) * 0x1p-40f;
-        marks may = v <= exp_(x * inverse - mark);
-        for (int k = 0; any(may) && k < there; k++)
-            if (may[k]) found[count++] = i + k;
+        const lanes bound = exp_(sub(mul(get(from), all(inverse)), mark));
+        if (!any(at_most(get(v), bound))) continue;
+        float most[LANES];
+        put(most, bound);
+        for (int k = 0; k < there; k++)
+            if (v[k] <= most[k]) found[count++] = i + k;
     }
     if (!count) found[count++] = top; /* of nothing at all, or of what is not a number */
     return count;
@@ -72,16 +74,20 @@ void outrider_likely(
 ) {
     for (int64_t r = 0; r < rows; r++, logits += vocab, found += count) {
         float best[count]; /* the last of them is the bar that others must pass */
-        marks none = {0};
+        marks none = no_number(all(0));
         int64_t kept = 0;
         for (int64_t k = 0; k < count; k++) best[k] = -INFINITY;
         for (int64_t i = 0; i < vocab; i += LANES) {
             int64_t stop = vocab - i < LANES ? vocab : i + LANES;
-            lanes x = all(logits[i]);
-            if (stop == i + LANES) x = *(const floats *)(logits + i);
-            else for (int64_t t = i; t < stop; t++) x[t - i] = logits[t];
-            none |= x != x;
-            if (!any(x > all(best[count - 1]))) continue;
+            float left[LANES];
+            const float *from = logits + i;
+            if (stop < i + LANES) {
+                for (int k = 0; k < LANES; k++) left[k] = from[i + k < stop ? k : 0];
+                from = left;
+            }
+            const lanes x = get(from);
+            none = either(none, no_number(x));
+            if (!any(above(x, all(best[count - 1])))) continue;
             for (int64_t t = i; t < stop; t++) {
                 float z = logits[t];
                 if (!(z > best[count - 1])) continue;

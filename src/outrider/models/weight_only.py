@@ -1,0 +1,319 @@
+"""Weights in a type of their own, sums in float32: what a tensor of a model is when it is packed.
+
+The type that weights are kept in and the one that is computed in are two things. A
+`WeightOnlyTensor` stands where a layer's weight stood: it has the weight's shape and says float32,
+its numbers lie in a `PackedWeight` (bfloat16, 8 or 4 bits, a GGUF file's blocks), and the linear
+layer or embedding that reads it runs on the packed kernels. So every model of transformers keeps
+its own forward, and tied layers share one record.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outrider.errors import ConfigurationError
+from outrider.models import isa
+from outrider.models.native import build
+from outrider.models.native.packed_formats import FORMATS
+from outrider.models.native.packed_linear import PackedLinear, PackedWeight
+
+#: Types that a dense checkpoint's weights can be kept in, and their formats.
+KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_1"}
+STORED = "stored"  #: as the file has them
+#: Types that nothing else computes with.
+QUANTISED = ("int8", "int4")
+
+
+def unfit(device: torch.device) -> str | None:
+    """Why no weights are kept so there; None: they can be."""
+    if device.type != "cpu":
+        return f"its kernels are compiled for a CPU, and models run on {device}"
+    return build.unbuilt()
+
+
+def concerns(dtype: str, device: torch.device) -> bool:
+    """Whether weights of this type are packed, and states and sums float32.
+
+    Quantised weights always are. Half precision is where the processor has no products for it: what
+    torch has in their place takes longer with every row.
+
+    >>> concerns("float32", torch.device("cpu")), concerns("bfloat16", torch.device("cuda"))
+    (False, False)
+    """
+    if dtype in (*QUANTISED, STORED):
+        return True
+    if dtype == "float32" or unfit(device) is not None:
+        return False
+    return dtype == "float16" or not isa.has_bf16_products()
+
+
+class WeightOnlyTensor(torch.Tensor):
+    """A weight [O, I] whose numbers are a `PackedWeight`; with `transposed` it is read as [I, O].
+
+    Linear layers and embeddings read it where it lies. Whatever else asks for its numbers gets
+    them widened to float32: right, and as large and slow as a dense weight.
+    """
+
+    record: PackedWeight
+    transposed: bool
+
+    @staticmethod
+    def __new__(cls, record: PackedWeight, transposed: bool = False) -> "WeightOnlyTensor":
+        shape = record.outputs, record.inputs
+        shape = shape[::-1] if transposed else shape
+        made: WeightOnlyTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
+        )
+        made.record, made.transposed = record, transposed
+        made._products = {}
+        return made
+
+    def __init__(self, record: PackedWeight, transposed: bool = False) -> None:
+        self._products: dict[int | None, tuple[Tensor | None, PackedLinear]]
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"WeightOnlyTensor({list(self.shape)}, {self.record.format})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightOnlyTensor":
+        return self  # it is never written to
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias for x [..., I], in float32."""
+        key = None if bias is None else id(bias)
+        made = self._products.get(key)
+        if made is None or made[0] is not bias:
+            made = self._products[key] = bias, PackedLinear(self.record, bias)
+        return made[1](x)
+
+    def numbers(self) -> Tensor:
+        """All of them, in float32."""
+        widened = self.record.dequantize()
+        return widened.T if self.transposed else widened
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Linear layers and embeddings; the rest is as of any tensor."""
+        known = _KNOWN.get(func)
+        if known is not None:
+            answer = known(*args, **(kwargs or {}))
+            if answer is not NotImplemented:
+                return answer
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Of an operator that is not known: the same over the widened numbers."""
+
+        def wide(given: object) -> object:
+            if isinstance(given, WeightOnlyTensor):
+                return given.numbers()
+            return [wide(one) for one in given] if isinstance(given, list) else given
+
+        return func(*map(wide, args), **{k: wide(v) for k, v in (kwargs or {}).items()})
+
+
+def _linear(x: Tensor, weight: object, bias: Tensor | None = None) -> Any:
+    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
+        return NotImplemented
+    return weight.linear(x, bias)
+
+
+def _embedding(ids: Tensor, weight: object, *_: object, **__: object) -> Any:
+    """What is padded, and how gradients are scaled, changes no row."""
+    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
+        return NotImplemented
+    return weight.record.rows(ids)
+
+
+def _addmm(bias: Tensor, x: Tensor, weight: object, **more: object) -> Any:
+    """As `Conv1D` multiplies."""
+    if not isinstance(weight, WeightOnlyTensor) or not weight.transposed or more:
+        return NotImplemented
+    return weight.linear(x, bias)
+
+
+def _index(weight: object, at: object) -> Any:
+    if not isinstance(weight, WeightOnlyTensor) or weight.transposed:
+        return NotImplemented
+    if not isinstance(at, Tensor) or at.dtype != torch.int64:
+        return NotImplemented
+    return weight.record.rows(at)
+
+
+def _itself(weight: Tensor) -> Any:
+    return weight if isinstance(weight, WeightOnlyTensor) else NotImplemented
+
+
+def _turned(weight: Tensor) -> Any:
+    if not isinstance(weight, WeightOnlyTensor):
+        return NotImplemented
+    return WeightOnlyTensor(weight.record, not weight.transposed)
+
+
+_KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    torch.addmm: _addmm,
+    torch.Tensor.__getitem__: _index,
+    torch.Tensor.detach: _itself,
+    torch.Tensor.T.__get__: _turned,  # type: ignore[attr-defined]
+}
+
+
+def product(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    scales: Sequence[float],
+    int8: bool = False,
+) -> Callable[[Tensor], Tensor]:
+    """Layers over the same x as one product, their outputs side by side; `scales` multiply each.
+
+    Weights that are no `WeightOnlyTensor` are kept in float32. `int8`: in no more than 8 bits.
+    """
+    records = [
+        (in_8_bits(weight) if int8 else weight.record)
+        if isinstance(weight, WeightOnlyTensor)
+        else PackedWeight.from_dense(weight.detach().float(), "f32")
+        for weight in weights
+    ]
+    bias: Tensor | None = None
+    if any(one is not None for one in biases):
+        each = zip(biases, records, strict=True)
+        parts = [torch.zeros(r.outputs) if b is None else b.detach().float() for b, r in each]
+        bias = torch.cat(parts)
+    run = PackedLinear(records, bias)
+    if all(scale == 1.0 for scale in scales):
+        return run
+    sizes = torch.tensor([record.outputs for record in records])
+    factor = torch.tensor(scales).repeat_interleave(sizes)
+    return lambda x: run(x).mul_(factor)
+
+
+def keep(model: nn.Module, dtype: str, name: str) -> None:
+    """Let a model's linear layers and embeddings keep weights of this type; the rest is widened.
+
+    Its modules get other parameters, one by one; tensors that others have are left as they are.
+    `name` is what it is called in messages. Raises ConfigurationError for weights that are no
+    numbers, or whose rows are no whole blocks.
+    """
+    turned = {(id(module), leaf): over for module, leaf, over in packable(model)}
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, weight in module._parameters.items():
+            if weight is not None and not isinstance(weight, WeightOnlyTensor):
+                owners.setdefault(id(weight), []).append((module, leaf))
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[leaf] = buffer.float()
+    for each in owners.values():
+        module, leaf = each[0]
+        weight = module.get_parameter(leaf)
+        packed = [turned[id(module), leaf] for module, leaf in each if (id(module), leaf) in turned]
+        if packed:
+            made: Tensor = _packed(weight.detach(), dtype, packed[0], f"{name} ({leaf})")
+        else:
+            made = weight.detach().float() if weight.is_floating_point() else weight.detach()
+        new = nn.Parameter(made, requires_grad=False)
+        for module, leaf in each:
+            module._parameters[leaf] = new
+
+
+def packable(model: nn.Module) -> list[tuple[nn.Module, str, bool]]:
+    """Modules with a weight that can be packed, its name, and whether it lies transposed."""
+    found: list[tuple[nn.Module, str, bool]] = []
+    table = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    for module in model.modules():
+        if type(module) is nn.Linear or (module is table and isinstance(module, nn.Embedding)):
+            found.append((module, "weight", False))
+        elif type(module) is Conv1D:
+            found.append((module, "weight", True))
+    return found
+
+
+def _packed(weight: Tensor, dtype: str, transposed: bool, name: str) -> WeightOnlyTensor:
+    if not torch.isfinite(weight).all():
+        raise ConfigurationError(
+            f"weights are numbers; got NaN or infinite ones in {name}; save the checkpoint again"
+        )
+    if dtype == STORED:
+        dtype = str(weight.dtype).removeprefix("torch.")
+    form = KINDS[dtype]
+    weight_OI = weight.T if transposed else weight
+    inputs, chunk = weight_OI.shape[1], FORMATS[form].chunk
+    if dtype in QUANTISED and inputs % chunk:
+        raise ConfigurationError(
+            f"{dtype} has blocks of {chunk} inputs; got a layer with {inputs} in {name}; use "
+            "dtype='bfloat16' or 'float32'"
+        )
+    return WeightOnlyTensor(PackedWeight.from_dense(weight_OI, form), transposed)
+
+
+def like(weight_OI: Tensor, other: Tensor) -> Tensor:
+    """A dense weight in the dtype of another one, or packed in its format.
+
+    Where no dense weight can be rounded to that format, which is a file's, it takes 8 bits.
+    """
+    if not isinstance(other, WeightOnlyTensor):
+        return weight_OI.to(other.device, other.dtype)
+    known = FORMATS[other.record.format]
+    made = other.record.format if known.dense or known.quantize else "q8_0"
+    return WeightOnlyTensor(PackedWeight.from_dense(weight_OI, made), other.transposed)
+
+
+def in_8_bits(weight: WeightOnlyTensor) -> PackedWeight:
+    """Its record, if it takes no more than 8 bits a weight, else one that does."""
+    record = weight.record
+    known = FORMATS[record.format]
+    if not known.dense or record.inputs % FORMATS["q8_0"].chunk:
+        return record
+    return PackedWeight.from_dense(record.dequantize(), "q8_0")
+
+
+def formats(model: nn.Module) -> dict[str, int]:
+    """How many bytes of its weights are in each format."""
+    found: dict[str, int] = {}
+    for weight in model.parameters():
+        if isinstance(weight, WeightOnlyTensor):
+            record = weight.record
+            found[record.format] = found.get(record.format, 0) + record.nbytes
+    return found
+
+
+def bytes_a_weight(dtype: str) -> float:
+    """Of memory, scales of blocks and all.
+
+    >>> bytes_a_weight("float32"), bytes_a_weight("int8")
+    (4.0, 1.0625)
+    """
+    known = FORMATS[KINDS[dtype]]
+    return known.block / known.chunk
+
+
+def states_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of states beside weights of this type.
+
+    >>> states_dtype("int8", torch.device("cpu"))
+    torch.float32
+    """
+    if concerns(dtype, device):
+        return torch.float32
+    kind: torch.dtype = getattr(torch, dtype)
+    return kind

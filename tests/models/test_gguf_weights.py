@@ -1,0 +1,160 @@
+"""A GGUF file's weights stay in its blocks: numbers, memory, texts, laws; what cannot be read."""
+
+import logging
+
+import pytest
+import tiny_gguf
+import torch
+from transformers import AutoModelForCausalLM
+
+import outrider
+from outrider import Limits, Sampling, Stop
+from outrider.certify import Power, certify
+from outrider.errors import ConfigurationError
+from outrider.models import LlamaRunner, TransformersRunner, weight_only
+from outrider.models.gguf_file import GgufFile
+from outrider.models.native.packed_formats import FORMATS
+from outrider.models.sources import Source
+
+pytest.importorskip("gguf", reason="needs pip install 'outrider[gguf]'")
+pytest.importorskip("accelerate", reason="needs pip install 'outrider[gguf]'")
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    weight_only.unfit(CPU) is not None, reason=f"no kernels: {weight_only.unfit(CPU)}"
+)
+QUICK = {"threads": 1, "planner": "fixed"}
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+MADE = {"llama": lambda: tiny_gguf.model(**WIDE), "qwen2": tiny_gguf.qwen2}
+KINDS = ["F16", "BF16", *(kind for kind in ("Q8_0", "Q4_0", "Q4_1") if kind.lower() in FORMATS)]
+TEXT = torch.tensor([[5, 40, 17, 3, 8, 60, 61, 62, 9, 9, 30]])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A function that writes a file once and returns its path."""
+    folder, known = tmp_path_factory.mktemp("gguf"), {}
+
+    def written(name, kind):
+        if (name, kind) not in known:
+            known[name, kind] = folder / f"{name}.{kind}.gguf"
+            tiny_gguf.write(known[name, kind], MADE[name](), kind)
+        return known[name, kind]
+
+    return written
+
+
+def widened(path):
+    """The model as transformers reads it, in float32."""
+    made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="float32")
+    return made.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MADE)
+@torch.inference_mode()
+def test_numbers_are_those_that_transformers_reads(files, name, kind):
+    path = files(name, kind)
+    model = Source(path, "target").model(weight_only.STORED, CPU)
+    assert model.dtype == torch.float32
+    expected = widened(path)(TEXT).logits
+    torch.testing.assert_close(model(TEXT).logits, expected, rtol=1e-4, atol=1e-4)
+    for leaf, weight in model.named_parameters():
+        packed = isinstance(weight, weight_only.WeightOnlyTensor)
+        assert packed == (weight.dim() == 2), leaf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MADE)
+def test_weights_take_the_memory_that_the_file_takes(files, name, kind):
+    path = files(name, kind)
+    stored = [one.rows.nbytes for one in GgufFile(path).tensors.values() if len(one.shape) == 2]
+    model = Source(path, "target").model(weight_only.STORED, CPU)
+    form = kind.lower()
+    assert set(weight_only.formats(model)) == {form}
+    # panels have 16 outputs: what the vocabulary of 102 lacks to whole ones is empty
+    assert sum(stored) <= weight_only.formats(model)[form] <= 1.1 * sum(stored)
+    if model.config.tie_word_embeddings:
+        head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        assert head.record is table.record
+
+
+@pytest.mark.parametrize(
+    ("name", "runner"), [("llama", LlamaRunner), ("qwen2", TransformersRunner)]
+)
+def test_texts_are_those_of_the_widened_model(files, name, runner):
+    path = files(name, "Q8_0")
+    made = outrider.load(path, drafter="recall", **QUICK)
+    target = made.engine.target
+    assert isinstance(target.runner, runner)
+    assert target.dtype == torch.float32
+    assert "q8_0; states and sums float32" in made.notes.weights
+    prompt = "then the other"
+    told = made.generate(prompt, Sampling(0), Stop(20, token_ids=())).completions[0].token_ids
+    ids, dense = torch.tensor([made.tokenizer(prompt)["input_ids"]]), widened(path)
+    dense.generation_config.eos_token_id = None
+    text = dense.generate(ids, max_new_tokens=20, do_sample=False)
+    assert told == text[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("Q8_0", "Q4_1")])
+def test_the_law_is_the_targets(files, kind):
+    """Every drafter reads the model as loaded; the black box is its own plain decoding."""
+    made = outrider.load(
+        files("llama", kind), files("llama", "F16"), num_speculative_tokens=3, **QUICK
+    )
+    prompts = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(32)]
+    power = Power(
+        tokens=4_000, samples=512, equality=128, new_tokens=24, rows=64, effect=0.05, level=1e-3
+    )
+    report = certify(made.engine, prompts, Sampling(1.0), power)
+    assert not report.failed, report.as_dict()
+
+
+def test_a_seeded_text_does_not_depend_on_its_neighbours(files):
+    made = outrider.load(files("llama", "Q8_0"), drafter="recall", coupled=True, **QUICK)
+    prompts = ["the", "then the other one", "he", "hot in the tent"]
+    how, stop = [Sampling(0.8, seed=seed) for seed in range(4)], Stop(24, token_ids=())
+    each = [
+        made.generate([one], [s], stop).completions[0].token_ids
+        for one, s in zip(prompts, how, strict=True)
+    ]
+    beside = made.generate(prompts, how, stop).completions
+    assert [one.token_ids for one in beside] == each
+
+
+def test_blocks_that_no_kernel_reads_are_widened_and_that_is_said(files, caplog):
+    path = files("llama", "MXFP4")
+    with caplog.at_level(logging.WARNING, "outrider"):
+        made = outrider.load(path, drafter="root", **QUICK)
+    said = "16 of type MXFP4 are widened to float16"
+    assert said in caplog.text
+    assert said in made.notes.weights
+    model = Source(path, "target").model(weight_only.STORED, CPU)
+    with torch.inference_mode():
+        expected = widened(path)(TEXT).logits
+        torch.testing.assert_close(model(TEXT).logits, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [(3, "cannot be read|does not begin"), (200, "cannot read"), (-100, "it ends within")],
+)
+def test_a_damaged_file_is_refused(files, tmp_path, cut, said):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(files("llama", "Q8_0").read_bytes()[:cut])
+    with pytest.raises(ConfigurationError, match=said):
+        GgufFile(path)
+
+
+def test_a_draft_of_the_targets_layers_and_another_types_file(files):
+    """Layers of a packed target share its records; a dense dtype unpacks the file."""
+    path = files("llama", "Q8_0")
+    made = outrider.load(path, draft_layers=(0,), num_speculative_tokens=2, **QUICK)
+    plain = outrider.load(path, drafter="root", dtype="float32", packed=False, **QUICK)
+    assert plain.notes.weights.startswith("float32")
+
+    def greedy(speculator):
+        run = speculator.engine.run([[5, 40, 17, 3]], [Sampling(0)], Limits(20))
+        return [token for block in run for token in block.token_ids]
+
+    assert greedy(made) == greedy(plain)

@@ -1,0 +1,189 @@
+"""Weights in a type of their own, sums in float32: numbers, texts, what is refused."""
+
+import pytest
+import torch
+from families import FAMILIES, build
+from tiny_whisper import audio, whisper
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import outrider
+from outrider import ConfigurationError, Limits, Sampling, UnknownName
+from outrider.models import adapt, isa, laid, weight_only
+from outrider.models.native import build as kernels
+from outrider.models.native.packed_formats import FORMATS
+from outrider.models.nodes import causal
+from outrider.models.weight_only import WeightOnlyTensor
+from outrider.testing import llama
+from tiny import PROMPTS
+
+CPU = torch.device("cpu")
+QUICK = {"threads": 1, "planner": "fixed"}
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+TYPES = [name for name, form in weight_only.KINDS.items() if form in FORMATS]
+needs_kernels = pytest.mark.skipif(
+    weight_only.unfit(CPU) is not None, reason=f"no kernels: {weight_only.unfit(CPU)}"
+)
+
+
+def kept(model, dtype):
+    made = laid.beside(model)
+    weight_only.keep(made, dtype, "it")
+    return made
+
+
+def dense(model):
+    """The same model with its widened weights, as torch multiplies them."""
+    made = laid.beside(model)
+    for module in made.modules():
+        for leaf, weight in module._parameters.items():
+            if isinstance(weight, WeightOnlyTensor):
+                numbers = weight.numbers().contiguous()
+                module._parameters[leaf] = torch.nn.Parameter(numbers, requires_grad=False)
+    return made
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", TYPES)
+@torch.inference_mode()
+def test_models_compute_with_the_rounded_weights(dtype):
+    torch.manual_seed(0)
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+    config = GPT2Config(vocab_size=32, bos_token_id=1, eos_token_id=2, **shape)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    for model in (GPT2LMHeadModel(config).eval(), llama(**WIDE), llama(tie_word_embeddings=True)):
+        if dtype in weight_only.QUANTISED and model.config.model_type == "llama":
+            model = llama(**WIDE)
+        before = model(ids).logits
+        small = kept(model, dtype)
+        found = small(ids).logits
+        assert small.dtype == found.dtype == torch.float32
+        torch.testing.assert_close(found, dense(small)(ids).logits, rtol=1e-4, atol=1e-4)
+        assert torch.equal(model(ids).logits, before)  # whose tensors it was made of
+        rounded = (found - before).abs().max()
+        assert rounded < 1e-4 if dtype == "float32" else rounded > 1e-4
+        nodes = causal(ids, torch.arange(5)[None], 128)
+        for driven in (adapt(small), adapt(small, packed=True)):
+            logits = driven.forward(driven.open(1, 128), nodes).logits_BQV
+            torch.testing.assert_close(logits, found, rtol=1e-4, atol=1e-4)
+            assert driven.dtype == torch.float32
+            assert driven.rounding.rows.free  # no form of a call has to be tried
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_what_is_no_layer_gets_the_numbers():
+    weight = WeightOnlyTensor(weight_only.PackedWeight.from_dense(torch.randn(5, 32), "q8_0"))
+    numbers = weight.record.dequantize()
+    assert torch.equal(weight[2:4], numbers[2:4])
+    assert torch.equal(weight[torch.tensor([4, 0])], numbers[[4, 0]])
+    assert torch.equal(weight * 2, numbers * 2)
+    assert torch.equal(weight.T @ numbers, numbers.T @ numbers)
+    assert weight.detach() is weight
+    assert "q8_0" in repr(weight)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_texts_of_every_drafter_are_plain_decodings(dtype, monkeypatch):
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
+    model, small = llama(**WIDE), llama(1, **WIDE)
+    if dtype == "bfloat16":
+        model, small = model.bfloat16(), small.bfloat16()
+
+    def texts(**how):
+        made = outrider.load(model, dtype=dtype, **QUICK, **how)
+        assert made.engine.target.dtype == torch.float32
+        run = made.engine.run(PROMPTS, [Sampling(0)] * len(PROMPTS), Limits(20))
+        found = [[] for _ in PROMPTS]
+        for block in run:
+            found[block.row] += block.token_ids
+        return found
+
+    plain = texts(drafter="root")
+    more = {"num_speculative_tokens": 3}
+    for how in (
+        {"draft": small, **more},
+        {"draft": small, "branching": (2, 1)},
+        {"draft_layers": (0,), **more},
+        {"draft": small, "draft_dtype": "int8", **more},
+        {"drafter": "recall"},
+        {"drafter": "layer_skip", "drafter_options": {"exit": 1}, **more},
+    ):
+        assert texts(**how) == plain, how
+    assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_a_whisper_keeps_its_weights_so():
+    model, source = whisper(), audio(1)
+    try:
+        small = kept(model, "int8")
+    except ConfigurationError:
+        small = kept(model, "bfloat16")  # of a width that is no multiple of 32
+    nodes = causal(torch.tensor([[3, 1, 4, 1, 5, 9]]), torch.arange(6)[None], 128)
+    found, expected = (
+        m.forward(m.open(1, 128, source), nodes).logits_BQV
+        for m in (adapt(small), adapt(dense(small)))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["Gemma 2", "Qwen2"])
+@torch.inference_mode()
+def test_families_with_forwards_of_their_own(name):
+    model = build(FAMILIES[name]())
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    small = kept(model, "bfloat16")
+    torch.testing.assert_close(small(ids).logits, dense(small)(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_what_arithmetic_follows_from_a_type(monkeypatch):
+    monkeypatch.setattr(kernels, "unbuilt", lambda: None)
+    for has in (True, False):
+        monkeypatch.setattr(isa, "has_bf16_products", lambda has=has: has)
+        found = {name: weight_only.concerns(name, CPU) for name in weight_only.KINDS}
+        assert found == {
+            "float32": False, "float16": True, "bfloat16": not has, "int8": True, "int4": True
+        }  # fmt: skip
+    assert not weight_only.concerns("bfloat16", torch.device("cuda"))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (torch.nan, "weights are numbers; got NaN or infinite ones in the target model"),
+        (torch.inf, "weights are numbers; got NaN or infinite ones in the target model"),
+        (None, "int8 has blocks of 32 inputs; got a layer with 48"),
+    ],
+)
+def test_weights_that_cannot_be_kept_so_are_refused(broken, said):
+    model = llama(**(WIDE if broken else {}))
+    if broken:
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3, 2] = broken
+    with pytest.raises(ConfigurationError, match=said):
+        outrider.load(model, dtype="int8", drafter="root", **QUICK)
+
+
+def test_weights_that_others_have_quantised_are_left_to_them(monkeypatch):
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
+    model = llama(**WIDE).bfloat16()
+    model.config.quantization_config = {"quant_method": "another"}
+    with pytest.raises(ConfigurationError, match="quantised already, by its quantization_config"):
+        outrider.load(model, dtype="int8", drafter="root", **QUICK)
+    assert outrider.load(model, drafter="root", **QUICK).engine.target.dtype == torch.bfloat16
+
+
+def test_what_there_is_is_said(monkeypatch):
+    with pytest.raises(UnknownName, match="int4"):
+        outrider.load(llama(), dtype="int3", drafter="root", **QUICK)
+    monkeypatch.setattr(kernels, "unbuilt", lambda: "no C compiler: 'cc' is not there")
+    with pytest.raises(ConfigurationError, match=r"dtype='int8' is not to be had here: no C comp"):
+        outrider.load(llama(), dtype="int8", drafter="root", **QUICK)
+    monkeypatch.setattr(isa, "has_bf16_products", lambda: False)
+    made = outrider.load(llama(), drafter="root", packed=False, **QUICK)
+    assert made.notes.dtype == "float32"
+    assert made.notes.weights == "float32, and so are states"
