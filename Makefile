@@ -18,13 +18,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help venv demo test lint types format docs clean gpu
+.PHONY: help venv demo test lint types format docs clean gpu wheels
 
 help:
 	@echo "make demo     watch the shipped pair complete Python code, then a small measured table"
 	@echo "make test     style, types, import layers and the tests, but for those marked slow or gpu"
 	@echo "make docs     build the site from docs/ and the docstrings, strictly, into site/"
 	@echo "make gpu      check and measure on a CUDA device, with what is installed (docs/gpu.md)"
+	@echo "make wheels   wheels with compiled kernels for Linux x86-64 and aarch64 and macOS arm64, in dist/"
 	@echo "make format   put the code into the project's style"
 	@echo "make lint, make types, make venv, make clean"
 
@@ -84,6 +85,18 @@ GPU_OUT ?= gpu-results
 
 gpu:
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/gpu_day.py --out $(GPU_OUT) $(GPU_ARGS)
+
+# The same commit gives the same bytes. Zig keeps what it has compiled in build/, too.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
+
+wheels: $(STAMP)
+	@$(PIP) install --quiet -c constraints.txt -e '.[build]'
+	@rm -rf dist build/kernels
+	@ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/build/zig ZIG_LOCAL_CACHE_DIR=$(CURDIR)/build/zig \
+	  $(BIN)/python tools/build_kernels.py build/kernels
+	@set -e; for platform in build/kernels/*; do \
+	  OUTRIDER_WHEEL=$${platform##*/}=$$platform $(BIN)/python -m hatchling build -t wheel -d dist; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,7 +30,7 @@ from outrider.models import (
 from outrider.models.beside import Draft, source_of
 from outrider.models.calibrate import Calibration, Setting
 from outrider.models.heads import HeadModel
-from outrider.models.native import build
+from outrider.models.native import build as native
 from outrider.models.rounding import Rows
 from outrider.models.settle import Wish, settle, told
 from outrider.models.shallow_source import Layers
@@ -167,8 +167,6 @@ def load(
     first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
-    if place.type == "cpu":
-        build.start()  # while weights are read
     tokenizer = (
         _tokenizer(sources[0]) if tokenizer is None else read_tokenizer(tokenizer, first.trust)
     )
@@ -380,6 +378,8 @@ def _run(
     Raises UnsupportedModel if one does not score trees as their paths.
     """
 
+    if place.type == "cpu":
+        native.start()  # compiles, where it must, while weights are read
     target, *drafts = sources
     each = [words.size if other is None else other.draft.size for other in words.drafts]
     sizes = dict(zip(drafts, each, strict=True))
@@ -469,7 +469,7 @@ def _notes(
         sources[0].shards,
         runner.means,
         told(wish, sources[1:], running.setting, place),
-        build.told() if place.type == "cpu" else "",
+        native.told() if place.type == "cpu" else "",
         _weights(sources[0], running.setting, place),
     )
 

@@ -59,7 +59,9 @@ def test_where_one_core_is_all_there_is_one_process(
     assert code == 0
     assert not others_log.closed
     assert told in err
-    assert err.startswith("reading outrider-pair\n")  # a model may take a minute to read
+    lines = err.splitlines()
+    assert lines[0] == "reading outrider-pair"  # a model may take a minute to read
+    assert lines[1].startswith("listening at http://127.0.0.1:")
     assert bool(others) == parted
     assert answers[0]["choices"][0]["text"]
     assert answers[0]["usage"]["completion_tokens"] == 4

@@ -15,12 +15,14 @@ import pytest
 import torch
 from test_native import BF16, call_of, filled, random_nodes
 
-from outrider.models import LlamaRunner, calibrate, native
-from outrider.models.native import build, build_process, cross, int8, tiles
+from outrider.models import LlamaRunner, calibrate, isa, native
+from outrider.models.native import build, build_process, cross, int8, prebuilt, tiles
 from outrider.testing import models
 
 WHOLE = (ctypes.c_int64,)
-needs_cc = pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
+needs_cc = pytest.mark.skipif(
+    not shutil.which("cc") or not sys.platform.startswith("linux"), reason="needs cc, on Linux"
+)
 
 
 @pytest.fixture
@@ -276,6 +278,83 @@ def test_no_process_is_left_behind_however_the_first_one_ends(fresh, tmp_path, e
             process.send_signal(signal_)
         process.wait(60)
     assert until(lambda: not alive(group))
+
+
+CONNECTED = """
+static void *kept[4];
+int outrider_threads(void *parallel, void *barrier, void *number, void *count) {
+    kept[0] = parallel; kept[1] = barrier; kept[2] = number; kept[3] = count;
+    return 0;
+}
+int count_given(int64_t x) { for (int i = 0; i < 4; i++) x += kept[i] != 0; return x; }
+"""
+
+
+@pytest.fixture
+def shipped(fresh, tmp_path):
+    """A folder of the package with a library that adds 5, where the sources say so, too."""
+    texts = small(5)
+    texts["int8.c"] += CONNECTED
+    fresh.setattr(build, "TEXTS", texts)
+    build.library()
+    (made,) = tmp_path.rglob("kernels-*.so")
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    begins = prebuilt.stem(sys.platform, isa.family(), isa.level(), texts, build.FLAGS)
+    content = made.read_bytes()
+    (folder / prebuilt.named(begins, content)).write_bytes(content)
+    made.unlink()
+    fresh.setattr(prebuilt, "FOLDER", folder)
+    anew(fresh)
+    return folder
+
+
+@needs_cc
+def test_a_shipped_library_is_preferred_to_compiling_and_has_torchs_threads(fresh, shipped):
+    fresh.setenv("CC", "no-such-compiler")
+    assert build.function("added", WHOLE)(40) == 45
+    assert build.function("count_given", WHOLE)(0) == 4
+    assert build.told().startswith(f"{isa.level().name}, shipped with the package")
+    assert build.identity() == next(shipped.iterdir()).name
+
+
+@needs_cc
+def test_without_an_openmp_a_shipped_library_runs_in_one_thread_and_says_so(fresh, shipped):
+    fresh.setattr(prebuilt, "_runtimes", lambda: iter([ctypes.CDLL(None)]))
+    fresh.setattr(prebuilt, "_WANTED", ("no_such_function",))
+    assert build.function("count_given", WHOLE)(0) == 0
+    assert build.told().endswith("shipped with the package, in one thread")
+
+
+def changed_sources(fresh, library):
+    fresh.setattr(build, "TEXTS", small(5))
+
+
+def changed_level(fresh, library):
+    fresh.setenv("OUTRIDER_ISA", "generic")
+
+
+def damaged(fresh, library):
+    library.write_bytes(library.read_bytes()[:-1])
+
+
+@needs_cc
+@pytest.mark.parametrize("change", [changed_sources, changed_level, damaged])
+def test_a_shipped_library_of_other_sources_or_level_or_damaged_is_left(fresh, shipped, change):
+    change(fresh, next(shipped.iterdir()))
+    assert "compiled here by 'cc'" in build.told()
+    assert build.function("added", WHOLE)(40) == 45
+
+
+@needs_cc
+def test_a_shipped_library_that_cannot_be_loaded_is_said_and_replaced(fresh, shipped):
+    library = next(shipped.iterdir())
+    begins = library.stem.rpartition("-")[0]
+    (shipped / prebuilt.named(begins, b"another system's")).write_bytes(b"another system's")
+    library.unlink()
+    assert "compiled here by 'cc'" in build.told()
+    assert "(the shipped one cannot be loaded: " in build.told()
+    assert build.function("added", WHOLE)(40) == 45
 
 
 @needs_cc

@@ -18,20 +18,38 @@ DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
 
 
+FILES = [name for name, one in FORMATS.items() if one.lay is not None]
+#: Where a K format's block has scales in half precision, and its bytes.
+HALVES = {"q4_k": ([0, 2], 144), "q5_k": ([0, 2], 176), "q6_k": ([208], 210)}
+
+
 def blocks_of(format: str, outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
-    """Rows of a file: of random weights, as the `gguf` package quantises them."""
-    weight = np.random.default_rng(seed).standard_normal((outputs, inputs), dtype=np.float32)
+    """Rows of a file: of random weights, as the `gguf` package quantises them, or of random bits
+    with scales that are numbers."""
+    random = np.random.default_rng(seed)
+    if format in HALVES:
+        places, size = HALVES[format]
+        rows = random.integers(0, 256, (outputs, inputs // 256, size), dtype=np.uint8)
+        for at in places:
+            scale = random.uniform(0.01, 0.02, (outputs, inputs // 256, 1)).astype(np.float16)
+            rows[..., at : at + 2] = scale.view(np.uint8)
+        return rows.reshape(outputs, -1)
+    weight = random.standard_normal((outputs, inputs), dtype=np.float32)
     if format in DENSE:
         dense = torch.from_numpy(weight).to(DENSE[format])
         return dense.view(torch.uint8).numpy()
-    return gguf.quants.quantize(weight, GGMLQuantizationType[format.upper()])
+    return gguf.quants.quantize(weight, _type(format))
+
+
+def _type(format: str) -> GGMLQuantizationType:
+    return GGMLQuantizationType[format.upper()]
 
 
 def dense_of(format: str, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(gguf.quants.dequantize(rows, GGMLQuantizationType[format.upper()]))
+    return torch.from_numpy(gguf.quants.dequantize(rows, _type(format)))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: int) -> None:
     rows = blocks_of(format, outputs, inputs)
@@ -43,7 +61,7 @@ def test_blocks_keep_their_bits_and_values(format: str, outputs: int, inputs: in
     assert torch.equal(weight.rows(ids), dense_of(format, rows)[ids])
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
     format: str, outputs: int, inputs: int
@@ -51,18 +69,18 @@ def test_a_row_is_one_sum_near_the_exact_one_in_every_call(
     rows = blocks_of(format, outputs, inputs)
     bias_O = torch.randn(outputs, generator=torch.Generator().manual_seed(1))
     run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, inputs), bias_O)
-    x = torch.randn(64, inputs, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(70, inputs, generator=torch.Generator().manual_seed(2))
     answer, weight = run(x), dense_of(format, rows).double()
     exact = x.double() @ weight.T + bias_O.double()
     # a sum's error grows with its terms, not with what is left of them
     bound = (x.double().abs() @ weight.abs().T + bias_O.abs()) * 2**-21
     assert ((answer.double() - exact).abs() <= bound).all()
-    for count in range(1, 64):
+    for count in (*range(1, 15), 31, 60, 65):
         assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
         assert torch.equal(run(x[-count:]), answer[-count:]), f"the last {count} rows"
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FILES)
 def test_threads_change_no_bit(format: str) -> None:
     rows = blocks_of(format, 1040, 512)
     run = PackedLinear(PackedWeight.from_blocks(torch.from_numpy(rows), format, 512))
@@ -89,8 +107,49 @@ def test_inputs_and_outputs_of_any_number(kind: str) -> None:
     assert torch.equal(PackedLinear(packed)(half), PackedLinear(packed)(half.float()))
 
 
+def grouped(bits: int, size: int, minimum: bool) -> tuple[PackedWeight, Tensor]:
+    """A weight [70, 384] in groups of `size` inputs, and what it stands for."""
+    random = torch.Generator().manual_seed(bits)
+    low = 0 if minimum else -(2 ** (bits - 1))
+    whole = torch.randint(low, low + 2**bits, (70, 384), generator=random)
+    scale = torch.rand(70, 384 // size, generator=random)
+    least = torch.randn(70, 384 // size, generator=random) if minimum else None
+    dense = whole * scale.repeat_interleave(size, 1)
+    if least is not None:
+        dense = dense + least.repeat_interleave(size, 1)
+    return PackedWeight.from_groups(whole, scale, least, bits), dense
+
+
+@pytest.mark.parametrize(("bits", "minimum"), [(8, False), (4, False), (4, True)])
+@pytest.mark.parametrize("size", [32, 128, 384])
+def test_groups_of_inputs_share_scales(bits: int, size: int, minimum: bool) -> None:
+    packed, dense = grouped(bits, size, minimum)
+    assert torch.equal(packed.dequantize(), dense)
+    numbers = 80 * 384 * bits // 8 + 80 * (384 // size) * 4 * (1 + minimum)
+    assert packed.nbytes == numbers
+    run = PackedLinear(packed)
+    x = torch.randn(70, 384, generator=torch.Generator().manual_seed(8))
+    answer = run(x)
+    bound = (x.double().abs() @ dense.double().abs().T) * 2**-21
+    assert ((answer.double() - x.double() @ dense.double().T).abs() <= bound).all()
+    for count in (1, 2, 3, 4, 5, 6, 7, 20, 64, 65):
+        assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
+
+
+def test_groups_that_cannot_be_are_refused() -> None:
+    whole, scale = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2)
+    with pytest.raises(ConfigurationError, match="8 bits without a minimum, or 4 bits; got 3"):
+        PackedWeight.from_groups(whole, scale, bits=3)
+    with pytest.raises(ConfigurationError, match="a multiple of 32 inputs; got"):
+        PackedWeight.from_groups(whole, torch.ones(4, 4))
+    with pytest.raises(ConfigurationError, match="-8 to 7 here; got 0 to 8"):
+        PackedWeight.from_groups(torch.arange(9).repeat(4, 8)[:, :64], scale)
+    with pytest.raises(ConfigurationError, match="files have no 'int4'"):
+        PackedWeight.from_blocks(torch.zeros(4, 32, dtype=torch.uint8), "int4", 64)
+
+
 def test_several_weights_stand_side_by_side() -> None:
-    formats = ["q8_0", "bf16", "q8_0"]
+    formats = ["q4_k", "bf16", "q6_k"]
     parts = [
         PackedWeight.from_blocks(torch.from_numpy(blocks_of(one, count, 256, count)), one, 256)
         for one, count in zip(formats, (40, 16, 7), strict=True)
@@ -105,7 +164,7 @@ def test_several_weights_stand_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FILES)
 def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
     outputs, inputs = 20, 256
     if format in DENSE:
@@ -114,11 +173,11 @@ def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
         packed = PackedWeight.from_dense(weight.to(DENSE[format]))
     else:
         rows = blocks_of(format, outputs, inputs)
-        at = {"q6_k": 208}.get(format, 0)  # where a block has its scale
+        at = HALVES.get(format, ([0], 0))[0][0]
         rows[3, at : at + 2] = np.array([bad], dtype=np.float16).view(np.uint8)
         packed = PackedWeight.from_blocks(torch.from_numpy(rows), format, inputs)
     run = PackedLinear(packed)
-    for count in (1, 5, 30):
+    for count in (1, 5, 70):
         finite = run(torch.ones(count, inputs)).isfinite()
         assert not finite[:, 3].any()
         assert finite[:, :3].all()
@@ -130,7 +189,7 @@ def test_rounding_is_that_of_files() -> None:
     weight[2, :32] = 0
     for format, one in FORMATS.items():
         if one.quantize is not None:
-            rows = gguf.quants.quantize(weight.numpy(), GGMLQuantizationType[format.upper()])
+            rows = gguf.quants.quantize(weight.numpy(), _type(format))
             packed = PackedWeight.from_dense(weight, format)
             assert torch.equal(packed.dequantize(), dense_of(format, rows)), format
 

@@ -6,10 +6,11 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -22,7 +23,6 @@ from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.models.calibrate import cores
 
 if TYPE_CHECKING:
-    from outrider.server.app import Service
     from outrider.server.decoding import Room
     from outrider.server.known import Known
     from outrider.server.loop import Decoder
@@ -98,11 +98,13 @@ def serve(
     name = named(setup.target) if served_model_name is None else served_model_name
     _check(name, cors_origin or (), timeout, metrics_prefix)
     with _extra():
-        from outrider.server.app import Service
+        for package in ("fastapi", "prometheus_client", "uvicorn"):
+            if find_spec(package) is None:  # imported while the server listens
+                raise ImportError(name=package)
         from outrider.server.reasoning_parsers import reasoning_parser as thoughts
         from outrider.server.tool_parsers import tool_parser
     tool_parser(tool_call_parser, ""), thoughts(reasoning_parser, "")  # such names there are
-    service = Service(
+    settings = (
         (name,),
         rows,
         capacity,
@@ -117,30 +119,36 @@ def serve(
         tool_call_parser,
         reasoning_parser,
     )
-    _run(partial(setup.load, dtype), service, host, port, processes)
+    _run(partial(setup.load, dtype), name, settings, host, port, processes)
 
 
 def _run(
     load: "Callable[[], Speculator]",
-    service: "Service",
+    name: str,
+    settings: tuple[Any, ...],
     host: str,
     port: int,
     processes: int | None,
 ) -> None:
-    """Serve until it is ended."""
-    with _extra():
-        from outrider.server.app import around
-        from outrider.server.http_server import HttpServer
-        from outrider.server.known import Hears
-    with _ended(), _bound(host, port) as place:  # before the model is read, which takes longer
-        err.print(f"reading {service.names[0]}")
+    """Serve until it is ended. `settings` are `Service`'s: it is imported while this listens."""
+    from outrider.server.loading_responder import answering
+
+    with _ended(), _bound(host, port) as place, ExitStack() as loading:
+        err.print(f"reading {name}")
+        with _free(host, port):
+            loading.enter_context(answering(place))
+        at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
+        err.print(f"listening at {at}; until {name} is loaded all answers are 503, /health's too")
+        with _extra():
+            from outrider.server.app import Service, around
+            from outrider.server.http_server import HttpServer
+            from outrider.server.known import Hears
         apart, how = _parted(processes)
+        service = Service(*settings)
         known, engine = _engine(load, service.room, apart)
         try:
             site = around(known, engine, service)
-            with _free(host, port):
-                place.listen()
-            at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
+            loading.close()
             room = f"{service.rows} rows of {service.capacity} tokens"
             page = (
                 "" if isinstance(known, Hears) else f"; a browser finds a page to try it at {at}/"
@@ -227,7 +235,7 @@ def _free(host: str, port: int) -> Iterator[None]:
 
 @contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket of this address, which refuses those who ask until it listens."""
+    """A socket of this address; it refuses those who ask until it listens."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with _free(host, port):

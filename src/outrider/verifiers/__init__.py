@@ -23,7 +23,7 @@ VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
         "traversal": "outrider.verifiers.traversal:Traversal()",
         "hub": "outrider.verifiers.hub:Hub()",
         "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
-        "kseq": "outrider.verifiers.kseq:KSeq",
+        "kseq": "outrider.verifiers.kseq:KSeq()",
         "otm": "outrider.verifiers.otm:Otm()",
         "lenience": "outrider.verifiers.lenience:Lenience()",
         "lenience_argmax": "outrider.verifiers.lenience:LenienceArgmax()",

@@ -47,8 +47,12 @@ SOURCES = (
     "logits.c",
     "tiles.c",
     "packed_linear.c",
+    "packed_dense.c",
+    "packed_blocks.c",
+    "packed_superblocks.c",
+    "packed_groups.c",
 )
-SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h")
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h", "packed_linear.h")
 #: What is compiled: read now, together with the modules that call it.
 TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
 #: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
@@ -289,13 +293,13 @@ def _look() -> Library | _Order | str:
     level = isa.level()
     if os.environ.get("OUTRIDER_COMPILED") == "0":
         return "OUTRIDER_COMPILED is 0"
-    texts = dict(TEXTS)
+    texts, note = dict(TEXTS), ""
     shipped = prebuilt.found(level, texts, FLAGS)
     if shipped is not None:
-        with contextlib.suppress(OSError):  # of another system: one is made here
-            found = Library(shipped, texts, f"{level.name}, shipped with the package")
-            prebuilt.connect(found.loaded)
-            return found
+        try:
+            return _connected(Library(shipped, texts, f"{level.name}, shipped with the package"))
+        except OSError as error:  # of another system: one is made here
+            note = f" (the shipped one cannot be loaded: {error})"
     if not sys.platform.startswith("linux"):
         return f"none was shipped for {sys.platform} with {level.name}, and Linux alone compiles"
     compiler = shlex.split(os.environ.get("CC") or "cc")
@@ -305,7 +309,14 @@ def _look() -> Library | _Order | str:
     about = Path(there).stat()
     made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, level.options
     name = f"kernels-{isa.family()}-{level.name}-{_digest(made_of)}.so"
-    return _kept(name, _Order(Path(name), tuple(compiler), level, texts))
+    return _kept(name, _Order(Path(name), tuple(compiler), level, texts, note))
+
+
+def _connected(shipped: Library) -> Library:
+    """A shipped library with torch's threads, or one thread where it has none of OpenMP."""
+    if not prebuilt.connect(shipped.loaded):
+        shipped.told += ", in one thread"
+    return shipped
 
 
 def _kept(name: str, order: _Order) -> Library | _Order | str:
@@ -317,7 +328,8 @@ def _kept(name: str, order: _Order) -> Library | _Order | str:
     other = calibrate.homeless() / "kernels"
     if not _writable(other):
         return f"no folder to keep a library in: neither {str(usual)!r} nor {str(other)!r}"
-    return _in(other, name, dataclasses.replace(order, note=f" ({str(usual)!r} is read-only)"))
+    note = f"{order.note} ({str(usual)!r} is read-only)"
+    return _in(other, name, dataclasses.replace(order, note=note))
 
 
 def _in(folder: Path, name: str, order: _Order) -> Library | _Order | str:

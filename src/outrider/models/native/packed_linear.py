@@ -1,13 +1,14 @@
 """Products whose weights stay in the type they came in, with float32 activations and sums.
 
-Weights are laid in panels of 16 outputs (`packed_linear.c`) of as many bits as before, and widened
-in registers. A row is one sum in one order, whatever stands beside it and however many threads
-there are: no form of a call has to be tried at load, and none is padded.
+Weights are laid in panels of 16 outputs (`packed_formats.py`) of as many bits as before, and
+widened in registers (`packed_linear.c`). A row is one sum in one order, whatever stands beside it
+and however many threads there are: no form of a call has to be tried at load, and none is padded.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,11 +16,19 @@ from torch.nn import functional as F
 
 from outrider.errors import ConfigurationError
 from outrider.models.native import build
-from outrider.models.native.packed_formats import FORMATS, GROUP, TILE, Format
+from outrider.models.native.packed_formats import (
+    FORMATS,
+    GROUP,
+    TILE,
+    Format,
+    Laid,
+    lay_groups,
+)
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
-_PRODUCT = (_WHOLE,) * 6 + (_POINTER,) * 4
-_ROWS = (_WHOLE,) * 4 + (_POINTER,) * 3
+_PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
+_ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
+_AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
 
 
 def unfit(format: str, outputs: int, inputs: int, device: torch.device | str) -> str | None:
@@ -28,21 +37,15 @@ def unfit(format: str, outputs: int, inputs: int, device: torch.device | str) ->
     >>> unfit("q9_9", 16, 32, "cpu")[:31]
     "there is no format 'q9_9'; ther"
     """
-    found = FORMATS.get(format)
-    if found is None:
-        return f"there is no format {format!r}; there are {', '.join(FORMATS)}"
     if torch.device(device).type != "cpu":
         return f"its kernels are compiled for a CPU, and the weight is on {device}"
-    if outputs < 1 or inputs < 1:
-        return f"there is nothing to multiply with: [{outputs}, {inputs}]"
-    if not found.dense and inputs % found.chunk:
-        return f"{format} has blocks of {found.chunk} inputs, and there are {inputs}"
-    return build.unbuilt()
+    return _wrong(format, outputs, inputs) or build.unbuilt()
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight [outputs, inputs] in a format, in panels: what `from_dense` or `from_blocks` make.
+    """A weight [outputs, inputs] in a format, in panels: what `from_dense`, `from_blocks` and
+    `from_groups` make.
 
     >>> weight = PackedWeight.from_dense(torch.eye(2, 32), "q8_0")
     >>> weight.format, weight.outputs, weight.inputs, weight.nbytes
@@ -53,29 +56,32 @@ class PackedWeight:
     outputs: int
     inputs: int
     panels: Tensor  #: uint8, 64-byte aligned
+    chunk: int  #: inputs that share a head
 
     @classmethod
     def from_dense(cls, weight_OI: Tensor, format: str | None = None) -> "PackedWeight":
         """A weight as it is in float32, bfloat16 or float16 (None: its own type), or rounded to
-        "q8_0", "q4_0" or "q4_1" as GGUF files round it.
+        "q8_0", "q4_0" or "q4_1" as the `gguf` package rounds it.
 
         Raises ConfigurationError for a format that cannot be made of a dense weight.
         """
-        dense = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
         if format is None:
-            format = next((name for name, kind in dense.items() if kind == weight_OI.dtype), None)
+            own = (one.name for one in FORMATS.values() if one.dense == weight_OI.dtype)
+            format = next(own, None)
             if format is None:
                 raise ConfigurationError(
                     f"a weight in {weight_OI.dtype} is in no format; name one of {_made()}"
                 )
-        weight_OI = weight_OI.detach()
-        found = _known(format, *weight_OI.shape)
-        if format in dense:
-            rows = F.pad(weight_OI.to(dense[format]), (0, -weight_OI.shape[1] % found.chunk))
-            return cls._laid(rows.contiguous().view(torch.uint8), found, weight_OI.shape[1])
-        if found.quantize is None:
+        weight_OI, found = weight_OI.detach(), _known(format, *weight_OI.shape)
+        if found.dense is not None:
+            rows = weight_OI.to(found.dense).contiguous().view(torch.uint8)
+        elif found.quantize is not None:
+            starts = range(0, len(weight_OI), _AT_ONCE)
+            parts = [found.quantize(weight_OI[at : at + _AT_ONCE].float()) for at in starts]
+            rows = torch.cat(parts)
+        else:
             raise ConfigurationError(f"no weight is rounded to {format!r}; name one of {_made()}")
-        return cls._laid(found.quantize(weight_OI.float()), found, weight_OI.shape[1])
+        return cls.from_blocks(rows, format, weight_OI.shape[1])
 
     @classmethod
     def from_blocks(cls, blocks: Tensor, format: str, inputs: int) -> "PackedWeight":
@@ -83,45 +89,75 @@ class PackedWeight:
 
         Raises ConfigurationError for an unknown format, or rows of another length.
         """
-        found = _known(format, len(blocks), inputs)
-        if found.dense and inputs % found.chunk:
-            wide = inputs + -inputs % found.chunk
-            blocks = F.pad(blocks, (0, (wide - inputs) * found.block // found.chunk))
-        want = -(-inputs // found.chunk) * found.block
+        outputs, found = len(blocks), _known(format, len(blocks), inputs)
+        if found.lay is None:
+            raise ConfigurationError(f"files have no {format!r}: `from_groups` makes such a weight")
+        lay, size, whole = found.lay, found.bytes, -(-inputs // found.chunk)
+        want = inputs * size // found.chunk
         if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != want:
             raise ConfigurationError(
                 f"rows of {inputs} inputs in {format} are {want} bytes each; got "
                 f"{list(blocks.shape)} in {blocks.dtype}"
             )
-        return cls._laid(blocks, found, inputs)
+
+        def some(part: slice) -> Laid:
+            rows = F.pad(blocks[part], (0, whole * size - want, 0, -len(blocks[part]) % TILE))
+            return lay(rows.view(len(rows), whole, size))
+
+        return cls(format, outputs, inputs, _panels(outputs, some), found.chunk)
 
     @classmethod
-    def _laid(cls, blocks: Tensor, found: Format, inputs: int) -> "PackedWeight":
-        """Rows in panels: group by group, in it chunk by chunk, of each the heads of its tiles and
-        then what they hold."""
-        outputs, chunks = len(blocks), blocks.shape[1] // found.block
-        tiles = -(-outputs // TILE)
-        panels = _aligned(tiles * TILE * chunks * (found.head + found.data))
-        step = GROUP * TILE
-        for first in range(0, outputs, step * _AT_ONCE):
-            some = blocks[first : first + step * _AT_ONCE]
-            some = F.pad(some, (0, 0, 0, -len(some) % TILE))
-            whole = len(some) // step * step
-            for part, beside in ((some[:whole], GROUP), (some[whole:], len(some[whole:]) // TILE)):
-                if not len(part):
-                    continue
-                heads, data = found.lay(part.reshape(-1, chunks, found.block))
-                heads, data = (
-                    x.reshape(len(x) // beside, beside, chunks, x.shape[-1])
-                    .transpose(1, 2)
-                    .flatten(2)
-                    for x in (heads, data)
-                )
-                laid = torch.cat((heads, data), -1).flatten()
-                at = first * chunks * (found.head + found.data)
-                panels[at : at + len(laid)] = laid
-                first += len(part)
-        return cls(found.name, outputs, inputs, panels)
+    def from_groups(
+        cls, whole_OI: Tensor, scale_OG: Tensor, minimum_OG: Tensor | None = None, bits: int = 4
+    ) -> "PackedWeight":
+        """Whole numbers of which groups of inputs share a scale: whole * scale + minimum.
+
+        Of 8 bits they are -128 to 127 and have no minimum; of 4 bits -8 to 7, or with a minimum 0
+        to 15. A zero point z is a minimum of -z * scale. Scales are kept in float32. A group is a
+        multiple of 32 inputs, perhaps all of them (a scale for each output).
+
+        Raises ConfigurationError for other numbers, or shapes that do not go together.
+
+        >>> whole = torch.arange(-16, 16, dtype=torch.int8).view(1, 32)
+        >>> PackedWeight.from_groups(whole, torch.tensor([[0.5]]), bits=8).format
+        'int8'
+        """
+        format = {(8, True): "int8", (4, True): "int4", (4, False): "int4_zero"}.get(
+            (bits, minimum_OG is None)
+        )
+        if format is None:
+            raise ConfigurationError(
+                f"groups have 8 bits without a minimum, or 4 bits; got {bits} and "
+                f"{'no' if minimum_OG is None else 'a'} minimum"
+            )
+        low = 0 if minimum_OG is not None else -(2 ** (bits - 1))
+        outputs, inputs = whole_OI.shape
+        groups = scale_OG.shape[-1]
+        shapes = {tuple(x.shape) for x in (scale_OG, minimum_OG) if x is not None}
+        if shapes != {(outputs, groups)} or inputs % max(groups * 32, 1):
+            raise ConfigurationError(
+                f"scales are [outputs, groups], and a group a multiple of 32 inputs; got weights "
+                f"{[outputs, inputs]} and scales {list(scale_OG.shape)}"
+            )
+        _known(format, outputs, inputs)
+        if int(whole_OI.min()) < low or int(whole_OI.max()) >= low + 2**bits:
+            raise ConfigurationError(
+                f"whole numbers of {bits} bits are {low} to {low + 2**bits - 1} here; got "
+                f"{int(whole_OI.min())} to {int(whole_OI.max())}"
+            )
+
+        def some(part: slice) -> Laid:
+            each = [None if x is None else x[part] for x in (whole_OI, scale_OG, minimum_OG)]
+            missing = -len(whole_OI[part]) % TILE
+            numbers, scale, least = (
+                None if x is None else F.pad(x, (0, 0, 0, missing)) for x in each
+            )
+            assert numbers is not None
+            assert scale is not None
+            least = None if least is None else least.float()
+            return lay_groups(numbers.to(torch.int8), scale.float(), least, bits)
+
+        return cls(format, outputs, inputs, _panels(outputs, some), inputs // groups)
 
     @property
     def nbytes(self) -> int:
@@ -129,9 +165,14 @@ class PackedWeight:
         return self.panels.numel()
 
     @property
+    def per(self) -> int:
+        """Blocks that share a head."""
+        return FORMATS[self.format].per if FORMATS[self.format].chunk else self.chunk // 32
+
+    @property
     def wide(self) -> int:
         """Inputs in whole chunks."""
-        return self.inputs + -self.inputs % FORMATS[self.format].chunk
+        return self.inputs + -self.inputs % self.chunk
 
     def rows(self, ids: Tensor) -> Tensor:
         """Weights of some outputs: float32 [..., inputs] for ids [...], as embeddings are read.
@@ -142,10 +183,9 @@ class PackedWeight:
         if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.outputs):
             raise IndexError(f"an id outside the weight's {self.outputs} rows")
         out = torch.empty(*ids.shape, self.wide)
-        run = build.function("outrider_packed_rows", _ROWS)
-        run(
-            FORMATS[self.format].code, ids.numel(), self.wide, self.outputs, ids.data_ptr(),
-            self.panels.data_ptr(), out.data_ptr(),
+        build.function("outrider_packed_rows", _ROWS)(
+            FORMATS[self.format].code, self.per, ids.numel(), self.wide, self.outputs,
+            ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out[..., : self.inputs]
 
@@ -201,8 +241,8 @@ class PackedLinear:
             missing = one.wide - self.inputs
             given = F.pad(x, (0, missing)) if missing else x
             failed = self._run(
-                FORMATS[one.format].code, rows, one.wide, one.outputs, self.outputs, threads,
-                given.data_ptr(), one.panels.data_ptr(), bias, at,
+                FORMATS[one.format].code, one.per, rows, one.wide, one.outputs, self.outputs,
+                threads, given.data_ptr(), one.panels.data_ptr(), bias, at,
             )  # fmt: skip
             if failed:
                 raise MemoryError(f"no memory for {rows} rows of {self.inputs} inputs")
@@ -211,18 +251,25 @@ class PackedLinear:
         return out
 
 
-_AT_ONCE = 64  #: groups that are laid at once, lest a second copy of all is made
-
-
-def _known(format: str, outputs: int, inputs: int) -> Format:
-    found = FORMATS.get(format)
-    if found is None or outputs < 1 or inputs < 1 or (not found.dense and inputs % found.chunk):
-        raise ConfigurationError(unfit(format, outputs, inputs, "cpu"))
-    return found
-
-
-def _made() -> str:
-    return ", ".join(name for name, one in FORMATS.items() if one.dense or one.quantize)
+def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
+    """Group by group, in it chunk by chunk: the heads of its tiles, then block by block what they
+    hold."""
+    tiles, panels, at = -(-outputs // TILE), torch.empty(0, dtype=torch.uint8), 0
+    whole = tiles // GROUP * GROUP * TILE
+    edges = [*range(0, whole, _AT_ONCE), whole] + [outputs] * (outputs > whole)
+    for first, last in pairwise(edges):
+        heads, data = lay(slice(first, last))
+        beside = GROUP if first < whole else len(heads)
+        _, chunks, blocks, size = data.shape
+        laid = data.view(-1, beside, chunks, blocks, size).permute(0, 2, 3, 1, 4).flatten(2)
+        if heads.shape[-1]:
+            tops = heads.view(-1, beside, chunks, heads.shape[-1]).transpose(1, 2).flatten(2)
+            laid = torch.cat((tops, laid), -1)
+        if not panels.numel():
+            panels = _aligned(tiles * (laid.numel() // len(data)))
+        panels[at : at + laid.numel()] = laid.flatten()
+        at += laid.numel()
+    return panels
 
 
 def _aligned(count: int) -> Tensor:
@@ -230,3 +277,27 @@ def _aligned(count: int) -> Tensor:
     whole = torch.empty(count + 64, dtype=torch.uint8)
     first = -whole.data_ptr() % 64
     return whole[first : first + count]
+
+
+def _wrong(format: str, outputs: int, inputs: int) -> str | None:
+    """Why there is no such weight."""
+    found = FORMATS.get(format)
+    if found is None:
+        return f"there is no format {format!r}; there are {', '.join(FORMATS)}"
+    if outputs < 1 or inputs < 1:
+        return f"there is nothing to multiply with: [{outputs}, {inputs}]"
+    block = 1 if found.dense else found.chunk or 32
+    if inputs % block:
+        return f"{format} has blocks of {block} inputs, and there are {inputs}"
+    return None
+
+
+def _known(format: str, outputs: int, inputs: int) -> Format:
+    why = _wrong(format, outputs, inputs)
+    if why is not None:
+        raise ConfigurationError(why)
+    return FORMATS[format]
+
+
+def _made() -> str:
+    return ", ".join(name for name, one in FORMATS.items() if one.dense or one.quantize)

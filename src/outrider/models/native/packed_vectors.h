@@ -43,6 +43,12 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
 }
+INLINED vi uwords_i(const void *from) {
+    return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+}
+INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
+    return (vi)_mm512_cvtepu8_epi32(_mm_set_epi64x(high, low)) + 0 * v;
+}
 INLINED vf halves_f(const void *from) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 }
@@ -55,6 +61,12 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
 }
+INLINED vi uwords_i(const void *from) {
+    return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from));
+}
+INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
+    return (vi)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(v ? high : low));
+}
 INLINED vf halves_f(const void *from) {
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
@@ -66,6 +78,14 @@ INLINED vi bytes_i(const void *from) {
 INLINED vi ubytes_i(const void *from) {
     const uint8_t *b = from;
     return (vi){b[0], b[1], b[2], b[3]};
+}
+INLINED vi uwords_i(const void *from) {
+    const uint16_t *w = from;
+    return (vi){w[0], w[1], w[2], w[3]};
+}
+INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
+    uint32_t b = (v < 2 ? low : high) >> 32 * (v & 1);
+    return (vi){b & 255, b >> 8 & 255, b >> 16 & 255, b >> 24};
 }
 #if defined(__aarch64__)
 INLINED vf every(float x) { return (vf)vdupq_n_f32(x); }
@@ -100,4 +120,17 @@ INLINED vf halves_f(const void *from) {
     return (vf){half_f(h[0]), half_f(h[1]), half_f(h[2]), half_f(h[3])};
 }
 #endif
+#endif
+
+/* Vector v of sixteen numbers of 4 bits: the lower half of each byte, then the upper one. */
+INLINED vi nibbles_i(uint64_t all, const int v) {
+    const uint64_t low = 0x0f0f0f0f0f0f0f0f;
+    return bytes_of(all & low, all >> 4 & low, v);
+}
+
+/* sum += a * b, rounded once. */
+#if WIDE == 8 /* as written: compilers shuffle sums from register to register, and then spill them */
+#define ADD_PRODUCT(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#else
+#define ADD_PRODUCT(sum, a, b) sum = fma_f(a, b, sum)
 #endif

@@ -121,6 +121,14 @@ void __kmpc_for_static_init_8(
     *is_last = own.number == own.count - 1;
 }
 
+/* The same of unsigned numbers: none of ours is as large as its sign. */
+void __kmpc_for_static_init_8u(
+    void *where, int32_t thread, int32_t kind, int32_t *is_last, uint64_t *first, uint64_t *last,
+    int64_t *stride, int64_t step, int64_t chunk) {
+    __kmpc_for_static_init_8(
+        where, thread, kind, is_last, (int64_t *)first, (int64_t *)last, stride, step, chunk);
+}
+
 void __kmpc_for_static_fini(void *where, int32_t thread) { (void)where, (void)thread; }
 
 void __kmpc_dispatch_init_8(

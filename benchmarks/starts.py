@@ -1,0 +1,107 @@
+"""How long a start takes on one busy core: the first token, an answering server, a transcript.
+
+    python benchmarks/starts.py --model MODEL --whisper MODEL --recording FILE [--cap] [--core 0]
+
+Each is timed by the clock on the wall with an empty cache and with a warm one, pinned to one core
+on which another process spins (`taskset` of util-linux). --cap leaves AVX2 alone.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+CAP = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OUTRIDER_ISA": "avx2"}
+LIMIT = 600.0  #: seconds after which a start is given up
+
+
+def outrider(pinned: list[str], words: list[str], environment: dict[str, str]) -> subprocess.Popen:
+    command = [*pinned, sys.executable, "-u", "-m", "outrider", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+
+
+def first_output(process: subprocess.Popen) -> float:
+    """Seconds until it writes its first byte."""
+    started = time.monotonic()
+    process.stdout.read(1)
+    took = time.monotonic() - started
+    process.terminate()
+    process.wait()
+    return took
+
+
+def status(port: int) -> int | None:
+    """What /health answers; None: nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def serving(process: subprocess.Popen, port: int) -> tuple[float, float]:
+    """Seconds until /health answers at all, and until it answers 200."""
+    started = time.monotonic()
+    listens = None
+    while (found := status(port)) != 200 and time.monotonic() - started < LIMIT:
+        if found is not None and listens is None:
+            listens = time.monotonic() - started
+        time.sleep(0.1)
+    ready = time.monotonic() - started
+    process.terminate()
+    process.wait()
+    return listens or ready, ready
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--whisper")
+    parser.add_argument("--recording")
+    parser.add_argument("--cap", action="store_true")
+    parser.add_argument("--core", default="0")
+    given = parser.parse_args()
+    environment = os.environ | (CAP if given.cap else {})
+    pinned = ["taskset", "-c", given.core]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    generate = [
+        "generate",
+        "The capital of France is",
+        "--target",
+        given.model,
+        "--stream",
+        "-n",
+        "8",
+    ]
+    server = ["serve", "--target", given.model, "--port", str(port)]
+    hear = ["transcribe", str(given.recording), "-m", str(given.whisper)]
+    spin = subprocess.Popen([*pinned, sys.executable, "-c", "while True: pass"])
+    try:
+        for what in ("generate", "serve", "transcribe"):
+            if what == "transcribe" and given.whisper is None:
+                continue
+            with tempfile.TemporaryDirectory() as cache:
+                here = environment | {"XDG_CACHE_HOME": cache}
+                for state in ("empty", "warm"):
+                    if what == "serve":
+                        listens, ready = serving(outrider(pinned, server, here), port)
+                        told = f"listens {listens:.1f} s, ready {ready:.1f} s"
+                    else:
+                        words = generate if what == "generate" else hear
+                        told = f"{first_output(outrider(pinned, words, here)):.1f} s"
+                    print(f"{what}, {state} cache: {told}", flush=True)
+    finally:
+        spin.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+/* Weights in float32, bfloat16 and float16, and what blocks are widened to. */
+#include "packed_linear.h"
+
+PASSES(F32) PASSES(BF16) PASSES(F16) PASSES(SCALED) PASSES(SHIFTED) PASSES(SHIFTED_16)
+
+Pass *const outrider_dense_passes[FORMATS][MOST] = {
+    NAMED(F32), NAMED(BF16), NAMED(F16), NAMED(SCALED), NAMED(SHIFTED), NAMED(SHIFTED_16),
+};

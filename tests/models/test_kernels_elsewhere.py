@@ -1,0 +1,154 @@
+"""The shipped libraries compute here and, on another processor, to the bit what kernels compiled
+here do: calls are recorded and run again, for aarch64 by qemu's user mode."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from recorded_calls import RecordedCalls
+from test_native import BF16, call_of, filled, random_nodes
+
+from outrider.models import isa
+from outrider.models.native import build, cross, int8, tiles
+from outrider.models.native.packed_formats import FORMATS
+from outrider.models.native.packed_linear import PackedLinear, PackedWeight
+
+ROOT = Path(__file__).parents[2]
+QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+C_LIBRARY = Path("/usr/aarch64-linux-gnu")
+WANTED = "needs ziglang (the extra 'build')"
+WANTED_ELSEWHERE = (
+    f"{WANTED} and qemu with aarch64's C library (Debian: qemu-user, libc6-arm64-cross)"
+)
+needs_zig = pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason=WANTED)
+
+
+@pytest.fixture(scope="session")
+def tool():
+    """tools/build_kernels.py."""
+    spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "tools/build_kernels.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Calls of every kernel whose numbers are the same on all processors, made here."""
+    if build.unbuilt():
+        pytest.skip(f"there is nothing to compare with: {build.unbuilt()}")
+    monkeypatch.setattr(tiles, "unfit", lambda like: "not on every processor")
+    calls = RecordedCalls(monkeypatch)
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        between_products()
+        products()
+    return calls
+
+
+def between_products():
+    """Norm, rotation, cache, attention and gate of a Llama; attention over a window."""
+    for heads, kv_heads, size, batch, queries in ((9, 3, 64, 2, 5), (4, 1, 80, 1, 40)):
+        call, _ = call_of(heads, kv_heads, size, random_nodes(batch, queries, True))
+        cache, _, _ = filled(batch, kv_heads, size, 300)
+        call.attend(
+            torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(BF16), *cache.layers
+        )
+        state = torch.randn(2, batch, queries, 512).to(BF16)
+        call.norm(*state, torch.randn(512).to(BF16))
+        call.gate(state[0])
+    for dtype in (BF16, torch.float32):
+        keys, values = torch.randn(2, 2, 3, 150, 20).to(dtype)
+        laid = cross.laid_keys(keys), cross.laid_values(values)
+        cross.attend(torch.randn(2, 7, 3, 20).to(dtype), *laid, 150)
+
+
+def products():
+    """With weights in 8 bits, and in every format of files, of one row and of many."""
+    weight, bias = torch.randn(40, 70), torch.randn(40)
+    for dtype in (BF16, torch.float32):
+        run = int8.Int8Product(weight.to(dtype), bias.to(dtype))
+        for rows in (1, 4, 7):
+            run(torch.randn(rows, 70).to(dtype))
+    for name, format in FORMATS.items():
+        outputs, chunks = 90, 1 if format.chunk >= 256 else 8
+        if format.dense or format.quantize is not None:
+            packed = PackedWeight.from_dense(torch.randn(outputs, chunks * format.chunk), name)
+        else:
+            blocks = torch.randint(0, 60, (outputs, chunks * format.block), dtype=torch.uint8)
+            packed = PackedWeight.from_blocks(blocks, name, chunks * format.chunk)
+        product = PackedLinear(packed, torch.randn(outputs))
+        for rows in (1, 2, 3, 4, 5, 6, 7, 13, 30):
+            product(torch.randn(rows, packed.inputs))
+        packed.rows(torch.tensor([0, 89, 3]))
+
+
+def zig(*arguments):
+    subprocess.run([sys.executable, "-m", "ziglang", "cc", *map(str, arguments)], check=True)
+
+
+def made(tool, tmp_path, platform, level):
+    """The shipped library of this level, and the driver of recorded calls beside it."""
+    found = next(one for one in isa.of_family(platform.family) if one.name == level)
+    library, driver = tool.library(platform, found, tmp_path), tmp_path / "driver"
+    source = Path(__file__).with_name("kernel_driver.c")
+    zig("-target", platform.target, "-O1", source, "-o", driver, "-ldl")
+    return library, driver
+
+
+def again(recorded, tmp_path, library, driver, *through):
+    """Run the calls and compare; all kernels are among them."""
+    calls, out = tmp_path / "calls", tmp_path / "out"
+    recorded.write(calls)
+    subprocess.run([*map(str, (*through, driver, library, calls, out))], check=True)
+    counts = recorded.compared(out)
+    each = "reach attend norm gate cross int8 packed_linear packed_rows"
+    assert set(counts) == {f"outrider_{name}" for name in each.split()}
+    assert all(counts.values())
+
+
+@pytest.fixture
+def zig_cache(monkeypatch, tmp_path):
+    for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+        monkeypatch.setenv(name, os.environ.get(name, str(tmp_path / "zig")))
+
+
+@pytest.mark.slow
+@needs_zig
+@pytest.mark.skipif(not QEMU or not C_LIBRARY.is_dir(), reason=WANTED_ELSEWHERE)
+@pytest.mark.usefixtures("zig_cache")
+def test_the_library_for_aarch64_has_the_bits_of_the_one_here(tool, recorded, tmp_path):
+    library, driver = made(tool, tmp_path, tool.PLATFORMS["linux-aarch64"], "neon")
+    again(recorded, tmp_path, library, driver, QEMU, "-L", C_LIBRARY)
+
+
+@pytest.mark.slow
+@needs_zig
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or isa.family() != "x86_64", reason="of Linux on x86-64"
+)
+@pytest.mark.usefixtures("zig_cache")
+def test_shipped_libraries_have_the_bits_of_the_one_made_here(tool, recorded, tmp_path):
+    here = {level.name for level in isa.available()} - {"amx"}  # whose attention rounds otherwise
+    platform = tool.PLATFORMS["linux-x86_64"]
+    for level in here.intersection(platform.levels):
+        again(recorded, tmp_path, *made(tool, tmp_path, platform, level))
+
+
+@needs_zig
+def test_options_of_a_level_are_told_to_zig_in_its_words(tool):
+    found = {level.name: tool.options(level) for level in isa.of_family("x86_64")}
+    assert found["avx2"] == ["-mcpu=x86_64_v3"]
+    assert found["avx512_bf16"] == [
+        "-mcpu=x86_64_v4+avx512bf16+avx512vnni",
+        "-mprefer-vector-width=512",
+    ]
+    assert found["amx"][0].endswith("+amx_tile+amx_bf16+amx_int8")
+    assert tool.options(isa.of_family("aarch64")[-1]) == ["-mcpu=generic"]
