@@ -4,8 +4,8 @@
     python benchmarks/clients.py http://127.0.0.1:8123 --calls 20
 
 What is not installed is left out with a sentence. The clients may be in an environment of their
-own, without outrider: pip install openai litellm langchain-openai langgraph llama-index-llms-openai-like
-instructor llm 'lm-eval[api]' jsonschema.
+own, without outrider: pip install openai litellm langchain-openai langgraph instructor llm
+llama-index-llms-openai-like 'lm-eval[api]' jsonschema.
 """
 
 import argparse
