@@ -256,8 +256,8 @@ metric_list: [{{metric: acc}}]
 """
             Path(folder, "facts.yaml").write_text(task)
             arguments = (
-                f"model={self.model},base_url={self.url}/completions,tokenized_requests=False,"
-                "tokenizer_backend=None,num_concurrent=1,max_retries=1"
+                f"model={self.model},base_url={self.url}/completions,num_concurrent=1,"
+                "tokenizer_backend=remote,tokenized_requests=True,max_retries=1"
             )
             done = simple_evaluate(
                 "local-completions",

@@ -61,6 +61,8 @@ def test_tokens_of_texts_and_texts_of_tokens(shipped, server):
     assert post(server, "/detokenize", {"model": NAME, "tokens": ids})[1] == {
         "prompt": shipped.tokenizer.decode(ids)
     }
+    with urllib.request.urlopen(server.address + "/tokenizer_info") as answer:
+        assert json.load(answer)["eos_token"] == shipped.tokenizer.eos_token
     assert post(server, "/tokenize", {"prompt": "", "add_special_tokens": False})[1]["count"] == 0
     for path, body, word in [
         ("/tokenize", {}, "prompt or messages"),

@@ -32,7 +32,13 @@ from outrider.server.orders import Orders
 from outrider.server.responses_api import ResponseDraft, ResponseStore, ResponsesWriter
 from outrider.server.responses_bodies import ResponsesBody
 from outrider.server.serving import Events, Serving
-from outrider.server.tokens_api import DetokenizeBody, TokenizeBody, detokenized, tokenized
+from outrider.server.tokens_api import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenized,
+    tokenized,
+    tokenizer_info,
+)
 from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
 
@@ -202,6 +208,10 @@ def _responses(app: FastAPI, desk: Desk, serving: Serving) -> None:
 
 def _tokens(app: FastAPI, orders: Orders) -> None:
     """Tokens of texts, and texts of tokens."""
+
+    @app.get("/tokenizer_info")
+    async def info() -> dict[str, Any]:
+        return tokenizer_info(orders)
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:

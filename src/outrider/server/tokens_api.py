@@ -11,6 +11,7 @@ from outrider.server.faults import Refusal, unknown_model
 from outrider.server.fields import Body
 from outrider.server.messages import Message, Tool
 from outrider.server.orders import Orders
+from outrider.server.tool_parsers import chat_template
 from outrider.server.words import Words
 from outrider.text.tokens import encode
 
@@ -76,6 +77,18 @@ def detokenized(orders: Orders, body: DetokenizeBody) -> dict[str, Any]:
         what = f"token {strange} is outside the vocabulary of {known.vocab_size}"
         raise Refusal(what, "tokens")
     return {"prompt": Words(known.tokenizer).whole(body.tokens)}
+
+
+def tokenizer_info(orders: Orders) -> dict[str, Any]:
+    """What the tokenizer is: vLLM's `/tokenizer_info`, which lm-evaluation-harness asks."""
+    tokenizer = orders.known.tokenizer
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "model_max_length": min(orders.capacity, orders.known.context),
+        **{name: getattr(tokenizer, name, None) for name in names},
+        "chat_template": chat_template(tokenizer) or None,
+    }
 
 
 def _named(orders: Orders, model: str | None) -> str:
