@@ -66,6 +66,8 @@ class Clients:
                 model=self.model,
                 messages=[asked],
                 tools=[TOOL],
+                tool_choice="required",
+                parallel_tool_calls=False,
                 temperature=0,
                 max_tokens=120,
                 stream=number % 2 == 1,
