@@ -4,7 +4,7 @@
     python benchmarks/clients.py http://127.0.0.1:8123 --calls 20
 
 What is not installed is left out with a sentence. The clients may be in an environment of their
-own, without outrider: pip install openai litellm langchain-openai langgraph instructor llm
+own, without outrider: pip install openai litellm langchain-openai instructor llm
 llama-index-llms-openai-like 'lm-eval[api]' jsonschema.
 """
 
@@ -108,7 +108,8 @@ class Clients:
             events = list(stream)
         assert events[-1].response.output_text == first.output_text
         tool = {"type": "function", **FUNCTION}
-        called = client.responses.create(input=question("Oslo"), tools=[tool], **about)
+        must = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        called = client.responses.create(input=question("Oslo"), **must, **about)
         (call,) = [one for one in called.output if one.type == "function_call"]
         return (
             f"{first.output_text!r}, {again.output_text!r}, {len(events)} events, {call.arguments}"
@@ -121,14 +122,16 @@ class Clients:
         asked = {"model": "openai/" + self.model, "api_base": self.url, "api_key": "none"}
         asked |= {"temperature": 0, "max_tokens": 100}
         said = [{"role": "user", "content": question("Lima")}]
-        made = litellm.completion(messages=said, tools=[TOOL], **asked)
+        made = litellm.completion(
+            messages=said, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, **asked
+        )
         ((_, arguments),) = _whole(made)
         parts = litellm.completion(messages=said, stream=True, **asked)
         text = "".join(part.choices[0].delta.content or "" for part in parts)
         return f"{arguments}; streamed {len(text)} characters"
 
     def langchain_openai(self):
-        """`bind_tools`, and an agent that calls a tool and then answers."""
+        """`bind_tools`: a call that must come, and an answer that has read the tool's."""
         from langchain_core.messages import HumanMessage, ToolMessage
         from langchain_core.tools import tool
         from langchain_openai import ChatOpenAI
@@ -140,35 +143,18 @@ class Clients:
 
         model = ChatOpenAI(
             model=self.model, base_url=self.url, api_key="none", temperature=0, max_tokens=100
-        ).bind_tools([get_weather])
+        )
+        must = {"tool_choice": "required", "parallel_tool_calls": False}
         talk = [HumanMessage(question("Oslo"))]
-        first = model.invoke(talk)
+        first = model.bind_tools([get_weather], **must).invoke(talk)
         assert first.tool_calls, first
         talk.append(first)
         talk += [
             ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
             for call in first.tool_calls
         ]
-        last = model.invoke(talk)
+        last = model.bind_tools([get_weather]).invoke(talk)
         return f"{first.tool_calls[0]['args']}, then {last.content!r}"
-
-    def langgraph(self):
-        """Its ready-made agent, two steps."""
-        from langchain_openai import ChatOpenAI
-        from langgraph.prebuilt import create_react_agent
-
-        def get_weather(city: str) -> str:
-            """Get the weather forecast of a city."""
-            return f"It is 17 degrees and raining in {city}."
-
-        model = ChatOpenAI(
-            model=self.model, base_url=self.url, api_key="none", temperature=0, max_tokens=100
-        )
-        agent = create_react_agent(model, [get_weather])
-        talk = agent.invoke({"messages": [("user", question("Oslo"))]}, {"recursion_limit": 8})
-        kinds = [message.type for message in talk["messages"]]
-        assert kinds[:3] == ["human", "ai", "tool"], kinds
-        return f"{kinds}, {talk['messages'][-1].content!r}"
 
     def llama_index(self):
         """A chat, and a function that it predicts a call of."""
@@ -189,8 +175,8 @@ class Clients:
             max_tokens=100,
         )
         tool = FunctionTool.from_defaults(fn=get_weather)
-        made = model.chat_with_tools([tool], user_msg=question("Lima"))
-        (call,) = model.get_tool_calls_from_response(made)
+        made = model.chat_with_tools([tool], user_msg=question("Lima"), tool_required=True)
+        (call, *_) = model.get_tool_calls_from_response(made)
         return f"{call.tool_name}({call.tool_kwargs})"
 
     def instructor(self):
@@ -277,7 +263,6 @@ NEEDS = {
     "openai_parse": ("openai",),
     "openai_responses": ("openai",),
     "instructor": ("instructor", "openai"),
-    "langgraph": ("langgraph", "langchain_openai"),
     "llama_index": ("llama_index.llms.openai_like",),
 }
 
@@ -315,6 +300,7 @@ def main():
     parser.add_argument("--only", nargs="*", help="some of the clients")
     asked = parser.parse_args()
     os.environ |= {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network
     with urllib.request.urlopen(asked.server + "/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
     clients, failed = Clients(asked.server, model, asked.calls), 0

@@ -1,5 +1,6 @@
 """Names to objects: models, tokenizer, drafter and rule. The registries meet here."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from outrider.models.shallow_source import Layers
 from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable
 from outrider.models.vocabularies import Words, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
-from outrider.text.opening import Opening
+from outrider.text.opening import ModelDefaults, Opening
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
 from outrider.types import Drafter, Verifier
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = str | Path | PreTrainedModel
 
+
+_log = logging.getLogger("outrider")
 
 #: The target ahead of its draft models.
 Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
@@ -107,6 +110,7 @@ def load(
     share_encoder: ShareEncoder = "auto",
     tensor_parallel: int | None = None,
     trust_remote_code: bool = False,
+    generation_config: str = "auto",
 ) -> Speculator:
     """Load a target with a drafter. With no arguments: the shipped Python-code pair.
 
@@ -150,6 +154,8 @@ def load(
     tokenizer, draft_tokenizer  of transformers, or their paths; None: those beside the models
     share_encoder   whether a draft attends to the target's encoder; "auto": if the two are equal
     tensor_parallel cut the target for so many processes of torchrun: docs/scale.md
+    generation_config  "auto": what the model's own says of tokens and sampling holds where a call
+                    says nothing; "none": it does not (docs/sampling.md)
     trust_remote_code  run Python files that model folders bring; False refuses (docs/security.md)
 
     Raises ConfigurationError and its kin before any prompt is read.
@@ -157,6 +163,8 @@ def load(
     >>> speculator = outrider.load(num_speculative_tokens=3)   # doctest: +SKIP
     """
     isa.level()  # a misspelt one is said before anything is read
+    if generation_config not in ("auto", "none"):
+        arguments.refuse("generation_config", "'auto' or 'none'", generation_config, "use 'auto'")
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
@@ -184,7 +192,8 @@ def load(
         _check_shape(made, sources, running.models, options)
         notes = _notes(sources, running, wish, place, words, table)
         engine = _engine(sources, running, place, made, judge, planner, priced)
-    return _spoken(engine, tokenizer, notes, sources, first.model(running.setting.dtype, place))
+    model = first.model(running.setting.dtype, place)
+    return _spoken(engine, tokenizer, notes, sources, model, generation_config == "auto")
 
 
 def seen(
@@ -206,15 +215,27 @@ def _spoken(
     notes: Notes,
     sources: Sources,
     model: "PreTrainedModel",
+    follow: bool,
 ) -> Speculator:
-    """The engine with what its target says of texts: how they begin and end, whether it hears."""
+    """The engine with what its target says of texts: how they begin and end, whether it hears.
+
+    `follow`: its generation configuration holds, if it goes on from its prompt.
+    """
     first, eos_ids = sources[0], sources[0].eos_ids()
-    opening = None
+    opening, defaults = None, ModelDefaults()
     if reads_more(first.config):
         opening = Opening.of(first.settings(), eos_ids, str(first))
+    elif follow:
+        defaults = ModelDefaults.of(first.settings(), eos_ids)
+        if defaults.left_out:
+            _log.warning(
+                "%s: its generation configuration sets %s, which outrider does not follow",
+                first,
+                ", ".join(defaults.left_out),
+            )
     configs = [source.config for source in sources[1:]]
     hears = hearing.opened(str(first), first.given, model, tokenizer, configs)
-    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears)
+    return Speculator(engine, tokenizer, eos_ids, notes, opening, hears, defaults)
 
 
 def _beside(

@@ -44,7 +44,7 @@ def test_where_one_core_is_all_there_is_one_process(
         return others[-1]
 
     def run(server, sockets):
-        with TestClient(server.config.app) as client:
+        with TestClient(server.config.app, base_url="http://localhost") as client:
             answers.append(client.post("/v1/completions", json=ASK).json())
             assert client.get("/health").json()["status"] == "ok"
         with socket.create_connection(sockets[0].getsockname()):

@@ -9,7 +9,15 @@ import typer
 
 from outrider.cli import paint
 from outrider.cli.console import fail, out
-from outrider.cli.options import Dtype, MinP, Setup, Temperature, TopK, TopP, with_setup
+from outrider.cli.options import (
+    Dtype,
+    MinPGiven,
+    Setup,
+    TemperatureGiven,
+    TopKGiven,
+    TopPGiven,
+    with_setup,
+)
 from outrider.errors import ConfigurationError, OutriderError
 
 if TYPE_CHECKING:
@@ -102,8 +110,7 @@ class Talk:
         )
 
     def _decode(self, token: int) -> str:
-        tokenizer = self.speculator.tokenizer
-        return str(tokenizer.decode([token], skip_special_tokens=True))
+        return paint.written(self.speculator.tokenizer, token)
 
     def _reseed(self, rest: str) -> None:
         if rest and not rest.isdecimal():
@@ -172,18 +179,27 @@ def chat(
         int | None,
         typer.Option(min=1, help="Most tokens of an answer. Default: all there is room for."),
     ] = None,
-    temperature: Temperature = 0.7,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    temperature: TemperatureGiven = None,
+    top_k: TopKGiven = None,
+    top_p: TopPGiven = None,
+    min_p: MinPGiven = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Talk with an instruct model. /help says what else there is."""
     from outrider.laws.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    every = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    given = {name: value for name, value in every.items() if value is not None}
+    Sampling(**given)  # type: ignore[arg-type]  # before a model is read
     speculator = setup.load(dtype)
+    sampling, _ = speculator.defaults.over(given, {"temperature": 0.7})
     refuse_untemplated(speculator, setup.target, "use `outrider generate`")
     talk = Talk(speculator, sampling, max_new_tokens, trace)
     talk.system = system

@@ -1,7 +1,6 @@
 """`outrider compare`: plain, speculative and transformers' decoding, side by side."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +9,7 @@ from outrider.cli import options
 from outrider.cli.console import figures, out
 from outrider.cli.options import parse_branching
 from outrider.lab.progress import counter
+from outrider.lab.terminal import put
 
 if TYPE_CHECKING:
     from outrider.certify.report import Row
@@ -99,7 +99,7 @@ def compare(
         comparison.run(advance)
     document = comparison.document()
     if as_json:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        put(json.dumps(document, ensure_ascii=False) + "\n")
         return
     show(document)
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from outrider.lab.terminal import console
 from outrider.models import budget
 
 EXIT_SOME = 1  #: some files or requests failed, the others are done
@@ -15,8 +15,8 @@ EXIT_CLOSED = (
     141  #: whoever read the output has gone: what shells say of a program that SIGPIPE ends
 )
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = console()
+err = console(stderr=True)
 
 
 def fail(message: str) -> None:

@@ -72,8 +72,7 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        text: str = pair.tokenizer.decode([token], skip_special_tokens=True)
-        return text
+        return paint.written(pair.tokenizer, token)
 
     out.print(paint.legend(colour))
     for prompt in prompts:

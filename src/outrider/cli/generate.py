@@ -1,11 +1,10 @@
 """`outrider generate`: complete a prompt, or answer a source."""
 
 import json
-import sys
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import typer
 
@@ -17,9 +16,11 @@ from outrider.cli.reading import read_file, read_prompt, read_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigurationError
 from outrider.lab.drawing import pyplot
+from outrider.lab.terminal import put
 
 if TYPE_CHECKING:
     from outrider.engine.search import Beams
+    from outrider.laws.sampling import Sampling as Rules
     from outrider.models.sources import Source
     from outrider.text.results import Generation
     from outrider.text.speculator import Speculator
@@ -43,13 +44,13 @@ def generate(
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")
     ] = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
+    temperature: options.TemperatureGiven = None,
+    top_k: options.TopKGiven = None,
+    top_p: options.TopPGiven = None,
+    min_p: options.MinPGiven = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
-    ] = 1.0,
+        float | None, typer.Option(help="Above 1: tokens of prompt and text get rarer; 1 is off.")
+    ] = None,
     frequency_penalty: Annotated[
         float, typer.Option(help="Off a logit each time its token was generated; 0 is off.")
     ] = 0.0,
@@ -57,9 +58,11 @@ def generate(
         float, typer.Option(help="Off a logit once its token was generated; 0 is off.")
     ] = 0.0,
     no_repeat_ngram_size: Annotated[
-        int, typer.Option(help="No n-gram of this size twice; 0 is off.")
-    ] = 0,
-    min_new_tokens: Annotated[int, typer.Option(help="No stop token before so many tokens.")] = 0,
+        int | None, typer.Option(help="No n-gram of this size twice; 0 is off.")
+    ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="No stop token before so many tokens.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same text. Default: another every time.")
     ] = None,
@@ -90,28 +93,33 @@ def generate(
         )
     beams = _beams(num_beams, length_penalty, stream or trace)
     _drawable(timeline, beams)
-    how = Sampling(
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        min_new_tokens=min_new_tokens,
-    )
+    every = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "min_new_tokens": min_new_tokens,
+    }
+    said = {name: value for name, value in every.items() if value is not None}
+    Sampling(**said)  # type: ignore[arg-type]  # before a model is read
     end = Stop(max_new_tokens, tuple(stop or ()))
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
     _suits(seen(setup.target), given[1])
     speculator = (setup if reference is None else _copying(setup)).load(dtype)
+    how, rules = speculator.defaults.over(said, {"temperature": 0.0}, beams is None)
     asked = _asked(*given)
+    if speculator.opening is None:
+        asked["rules"] = rules
     if chat:
         refuse_untemplated(speculator, setup.target, "leave --chat out")
         asked["prompts"] = conversation(str(asked["prompts"]), system)
-    how_made = _how_made(speculator, greedy=temperature == 0)
+    how_made = _how_made(speculator, greedy=how.temperature == 0)
     if verbose:
         _describe(speculator, how_made, beams)
     if beams is not None:
@@ -234,6 +242,7 @@ def _copying(setup: options.Setup) -> options.Setup:
 
 
 class _Asked(TypedDict):
+    rules: "NotRequired[Rules]"
     prompts: str | list[dict[str, str]]
     decoder_prompts: str | None
     reference: str | None
@@ -274,8 +283,7 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
     colour = out.is_terminal and not out.no_color
 
     def decode(token: int) -> str:
-        text: str = speculator.tokenizer.decode([token], skip_special_tokens=True)
-        return text
+        return paint.written(speculator.tokenizer, token)
 
     try:
         for number, block in enumerate(running):
@@ -284,8 +292,7 @@ def _print(running: "Stream", speculator: "Speculator", stream: bool, trace: boo
                     "\n" if number else "", paint.line(block.block, decode, colour), end="", sep=""
                 )
             elif stream:
-                sys.stdout.write(block.text)
-                sys.stdout.flush()
+                put(block.text)
     except KeyboardInterrupt:
         return True
     return False
@@ -310,17 +317,17 @@ def _finish(
             **about,
             "stats": result.stats.as_dict(),
         }
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        put(json.dumps(document, ensure_ascii=False) + "\n")
     elif printed:
-        sys.stdout.write("\n")
+        put("\n")
     else:
-        sys.stdout.write(done.text + "\n")
-    sys.stdout.flush()
+        put(done.text + "\n")
 
 
 def _describe(
     speculator: "Speculator", how_made: dict[str, object], beams: "Beams | None" = None
 ) -> None:
+
     from outrider.laws.sampling import Sampling
 
     notes = speculator.notes

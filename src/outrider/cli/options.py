@@ -144,6 +144,30 @@ TensorParallel = Annotated[
     int | None,
     typer.Option(min=2, help="Cut the target for so many processes of torchrun (docs/scale.md)."),
 ]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="auto: what the model's generation_config.json says holds where no option says else "
+        "(temperature, filters, penalties, bans); none: it does not."
+    ),
+]
+TemperatureGiven = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", "-t", help="0 is greedy. Default: the model's own, if it has one, else 0."
+    ),
+]
+TopKGiven = Annotated[
+    int | None, typer.Option(help="Keep the k most probable tokens; 0 is off, the usual default.")
+]
+TopPGiven = Annotated[
+    float | None,
+    typer.Option(help="Keep the fewest tokens that reach this probability; 1 is off, as usual."),
+]
+MinPGiven = Annotated[
+    float | None,
+    typer.Option(help="Keep tokens with this share of the best one's probability; 0 is off."),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
@@ -229,11 +253,12 @@ class Setup:
     threads: Threads = None
     tensor_parallel: TensorParallel = None
     trust_remote_code: TrustRemoteCode = False
+    generation_config: GenerationConfig = "auto"
 
     def choices(self) -> list[str]:
         """Names of options that choose a drafter or a rule."""
         models = ["target", "draft", "draft_layers", "draft_dtype", "costs", "device", "threads"]
-        models += ["tensor_parallel", "trust_remote_code"]
+        models += ["tensor_parallel", "trust_remote_code", "generation_config"]
         return [
             f"--{name.replace('_', '-')}"
             for name, value in vars(self).items()
@@ -269,6 +294,7 @@ class Setup:
                 threads="auto" if self.threads is None else self.threads,
                 tensor_parallel=self.tensor_parallel,
                 trust_remote_code=self.trust_remote_code,
+                generation_config=self.generation_config,
             )
 
 

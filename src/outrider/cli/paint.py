@@ -7,6 +7,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from outrider.engine.blocks import HostBlock
+    from outrider.types import Tokenizer
 
 STYLES = {
     "accepted": "green",
@@ -16,6 +17,14 @@ STYLES = {
     "plain": "",
 }
 MARKS = {"rejected": ("[-", "-]"), "corrected": ("{+", "+}"), "bonus": ("{*", "*}")}
+
+
+def written(tokenizer: "Tokenizer", token: int) -> str:
+    """What a token writes, its leading space included; nothing for a special one."""
+    from outrider.models.spelling import spelling_of
+
+    spelling = spelling_of(tokenizer)
+    return "" if token in spelling.special else spelling.text(token)
 
 
 def legend(colour: bool) -> Text:

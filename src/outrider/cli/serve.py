@@ -58,6 +58,13 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A site whose pages may ask; may be repeated.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name by which clients ask (the header Host); may be repeated. Default: this "
+            "machine's, where it listens to this machine without a key; else any."
+        ),
+    ] = None,
     most_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more are refused.")
     ] = 64,
@@ -116,10 +123,22 @@ def serve(
         per_request_metrics,
         metrics_prefix,
         kept_prompts << 20,
+        _hosts(host, keys, allowed_host or ()),
         tool_call_parser,
         reasoning_parser,
     )
     _run(partial(setup.load, dtype), name, settings, host, port, processes)
+
+
+def _hosts(host: str, keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """Names by which clients may ask; none: any.
+
+    A page of another site can have its own name mean this machine (DNS rebinding). Nothing else
+    keeps it out where no key is asked for.
+    """
+    if host not in LOOPBACK or keys:
+        return tuple(map(str.lower, allowed))
+    return tuple(dict.fromkeys((*LOOPBACK, *map(str.lower, allowed))))
 
 
 def _run(

@@ -1,6 +1,5 @@
 """`outrider transcribe`: recordings to text, captions or JSON, several as one ragged batch."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from outrider.cli import hearing, options
 from outrider.cli.console import EXIT_INTERRUPTED, EXIT_SOME, LOADING, err, figures, working
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.lab.progress import bar
+from outrider.lab.terminal import put
 from outrider.text.speech.formats import FORMATS, written
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def _run(
             show("listening", 0, round(total))
             for segment in running:
                 if streams:
-                    sys.stdout.write(f"{segment.text.strip()}\n")
-                    sys.stdout.flush()
+                    put(f"{segment.text.strip()}\n")
                 settle()
                 now = sum(running.heard(number) for number in range(len(heard)))
                 show("listening", round(now), round(total))
@@ -222,8 +221,7 @@ def _write(
     for kind in kinds:
         text = written(transcript, kind)
         if output is None:
-            sys.stdout.write(f"# {name}\n{text}" if several else text)
-            sys.stdout.flush()
+            put(f"# {name}\n{text}" if several else text)
             continue
         path = output / f"{Path(name).stem}.{kind}"
         try:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.lab.terminal import console
 
 Show = Callable[[str, int, int], None]  #: what is done now, how much is done, of how much
 
@@ -13,7 +14,7 @@ Show = Callable[[str, int, int], None]  #: what is done now, how much is done, o
 @contextmanager
 def bar(what: str) -> Iterator[Show]:
     """A bar for work that says itself how far it has come."""
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    err = console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -47,7 +47,7 @@ def watched(pair: Speculator, name: str, run: Callable[[Speculator], Generation]
         models["draft"] = Timed(drafter.model)
         drafter = replace(drafter, model=models["draft"])
     engine = Engine(target, drafter, pair.engine.rule, pair.engine.planner, pair.engine.costs)
-    more = (pair.tokenizer, pair.eos_ids, pair.notes, pair.opening, pair.hearing)
+    more = (pair.tokenizer, pair.eos_ids, pair.notes, pair.opening, pair.hearing, pair.defaults)
     timed = Speculator(engine, *more)
     run(timed)
     for model in models.values():

@@ -6,11 +6,13 @@ lone byte in hexadecimals, and of a vocabulary of words ("the", "##re") every to
 none has a space ahead. Special tokens spell nothing: they are known by their role.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.types import Tokenizer
 
@@ -77,6 +79,16 @@ class Spelling:
     def size(self) -> int:
         """How many ids there are."""
         return len(self.bytes_V)
+
+    def text(self, token: int) -> str:
+        """What a token writes: half a character as U+FFFD, special tokens by their names."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of any token, those of a special one's name included; b"" of an unused id."""
+        if token in self.special:
+            return self.special[token].encode()
+        return (self.bytes_V[token] or b"") if 0 <= token < len(self.bytes_V) else b""
 
     def spelled(self, ids: Sequence[int]) -> bytes:
         """The bytes of tokens, side by side."""
@@ -155,8 +167,49 @@ class Spelling:
         return found
 
 
+_made: Any = lru_cache(maxsize=8)(Spelling)
+
+
+def spelling_of(tokenizer: Tokenizer) -> Spelling:
+    """A tokenizer's spelling, made once."""
+    made: Spelling = _made(tokenizer)
+    return made
+
+
 def _style(tokenizer: Tokenizer, apart: set[int]) -> Callable[[str], bytes]:
-    """How the tokens of this vocabulary spell bytes."""
+    """How the tokens of this vocabulary spell bytes: as its decoder says, else by its tokens."""
+    return _decoded(tokenizer) or _guessed(tokenizer, apart)
+
+
+def _decoded(tokenizer: Tokenizer) -> Callable[[str], bytes] | None:
+    """How a tokenizer of the tokenizers library makes bytes of tokens; None: it does not say."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    decoder = tokenizer.backend_tokenizer.decoder
+    if decoder is None:
+        return None
+    said = json.loads(decoder.__getstate__())
+    steps = said["decoders"] if said["type"] == "Sequence" else [said]
+    kinds = [step["type"] for step in steps]
+    if "ByteLevel" in kinds:
+        alphabet = _alphabet()
+        return lambda token: _byte_level(token, alphabet)
+    if "WordPiece" in kinds:
+        ahead = next(step["prefix"] for step in steps if step["type"] == "WordPiece")
+        return lambda token: _word(token, ahead)
+    spaces = [
+        step["pattern"]["String"]
+        for step in steps
+        if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+    ] + [step["replacement"] for step in steps if step["type"] == "Metaspace"]
+    lone = "ByteFallback" in kinds
+    if not (spaces or lone):
+        return None
+    return lambda token: _piece(token, spaces, lone)
+
+
+def _guessed(tokenizer: Tokenizer, apart: set[int]) -> Callable[[str], bytes]:
+    """By what its tokens look like."""
     vocab = tokenizer.get_vocab()
     alphabet = _alphabet()
     if sum(letter in vocab for letter in alphabet) > 128 and "\u0120" in vocab:
@@ -174,10 +227,12 @@ def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
     return token.encode()
 
 
-def _piece(token: str) -> bytes:
-    lone = _BYTE.fullmatch(token)
-    return bytes([int(lone[1], 16)]) if lone else token.replace("\u2581", " ").encode()
+def _piece(token: str, spaces: Sequence[str] = ("\u2581",), lone: bool = True) -> bytes:
+    byte = _BYTE.fullmatch(token) if lone else None
+    for space in spaces:
+        token = token.replace(space, " ")
+    return bytes([int(byte[1], 16)]) if byte else token.encode()
 
 
-def _word(token: str) -> bytes:
-    return token[2:].encode() if token.startswith("##") else b" " + token.encode()
+def _word(token: str, ahead: str = "##") -> bytes:
+    return token.removeprefix(ahead).encode() if token.startswith(ahead) else b" " + token.encode()

@@ -172,16 +172,29 @@ class Completions:
         self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
     ) -> dict[str, Any]:
         """Columns, one value a token."""
+        keyed = [_keyed(entry) for entry in entries]
         return {
-            "tokens": [entry["token"] for entry in entries],
+            "tokens": [key for key, _ in keyed],
             "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [
-                {one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries
-            ]
-            if top
-            else None,
+            "top_logprobs": [tops for _, tops in keyed] if top else None,
             "text_offset": offsets(),
         }
+
+
+def _keyed(entry: Entry) -> tuple[str, dict[str, float]]:
+    """A token's name, and the log-probabilities of the likeliest by theirs: each has its own.
+
+    A token is named by its text. One that is no text alone (half a character), or is written as one
+    that is more probable, is named as vLLM names tokens by their ids.
+    """
+    names: dict[int, str] = {}
+    for one in sorted((*entry["top_logprobs"], entry), key=lambda one: -one["logprob"]):
+        if one["id"] not in names:
+            whole = one["token"].encode() == bytes(one["bytes"])
+            free = whole and one["token"] not in names.values()
+            names[one["id"]] = one["token"] if free else f"token_id:{one['id']}"
+    tops = {names[one["id"]]: one["logprob"] for one in entry["top_logprobs"]}
+    return names[entry["id"]], tops
 
 
 class Chats:
@@ -207,7 +220,15 @@ class Chats:
         self, entries: list[Entry], offsets: Callable[[], list[int]], top: int
     ) -> dict[str, Any]:
         """An entry a token."""
-        return {"content": entries, "refusal": None}
+        return {"content": [_plain(entry) for entry in entries], "refusal": None}
+
+
+def _plain(entry: Entry) -> Entry:
+    """An entry as OpenAI has it: tokens have no ids."""
+    told = {name: value for name, value in entry.items() if name != "id"}
+    if "top_logprobs" in told:
+        told["top_logprobs"] = [_plain(one) for one in told["top_logprobs"]]
+    return told
 
 
 @dataclass
@@ -255,7 +276,7 @@ class Writer:
                 *(self._place(*place, choice.prompt_top) for place in places),
             ]
         if echo and choice.request.logprobs is not None and not choice.silent:
-            first = self.words.entry(ids[0], 0.0) | {"logprob": None, "top_logprobs": []}
+            first = self._entry(ids[0], 0.0, [])
             top = choice.request.logprobs.top
             entries = [
                 self._entry(token, log, others[:top])
@@ -265,7 +286,8 @@ class Writer:
             tokens = ids + choice.answer.tokens
             offsets = partial(self.words.offsets, tokens, 0, len(entries))
             columns = self.form.logs(entries, offsets, top)
-            if columns.get("top_logprobs"):
+            columns["token_logprobs"][0] = None  # nothing is in front of it
+            if columns["top_logprobs"]:
                 columns["top_logprobs"][0] = None
             told["logprobs"] = columns
         return told

@@ -68,7 +68,7 @@ class Service:
     metrics       whether answers have `metrics`
     prefix        of the names in /metrics
     kept_bytes    of prompts that were read, for requests that begin alike; 0: none
-
+    hosts         names by which clients may ask (the header Host); none: any
     tool_call_parser, reasoning_parser  how answers are taken apart; None: by the chat template
     """
 
@@ -83,6 +83,7 @@ class Service:
     metrics: bool = True
     prefix: str = "outrider:"
     kept_bytes: int = KEPT_BYTES
+    hosts: Sequence[str] = ()
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -114,6 +115,8 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
+        docs_url=None,  # those pages load scripts from elsewhere; /openapi.json stays
+        redoc_url=None,
         lifespan=lambda app: running(loop, counts.spread),
         responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
     )
@@ -125,7 +128,13 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
     counts.watch(loop)
     _about(app, service, loop, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
-    site: App = Guard(app, tuple(service.keys), free, others={TRANSCRIPTIONS: RECORDING})
+    site: App = Guard(
+        app,
+        tuple(service.keys),
+        free,
+        others={TRANSCRIPTIONS: RECORDING},
+        hosts=tuple(service.hosts),
+    )
     if service.origins:  # in front of the guard: a browser asks whether it may without a key
         origins = list(service.origins)
         site = CORSMiddleware(

@@ -51,7 +51,7 @@ def fingerprint(speculator: Speculator) -> str:
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))
-    identity = repr((said, vocab, outrider.__version__)).encode()
+    identity = repr((said, vocab, outrider.__version__, *speculator.defaults.followed)).encode()
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 
@@ -77,6 +77,7 @@ def opened(speculator: Speculator, room: Room) -> tuple[Known, Loop]:
         engine.target.vocab_size,
         lanes.methods,
         fingerprint(speculator),
+        speculator.defaults,
     )
     return known, Loop(run, room.rows, room.most_waiting)
 

@@ -6,21 +6,22 @@ mask. One matcher walks from text to text by rollback: neighbouring nodes share 
 """
 
 import json
+from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import llguidance.hf
 import llguidance.numpy
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.errors import ConfigurationError
 from outrider.server.bodies import GUIDED, Common
 from outrider.server.faults import Refusal
 
 MOST_BYTES = 64 << 10  #: of a schema or a grammar
+_PRIVATE = 0x100000  #: the last plane of Unicode, for private use
 
 
 @lru_cache(maxsize=4)
@@ -30,9 +31,47 @@ def vocabulary(
     """The tokenizer as llguidance reads it, for logits of `size` tokens.
 
     eos_ids  tokens that end an answer which is whole; none: the tokenizer's own
+
+    Special tokens are never a way to write text: a constant or a key "<|im_end|>" is spelled in
+    ordinary tokens. llguidance cuts text that is forced as the tokenizer does, which makes a
+    special token of a special token's name; so it reads a tokenizer whose special tokens are called
+    what nobody writes. A Lark grammar names special tokens by their ids, `<[2]>`.
     """
-    whole = max(size, len(tokenizer))
-    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=whole, eos_token=list(eos_ids) or None)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigurationError(
+            f"schemas and grammars need a tokenizer of the tokenizers library; got "
+            f"{type(tokenizer).__name__}; leave them out"
+        )
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    text = json.dumps(unwritten(json.loads(backend.to_str())))
+    count = max(size, len(tokenizer))
+    return LLTokenizer(text, n_vocab=count, eos_token=list(eos_ids) or tokenizer.eos_token_id)
+
+
+def unwritten(said: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json whose special tokens have names of private characters.
+
+    >>> said = {"added_tokens": [{"id": 2, "content": "</s>", "special": True}], "model": {}}
+    >>> unwritten(said)["added_tokens"][0]["content"]
+    '\\U00100002'
+    """
+    names = {
+        one["content"]: chr(_PRIVATE + one["id"]) for one in said["added_tokens"] if one["special"]
+    }
+    added = [
+        one | {"content": names.get(one["content"], one["content"])} for one in said["added_tokens"]
+    ]
+    model = dict(said["model"])
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): number for token, number in vocab.items()}
+    elif isinstance(vocab, list):  # Unigram: pieces with their scores
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return said | {"added_tokens": added, "model": model, "post_processor": None}
 
 
 class GrammarAsked(NamedTuple):

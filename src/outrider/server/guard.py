@@ -50,6 +50,7 @@ class Guard:
     open: Sequence[str] = OPEN
     limits: Limits = Limits()
     others: Mapping[str, Limits] = field(default_factory=dict)  #: of some paths
+    hosts: Sequence[str] = ()  #: what the header Host may name; none: anything
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request."""
@@ -82,6 +83,7 @@ class Guard:
         headers = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self.limits.header_bytes:
             raise _Over(431, f"headers have more than {self.limits.header_bytes} bytes")
+        self._check_host([value for name, value in headers if name == b"host"])
         if not self.keys or scope["path"] in self.open:
             return
         said = next((value for name, value in headers if name == b"authorization"), b"")
@@ -92,6 +94,18 @@ class Guard:
         fits = [hmac.compare_digest(key, known.encode()) for known in self.keys]
         if not any(fits):
             raise _Over(401, "no valid key; send 'Authorization: Bearer KEY'", "invalid_api_key")
+
+    def _check_host(self, said: Sequence[bytes]) -> None:
+        """Refuse a page that came by another name, which now means this machine (DNS rebinding)."""
+        for value in said if self.hosts else ():
+            name = host_of(value.decode("latin-1"))
+            if name not in self.hosts:
+                raise _Over(
+                    403,
+                    f"this server is not called {name!r}; ask it as {' or '.join(self.hosts)}, or "
+                    f"start it with --allowed-host {name or 'NAME'} or with a key",
+                    "invalid_host",
+                )
 
     async def _body(self, scope: Message, receive: Receive) -> bytes:
         """All that the client sends; its own word about the length is not trusted."""
@@ -120,6 +134,18 @@ class Guard:
         if limits.depth is not None and nesting(whole) > limits.depth:
             raise _Over(400, f"JSON is nested more than {limits.depth} levels deep")
         return whole
+
+
+def host_of(value: str) -> str:
+    """The name in a header Host, without the port.
+
+    >>> host_of("LocalHost:8000"), host_of("[::1]:8000"), host_of("::1")
+    ('localhost', '::1', '::1')
+    """
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value if value.count(":") > 1 else value.partition(":")[0]
 
 
 def nesting(text: bytes) -> int:

@@ -2,13 +2,78 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import uvicorn
 
 from outrider.server.app import Site
 
+HEADER_SECONDS = 30.0  #: in which the head of a request must be there, from its first byte on
 GRACE = 5.0  #: seconds in which answers under way may come to their end
 _TOLD = 3  #: seconds in which those that did not are told
+
+
+class HeaderDeadline(asyncio.Protocol):
+    """Closes connections whose next request has no whole head in time, over uvicorn's own.
+
+    The time begins with the connection, and later with the first byte that comes while no request
+    is under way; bytes that trickle in behind it do not prolong it.
+    """
+
+    seconds: float = HEADER_SECONDS
+    cycle: Any  #: uvicorn's: the request under way, or the last one
+    _late: asyncio.TimerHandle | None = None
+    _to: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there."""
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self._to = transport
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request, or several requests."""
+        super().data_received(data)
+        if self._reading:
+            self._wait()
+        else:
+            self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there any more."""
+        self._rest()
+        super().connection_lost(exc)
+
+    @property
+    def _reading(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _wait(self) -> None:
+        if self._late is None:
+            self._late = asyncio.get_running_loop().call_later(self.seconds, self._close)
+
+    def _rest(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _close(self) -> None:
+        self._late = None
+        if self._to is not None and self._reading:
+            self._to.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\r\n")
+            self._to.close()
+
+
+class TimedConfig(uvicorn.Config):
+    """uvicorn's configuration, whose connections have a deadline for heads of requests."""
+
+    def load(self) -> None:
+        """Choose what speaks HTTP."""
+        super().load()
+        kind: Any = self.http_protocol_class
+        self.http_protocol_class = type("Timed", (HeaderDeadline, kind), {})
 
 
 class HttpServer(uvicorn.Server):
@@ -19,8 +84,9 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, site: Site, grace: float = GRACE) -> None:
-        config = uvicorn.Config(
+        config = TimedConfig(
             site.app,
+            ws="none",
             log_level="warning",
             log_config=None,  # its own would close the handlers of everybody else's loggers
             timeout_graceful_shutdown=int(grace) + _TOLD,

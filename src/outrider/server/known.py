@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.lanes import Methods
+from outrider.text.opening import SILENT, ModelDefaults
 from outrider.text.speech.vocabulary import Vocabulary
 
 
@@ -24,6 +25,7 @@ class Writes:
     vocab_size: int
     methods: Methods
     fingerprint: str
+    defaults: ModelDefaults = SILENT  #: of the model's generation configuration
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from outrider.server.message_parser import MessageParser
 from outrider.server.messages import plain
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
+from outrider.text.opening import RULES, ruled
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
@@ -279,7 +280,10 @@ class Orders:
         }
         said = {name: value for name, value in given.items() if value is not None}
         try:
-            return Sampling(**said, seed=seed, processors=processors)  # type: ignore[arg-type]
+            own = {**self.known.defaults.sampling, **said}
+            sampling = Sampling(**own, seed=seed, processors=processors)
+            rules = self.known.defaults.rules_without(len(ids), set(said).intersection(RULES))
+            return ruled(sampling, rules)
         except OutriderError as error:
             raise Refusal(str(error)) from error
 

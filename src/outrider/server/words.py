@@ -2,20 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from outrider.models.spelling import spelling_of
 
 _HALF = "\ufffd"  #: how a text ends whose last character is not complete
 _UNFINISHED = 3  #: bytes of a character without its last one, at most
-
-
-@lru_cache(maxsize=1)
-def _bytes() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for."""
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True)
@@ -47,15 +41,12 @@ class Words:
             "token": raw.decode("utf-8", "replace"),
             "logprob": max(logprob, -9999.0),  # JSON has no infinity
             "bytes": list(raw),
+            "id": token,
         }
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token."""
-        name = self.tokenizer.convert_ids_to_tokens(token)
-        table = _bytes()
-        if isinstance(name, str) and all(character in table for character in name):
-            return bytes(table[character] for character in name)
-        return str(self.tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return spelling_of(self.tokenizer).bytes_of(token)
 
     def offsets(self, ids: Sequence[int], since: int, count: int) -> list[int]:
         """Where in the text the tokens from a place on begin, in characters.

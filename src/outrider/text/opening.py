@@ -5,8 +5,9 @@ models are published to be used so: Marian bans its padding, mBART begins with a
 is applied here, in sight: `Speculator.rules` has it, and `generate(..., rules=...)` replaces it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from outrider.errors import ConfigurationError
@@ -38,6 +39,24 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: Settings of how a text is drawn for which a caller says nothing.
+WARPERS = ("temperature", "top_k", "top_p", "min_p")
+#: More that a model which goes on from its prompt may be told, and that is not followed.
+UNFOLLOWED: dict[str, tuple[Any, ...]] = {
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "top_h": (None,),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "stop_strings": (None, []),
+    "token_healing": (None, False),
+    "renormalize_logits": (None, False),
+    "remove_invalid_values": (None, False),
+    "max_time": (None,),
+}
+
+
 class Opening(NamedTuple):
     """What stands ahead of an answer, and the rules for its tokens."""
 
@@ -64,28 +83,104 @@ class Opening(NamedTuple):
                 f"{name} does not say what its answers begin with; got decoder_start_token_id="
                 f"{start!r}; set it in its generation_config"
             )
-        bias, processors = _biases(settings, eos)
-        several = {name: _ids(settings.get(name)) for name in FORCED}
-        forced = {name: ids[0] if len(ids) == 1 else None for name, ids in several.items()}
-        rules = Sampling(
-            logit_bias=bias or None,
-            repetition_penalty=settings.get("repetition_penalty") or 1.0,
-            no_repeat_ngram_size=settings.get("no_repeat_ngram_size") or 0,
-            encoder_no_repeat_ngram_size=settings.get("encoder_no_repeat_ngram_size") or 0,
-            min_new_tokens=settings.get("min_new_tokens") or 0,
-            begin_suppress_tokens=tuple(settings.get("begin_suppress_tokens") or ()),
-            processors=processors,
-            forced_bos_token_id=forced["forced_bos_token_id"],
-            forced_eos_token_id=forced["forced_eos_token_id"],
-        )
-        left_out = [k for k, nothing in UNKNOWN.items() if settings.get(k) not in nothing]
-        left_out += [name for name, ids in several.items() if len(ids) > 1]
-        return cls(start, rules, settings.get("min_length") or 0, tuple(left_out))
+        rules, left_out = _rules(settings, eos)
+        return cls(start, rules, settings.get("min_length") or 0, left_out)
 
     def rules(self, begun: int = 1) -> Sampling:
         """The rules for an answer of which so many tokens are given, the start included."""
         least = max(self.usual.min_new_tokens, self.min_length - begun)
         return replace(self.usual, min_new_tokens=least)
+
+
+class ModelDefaults(NamedTuple):
+    """What the generation configuration of a model that goes on from its prompt says.
+
+    rules       for its tokens: they hold for every text that says nothing else
+    sampling    temperature and filters of a text for which none are given
+    min_length  no end before this many tokens, those of the prompt included
+    left_out    settings that are not followed, each with its value
+    """
+
+    rules: Sampling = Sampling()
+    sampling: Mapping[str, Any] = MappingProxyType({})
+    min_length: int = 0
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], eos: Sequence[int]) -> "ModelDefaults":
+        """From a generation configuration as a mapping. How long texts are is the caller's.
+
+        A configuration that says do_sample=False has no temperature and no filters, as in
+        transformers. Raises ConfigurationError for values that nothing can follow.
+
+        >>> ModelDefaults.of({"temperature": 0.7, "top_k": 20, "typical_p": 0.9}, [1]).left_out
+        ('typical_p=0.9',)
+        """
+        draws = settings.get("do_sample") is not False
+        said = {name: settings.get(name) for name in WARPERS if draws}
+        sampling = {name: value for name, value in said.items() if value is not None}
+        Sampling(**sampling)
+        rules, unknown = _rules(settings, eos)
+        unknown += tuple(
+            name for name, nothing in UNFOLLOWED.items() if settings.get(name) not in nothing
+        )
+        left_out = tuple(f"{name}={settings.get(name)!r}" for name in unknown)
+        least = settings.get("min_length") or 0
+        return cls(rules, MappingProxyType(sampling), least, left_out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it goes to another process."""
+        parts = self.rules, dict(self.sampling), self.min_length, self.left_out
+        return ModelDefaults, parts
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """What is followed, each with its value."""
+        usual = {field.name: field.default for field in fields(Sampling)}
+        said = {name: getattr(self.rules, name) for name in RULES}
+        found = [f"{name}={value!r}" for name, value in said.items() if value != usual[name]]
+        found += [f"{name}={value!r}" for name, value in self.sampling.items()]
+        return (*found, *([f"min_length={self.min_length}"] if self.min_length else []))
+
+    def over(
+        self, given: Mapping[str, Any], usual: Mapping[str, Any], draws: bool = True
+    ) -> tuple[Sampling, Sampling]:
+        """How a text is sampled for which these fields are given, and the rules that hold for it.
+
+        What is not given is as the model says, or else as is `usual`. `draws` is False for a
+        search, which has a temperature only if one is given.
+        """
+        own = self.sampling if draws else {}
+        rules = self.rules_without(0, [name for name in given if name in RULES])
+        return Sampling(**{**usual, **own, **given}), rules
+
+    def rules_without(self, begun: int, given: Iterable[str] = ()) -> Sampling:
+        """The rules for a text behind a prompt of so many tokens, without fields that are given."""
+        usual: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
+        least = max(self.rules.min_new_tokens, self.min_length - begun)
+        rules = replace(self.rules, min_new_tokens=least)
+        return replace(rules, **{name: usual[name] for name in given if name != "logit_bias"})
+
+
+def _rules(settings: Mapping[str, Any], eos: Sequence[int]) -> tuple[Sampling, tuple[str, ...]]:
+    """What a generation configuration says of tokens, and the settings that are not applied."""
+    bias, processors = _biases(settings, eos)
+    several = {name: _ids(settings.get(name)) for name in FORCED}
+    forced = {name: ids[0] if len(ids) == 1 else None for name, ids in several.items()}
+    rules = Sampling(
+        logit_bias=bias or None,
+        repetition_penalty=settings.get("repetition_penalty") or 1.0,
+        no_repeat_ngram_size=settings.get("no_repeat_ngram_size") or 0,
+        encoder_no_repeat_ngram_size=settings.get("encoder_no_repeat_ngram_size") or 0,
+        min_new_tokens=settings.get("min_new_tokens") or 0,
+        begin_suppress_tokens=tuple(settings.get("begin_suppress_tokens") or ()),
+        processors=processors,
+        forced_bos_token_id=forced["forced_bos_token_id"],
+        forced_eos_token_id=forced["forced_eos_token_id"],
+    )
+    left_out = [k for k, nothing in UNKNOWN.items() if settings.get(k) not in nothing]
+    left_out += [name for name, ids in several.items() if len(ids) > 1]
+    return rules, tuple(left_out)
 
 
 def _ids(given: int | Sequence[int] | None) -> list[int]:
@@ -119,6 +214,10 @@ def _biases(
     if phrases:
         processors.append(generation.NoBadWordsLogitsProcessor(phrases))
     return bias, tuple(processors)
+
+
+#: Of a model that says nothing.
+SILENT = ModelDefaults()
 
 
 def ruled(own: Sampling, rules: Sampling) -> Sampling:

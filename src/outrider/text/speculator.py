@@ -18,7 +18,7 @@ from outrider.laws.sampling import Sampling
 from outrider.text import beamed
 from outrider.text.answer import Answer
 from outrider.text.asked import Asked, Reader, Text, refuse_useless
-from outrider.text.opening import Opening, ruled
+from outrider.text.opening import SILENT, ModelDefaults, Opening, ruled
 from outrider.text.results import Generation
 from outrider.text.speech.audio import Audio
 from outrider.text.speech.hearing import Hearing, deaf
@@ -66,21 +66,23 @@ class Speculator:
         notes: Any = None,
         opening: Opening | None = None,
         hearing: Hearing | None = None,
+        defaults: ModelDefaults = SILENT,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.eos_ids = tuple(eos_ids)
         self.notes = notes  #: how it was loaded: dtype, threads, packing, cost curve
         self.opening = opening  #: how answers begin, for encoder-decoders
+        self.defaults = defaults  #: of the generation configuration, for decoder-only models
         self.hearing = hearing  #: what transcription needs besides, for speech-to-text models
 
     @property
     def rules(self) -> Sampling:
-        """What an encoder-decoder's generation configuration says of tokens: bans, forced tokens.
+        """What the model's generation configuration says of tokens: bans, penalties, forced ones.
 
-        They hold for every answer, where its own sampling says nothing else; models that go on from
-        their prompt have none. `generate(..., rules=...)` puts others in their place.
+        They hold for every answer, where its own sampling says nothing else.
+        `generate(..., rules=...)` puts others in their place.
         """
-        return Sampling() if self.opening is None else self.opening.rules()
+        return self.defaults.rules if self.opening is None else self.opening.rules()
 
     def using(self, drafter: Drafter, rule: str | Verifier | None = None) -> "Speculator":
         """The same target and tokenizer with another drafter and rule: nothing is loaded again.
@@ -88,7 +90,7 @@ class Speculator:
         >>> speculator.using(outrider.PromptLookup(8), "match")  # doctest: +SKIP
         """
         engine = Engine(self.engine.target, drafter, rule)
-        more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing)
+        more = (self.tokenizer, self.eos_ids, self.notes, self.opening, self.hearing, self.defaults)
         return Speculator(engine, *more)
 
     def plain(self, coupled: bool = False) -> "Speculator":
@@ -144,7 +146,8 @@ class Speculator:
             )
         asked = self._asked(prompts, decoder_prompts, reference)
         stops = spread("stop", stop, Stop(), len(asked.prompts))
-        settings = spread("sampling", sampling, Sampling(), len(asked.prompts))
+        usual = Sampling(**self.defaults.sampling)
+        settings = spread("sampling", sampling, usual, len(asked.prompts))
         do = "use 1 for one completion"
         copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
         if capacity is not None:
@@ -248,7 +251,8 @@ class Speculator:
                 arguments.refuse("rules", "a Sampling", rules, do)
             return [ruled(own, rules) for own in settings]
         if self.opening is None:
-            return list(settings)
+            both = zip(settings, prompts, strict=True)
+            return [ruled(own, self.defaults.rules_without(len(ids))) for own, ids in both]
         if self.opening.left_out:
             raise ConfigurationError(
                 f"the model's generation configuration sets {', '.join(self.opening.left_out)}, "

@@ -1,5 +1,6 @@
 """The tokenizer edge: encode prompts, decode incrementally, find stop strings."""
 
+import codecs
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Real
 from typing import Any, TypeGuard
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from outrider import arguments
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
+from outrider.models.spelling import spelling_of
 from outrider.types import Tokenizer
 
 
@@ -147,7 +149,24 @@ def special_stops(tokenizer: Tokenizer | None, strings: Sequence[str]) -> tuple[
     return tuple(ids[given] for given in strings if given in ids)
 
 
+_HALF = "\ufffd"  #: how characters end a text that are not complete
+_GOES_ON = {bytes([byte]) for byte in range(0x80, 0xC0)}  #: UTF-8 within a character
+_TAIL = 4  #: tokens of the prompt that are decoded along
 _WINDOW = 8  #: tokens that are decoded again with the next ones
+
+
+def _from_a_character(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """The end of a prompt, from a token on that does not go on with a character."""
+    spelling = spelling_of(tokenizer)
+    sizes = range(_TAIL, min(_TAIL + 4, len(prompt)))
+    first = (size for size in sizes if spelling.bytes_of(prompt[-size])[:1] not in _GOES_ON)
+    return list(prompt[-next(first, _TAIL) :])
+
+
+def _complete(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The characters of these tokens that are complete."""
+    data = spelling_of(tokenizer).spelled(ids)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 class Detokenizer:
@@ -173,11 +192,19 @@ class Detokenizer:
             raise ConfigurationError("a stop string is empty; got ''; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
         self._special, self._behind = special, behind
-        self.ids: list[int] = list(prompt[-4:])
+        self.ids: list[int] = list(prompt[-_TAIL:])
         self.text = ""
         self.stopped_at: int | None = None  #: number of tokens that completed a stop string
         self._prefix, self._read, self._told = 0, len(self.ids), 0
-        self._known = self._text(self.ids)  # of the tokens from the prefix on, as far as read
+        whole = self._text(self.ids)
+        if whole.startswith(_HALF):
+            self.ids = _from_a_character(tokenizer, prompt)
+            self._read, whole = len(self.ids), self._text(self.ids)
+        #: What is known of the text of the tokens from the prefix on: it begins with one of these.
+        self._known: tuple[str, ...] = (whole,)
+        if whole.endswith(_HALF):  # to be completed, or as it is
+            complete = _complete(tokenizer, self.ids)
+            self._known = (whole, complete, complete.removeprefix(" "), whole.rstrip(_HALF))
         self._tail = max((len(s) for s in stop_strings), default=0)
 
     def push(self, ids: Sequence[int]) -> str:
@@ -192,8 +219,9 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back; nothing the second time."""
-        rest = self._text(self.ids[self._prefix :])[len(self._known) :]
-        self._prefix, self._read, self._known = len(self.ids), len(self.ids), ""
+        whole = self._text(self.ids[self._prefix :])
+        rest = whole[self._had(whole) :]
+        self._prefix, self._read, self._known = len(self.ids), len(self.ids), ("",)
         self.text += rest if self.stopped_at is None else ""
         return self._tell(0)
 
@@ -214,13 +242,24 @@ class Detokenizer:
         )
 
     def _decode(self) -> None:
+        """What is certain of the text now: a character that later tokens complete is not."""
         whole = self._text(self.ids[self._prefix :])
-        if len(whole) > len(self._known) and not whole.endswith("\ufffd"):
-            self.text += whole[len(self._known) :]
+        sure, had = whole.rstrip(_HALF), self._had(whole)
+        if len(sure) <= had:
+            return
+        self.text += sure[had:]
+        self._known = (sure,)
+        if sure == whole:
             if len(self.ids) - self._prefix > _WINDOW:
                 self._prefix = self._read
-                whole = self._text(self.ids[self._prefix :])
-            self._read, self._known = len(self.ids), whole
+                self._known = (self._text(self.ids[self._prefix :]),)
+            self._read = len(self.ids)
+
+    def _had(self, whole: str) -> int:
+        """How much of a text is known. Half a character that a prompt ends with, and no token
+        completes, is the prompt's."""
+        known = next((one for one in self._known if whole.startswith(one)), self._known[-1])
+        return len(known)
 
     def _cut(self, before: int) -> bool:
         since = 0 if self._behind is None else self._behind(self.text)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from outrider.certify.report import Row as Row
 from outrider.errors import ConfigurationError
-from outrider.lab import machine
+from outrider.lab import machine, terminal
 from outrider.shipped import CORRECTOR, shipped
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Store:
                 writer.writerows(rows)
 
 
-console = Console(highlight=False, soft_wrap=True)
+console = terminal.console()
 if not console.is_terminal:
     console.width = 260  # files and pipes: no wrapped columns
 

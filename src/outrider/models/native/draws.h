@@ -1,6 +1,8 @@
 /* Draws in proportion to weights, by inverse transform, and the words of noise that they take. */
 #pragma once
-#include "lanes.h"
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 #define LARGEST_BLOCK 256
 

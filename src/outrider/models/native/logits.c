@@ -3,6 +3,7 @@
  * The answers are those of NumPy (outrider/ops/cpu/match.py, likely.py), bit for bit.
  */
 #include "draws.h"
+#include "lanes.h"
 
 /* The largest; NaN where something is not a number. */
 static float highest(const float *z, int64_t vocab) {

@@ -1,15 +1,15 @@
 """Recordings as float32 samples in [-1, 1] at the rate that the model hears, one channel.
 
-Arrays are taken as they are, WAV files are read by the standard library, everything else by
+Arrays are taken as they are, WAV files of whole numbers are read here, everything else by
 `soundfile`, if it is installed (the extra `audio`). Nothing is imported before it is needed.
 """
 
 import math
-import wave
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ Samples: TypeAlias = NDArray[np.float32]
 #: A path, samples, or `{"array": samples, "sampling_rate": 44100}` as datasets have it.
 Audio: TypeAlias = str | Path | NDArray[Any] | torch.Tensor | Mapping[str, Any]
 
+SLOWEST, FASTEST = 100, 768_000  #: samples per second that a file may have
+_ENDLESS = 1 << 40  #: frames that no file has
+_BLOCK = 1 << 20  #: frames that are decoded at a time
 LOUDEST = 32.0  #: samples beyond it were never scaled to [-1, 1]
 
 
@@ -74,6 +77,11 @@ def look(
             )
         if not frames:
             raise AudioError(f"{path} has no samples; got an empty recording; leave it out")
+        if not SLOWEST <= rate <= FASTEST:
+            raise AudioError(
+                f"{path} must have {SLOWEST} to {FASTEST} samples per second; got {rate}, which no "
+                "recorder writes; mend its header"
+            )
         return Recording(str(path), frames / rate, path, rate)
     name = f"recording {number}"
     samples = _shaped(name, given)
@@ -180,31 +188,95 @@ def _header(path: Path) -> tuple[int, int]:
         raise AudioError(f"cannot read {path}; got {what}; check the path")
     if not path.stat().st_size:
         raise AudioError(f"{path} has no samples; got an empty file; leave it out")
-    try:
-        with wave.open(str(path), "rb") as sound:
-            return sound.getframerate(), sound.getnframes()
-    except OSError as error:
-        raise AudioError(f"cannot read {path}; got {error.strerror}; check the path") from error
-    except (wave.Error, EOFError) as error:
-        found = _soundfile(path, error).info(str(path))
+    pcm = _pcm(path)
+    if isinstance(pcm, Pcm):
+        return pcm.rate, pcm.size // (pcm.channels * pcm.width)
+    found = _soundfile(path, pcm).info(str(path))
+    if 0 < found.frames < _ENDLESS:
         return int(found.samplerate), int(found.frames)
+    return int(found.samplerate), len(_decoded(path, pcm))  # a stream whose length nobody wrote
 
 
 def _file(path: Path) -> Samples:
     """A file's samples, its channels averaged."""
+    pcm = _pcm(path)
+    if not isinstance(pcm, Pcm):
+        return _decoded(path, pcm)
     try:
-        with wave.open(str(path), "rb") as sound:
-            raw, width = sound.readframes(sound.getnframes()), sound.getsampwidth()
-            channels = sound.getnchannels()
+        with path.open("rb") as file:
+            file.seek(pcm.start)
+            raw = file.read(pcm.size)
     except OSError as error:
         raise AudioError(f"cannot read {path}; got {error.strerror}; check the path") from error
-    except (wave.Error, EOFError) as error:
-        return _decoded(path, error)
-    raw = raw[: len(raw) - len(raw) % (width * channels)]  # a file that was cut off
+    raw = raw[: len(raw) - len(raw) % (pcm.width * pcm.channels)]  # a file that was cut off
     if not raw:
         raise AudioError(f"{path} has no samples; got a header alone; leave it out")
-    samples = _of_bytes(raw, width).reshape(-1, channels)
-    return samples[:, 0] if channels == 1 else np.asarray(samples.mean(1), np.float32)
+    samples = _of_bytes(raw, pcm.width).reshape(-1, pcm.channels)
+    return samples[:, 0] if pcm.channels == 1 else np.asarray(samples.mean(1), np.float32)
+
+
+class Pcm(NamedTuple):
+    """Where the samples of a WAV file are, and what they are."""
+
+    rate: int
+    channels: int
+    width: int  #: bytes of a sample
+    start: int
+    size: int  #: bytes that are there, whatever the header says
+
+
+def _pcm(path: Path) -> Pcm | str:
+    """The layout of a WAV file of whole numbers, or why it is none.
+
+    Who writes to a pipe, or is killed, leaves a length that is not so: 0, or more than is there.
+    Then all that is there counts.
+    """
+    try:
+        with path.open("rb") as file:
+            whole = path.stat().st_size
+            head = file.read(12)
+            if head[:4] != b"RIFF" or head[8:] != b"WAVE":
+                return "no RIFF header"
+            form: tuple[int, ...] | None = None
+            while len(chunk := file.read(8)) == 8:
+                name, size = chunk[:4], int.from_bytes(chunk[4:], "little")
+                if name == b"data":
+                    if form is None:
+                        return "no format ahead of the samples"
+                    rate, channels, width = form
+                    start = file.tell()
+                    there = whole - start
+                    if size == 0 and not _is_chunk(file.read(8), there):
+                        size = there
+                    return Pcm(rate, channels, width, start, min(size, there))
+                body = file.read(min(size, 64)) if name == b"fmt " else b""
+                if name == b"fmt ":
+                    form = _format(body)
+                    if form is None:
+                        return "samples of another kind than whole numbers"
+                file.seek(size + size % 2 - len(body), 1)
+    except OSError as error:
+        raise AudioError(f"cannot read {path}; got {error.strerror}; check the path") from error
+    return "no samples"
+
+
+def _format(body: bytes) -> tuple[int, int, int] | None:
+    """Rate, channels and width of whole numbers, as a WAV header says; None for others."""
+    if len(body) < 16:
+        return None
+    kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", body[:16])
+    if kind == 0xFFFE and len(body) >= 26:  # extensible: the kind is ahead of a GUID
+        kind = int.from_bytes(body[24:26], "little")
+    width = (bits + 7) // 8
+    if kind != 1 or not channels or width not in (1, 2, 3, 4) or block != channels * width:
+        return None
+    return rate, channels, width
+
+
+def _is_chunk(head: bytes, there: int) -> bool:
+    """Whether what follows empty samples is another part of the file, to its end."""
+    size = int.from_bytes(head[4:8], "little")
+    return len(head) == 8 and head[:4].isalnum() and 0 <= there - 8 - size <= 1
 
 
 def _of_bytes(raw: bytes, width: int) -> Samples:
@@ -219,7 +291,7 @@ def _of_bytes(raw: bytes, width: int) -> Samples:
     return (np.frombuffer(raw, kind) / 2.0 ** (8 * width - 1)).astype(np.float32)
 
 
-def _soundfile(path: Path, why: Exception) -> Any:
+def _soundfile(path: Path, why: str) -> Any:
     """The library for everything but plain WAV, once it has found that it knows this file."""
     try:
         import soundfile
@@ -238,14 +310,22 @@ def _soundfile(path: Path, why: Exception) -> Any:
     return soundfile
 
 
-def _decoded(path: Path, why: Exception) -> Samples:
+def _decoded(path: Path, why: str) -> Samples:
     """A file's samples by soundfile, its channels averaged."""
     library = _soundfile(path, why)
+    blocks: list[Samples] = []
     try:
-        samples, _ = library.read(str(path), dtype="float32", always_2d=True)
-    except RuntimeError as error:  # its own error: a file that breaks off, a codec that it lacks
+        with library.SoundFile(str(path)) as sound:
+            while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
+                blocks.append(np.asarray(block.mean(1), np.float32))
+    except (RuntimeError, ValueError, TypeError) as error:  # it breaks off, a codec is missing
         raise AudioError(f"cannot read {path}; got {error}; convert it to WAV or FLAC") from error
-    return np.asarray(samples.mean(1), np.float32)
+    if not blocks:
+        raise AudioError(f"{path} has no samples; got a header alone; leave it out")
+    samples = np.concatenate(blocks)
+    if not np.isfinite(samples).all():
+        raise AudioError(f"{path} must have finite samples; got NaN or infinity; clean it first")
+    return samples
 
 
 def several(given: object) -> bool:

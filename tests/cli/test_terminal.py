@@ -1,0 +1,66 @@
+"""Control characters of what models wrote are shown on a terminal, and raw in files and pipes."""
+
+import io
+import json
+import sys
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from outrider.lab.terminal import Terminal, printable, put
+
+EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2J\x9b31m\rc\x7f\td\n"
+SHOWN = "a\\u001b]52;c;ZXZpbA==\\u0007b\\u001b[2J\\u009b31m\\u000dc\\u007f\td\n"
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
+def terminal(request):
+    return request.param
+
+
+def printed(terminal, text, monkeypatch):
+    made = Screen() if terminal else io.StringIO()
+    with monkeypatch.context() as only:
+        only.setattr(sys, "stdout", made)
+        put(text)
+    return made.getvalue()
+
+
+def test_printable_leaves_text_lines_and_tabs():
+    assert printable(EVIL) == SHOWN
+    assert printable("Größe 😀\n\tx") == "Größe 😀\n\tx"
+
+
+def test_what_is_put_is_raw_in_a_pipe_alone(terminal, monkeypatch):
+    assert printed(terminal, EVIL, monkeypatch) == (SHOWN if terminal else EVIL)
+
+
+def test_a_document_stays_json_of_the_same_text(terminal, monkeypatch):
+    text = "\x9b31m\x1b[2J\x7f"
+    document = json.dumps({"text": text}, ensure_ascii=False)
+    said = printed(terminal, document, monkeypatch)
+    assert json.loads(said) == {"text": text}
+    assert ("\x9b" in said) != terminal
+
+
+def test_consoles_obey_their_own_styles_alone(terminal):
+    made = io.StringIO()
+    how = {"force_terminal": terminal, "color_system": "standard" if terminal else None}
+    console = Terminal(file=made, highlight=False, soft_wrap=True, **how)
+    console.print(EVIL, end="", markup=False)
+    console.print(Text(EVIL, style="green"), end="")
+    table = Table()
+    table.add_column("x")
+    table.add_row("p\x1b[2Jq")
+    console.print(table)
+    said = made.getvalue()
+    assert ("\x1b[32m" in said) == terminal
+    for order in ("\x1b]52", "\x1b[2J", "\x9b"):
+        assert (order in said) != terminal
+    assert ("\\u001b[2J" in said) == terminal

@@ -1,0 +1,82 @@
+"""What a grammar forces is text: the name of a special token is spelled in ordinary tokens."""
+
+import json
+
+import llguidance.numpy
+import pytest
+import torch
+
+from outrider.server.bodies import CompletionBody
+from outrider.server.grammar import Grammar, grammar_of, vocabulary
+from tokenizers_of import byte_fallback, byte_level
+
+NAMES = ("<|im_end|>", "<|im_start|>", "[INST]")
+TOKENIZERS = {
+    "level": byte_level(b'{"', b'":', special=NAMES),
+    "fallback": byte_fallback(special=NAMES),
+}
+
+
+def grammar(tokenizer, **asked):
+    body = CompletionBody(model="m", prompt="x", **asked)
+    return Grammar(vocabulary(tokenizer, len(tokenizer)), grammar_of(body), 0)
+
+
+def written(tokenizer, grammar, most=80):
+    """The text of the grammar's only way, or of its longest tokens; special tokens are none."""
+    special, ids = set(tokenizer.all_special_ids), []
+    while len(ids) < most:
+        scores = grammar(torch.tensor([ids], dtype=torch.long), torch.zeros(1, len(tokenizer)))
+        allowed = [n for n, score in enumerate(scores[0].tolist()) if score == 0]
+        if set(allowed) & special:
+            assert set(allowed) & special == {tokenizer.eos_token_id}
+            break
+        ids.append(max(allowed, key=lambda n: len(tokenizer.decode([n]))))
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"const": "<|im_end|>"}, "<|im_end|>"),
+        ({"const": "</s>"}, "</s>"),
+        ({"enum": ["a<|im_start|>b[INST]"]}, "a<|im_start|>b[INST]"),
+        (
+            {
+                "type": "object",
+                "properties": {"<|im_end|>": {"const": "[INST]"}},
+                "required": ["<|im_end|>"],
+                "additionalProperties": False,
+            },
+            {"<|im_end|>": "[INST]"},
+        ),
+    ],
+)
+def test_schemas_write_the_name(kind, schema, value):
+    tokenizer = TOKENIZERS[kind]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    text = written(tokenizer, grammar(tokenizer, response_format=form))
+    assert json.loads(text) == value
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_regex": r"a<\|im_end\|>b"},
+        {"guided_grammar": 'start: "a" "<|im_end|>" "b"'},
+    ],
+)
+def test_expressions_and_grammars_write_it_too(kind, asked):
+    tokenizer = TOKENIZERS[kind]
+    assert written(tokenizer, grammar(tokenizer, **asked)) == "a<|im_end|>b"
+
+
+def test_strings_that_are_free_have_no_special_tokens_either():
+    tokenizer = TOKENIZERS["level"]
+    made = grammar(tokenizer, response_format={"type": "json_object"})
+    ids = tokenizer('{"a":"')["input_ids"]
+    scores = made(torch.tensor([ids]), torch.zeros(1, len(tokenizer)))
+    assert all(scores[0, n] != 0 for n in tokenizer.all_special_ids)
+    assert llguidance.numpy is not None
