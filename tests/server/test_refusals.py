@@ -61,7 +61,7 @@ FIELDS = [
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"5": 1e6}),
     ("logit_bias", {"999999": 1}),
-    ("stop", ["a", "b", "c", "d", "e"]),
+    ("stop", ["a"] * 65),
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop_token_ids", [10**7]),
