@@ -258,22 +258,26 @@ class Source:
             numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
             model = self._read(numbers, device)
         else:
-            model = laid.beside(self.given)
+            model = laid.beside(self._as_given(self.given, dtype))
         weight_only.keep(model, dtype, f"the {self.role} model {self}")
         return model
 
     def dense(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model in this dtype, weights and all, as it can be trained."""
         if not isinstance(self.given, (str, Path)):
-            if str(self.given.dtype).removeprefix("torch.") != dtype:
-                raise ConfigurationError(
-                    f"the {self.role} model was passed as an object in {self.given.dtype}; got "
-                    f"dtype={dtype!r}; convert it yourself or pass its path"
-                )
-            return self.given
+            return self._as_given(self.given, dtype)
         if dtype not in self._models:
             self._models[dtype] = self._read(dtype, device)
         return self._models[dtype]
+
+    def _as_given(self, model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+        """A loaded model, whose dtype stays: ConfigurationError for another one."""
+        if dtype in DTYPES and model.dtype != DTYPES[dtype]:
+            raise ConfigurationError(
+                f"the {self.role} model was passed as an object in {model.dtype}; got "
+                f"dtype={dtype!r}; convert it yourself or pass its path"
+            )
+        return model
 
     def _read(self, dtype: str, device: torch.device) -> PreTrainedModel:
         from transformers.utils import logging

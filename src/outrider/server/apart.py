@@ -307,7 +307,7 @@ class Apart:
 def _again(ticket: Ticket) -> Asked | None:
     """What is asked of another process, behind what is told; None: that cannot be gone on with."""
     request = ticket.request
-    if isinstance(request, Spoken):
+    if not isinstance(request, Request):
         if ticket.begun:
             return None
     elif ticket.had:
