@@ -3,11 +3,13 @@
     python benchmarks/starts.py --model MODEL --whisper MODEL --recording FILE [--cap] [--core 0]
 
 Each is timed by the clock on the wall with an empty cache and with a warm one, pinned to one core
-on which another process spins (`taskset` of util-linux). --cap leaves AVX2 alone.
+on which another process spins (`taskset` of util-linux), which has half of it; the processor time
+beside it does not depend on who else is there. --cap leaves AVX2 alone.
 """
 
 import argparse
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -24,6 +26,12 @@ def outrider(pinned: list[str], words: list[str], environment: dict[str, str]) -
     command = [*pinned, sys.executable, "-u", "-m", "outrider", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+
+
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended, and of theirs."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def first_output(process: subprocess.Popen) -> float:
@@ -92,13 +100,15 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as cache:
                 here = environment | {"XDG_CACHE_HOME": cache}
                 for state in ("empty", "warm"):
+                    before = processor_seconds()
                     if what == "serve":
                         listens, ready = serving(outrider(pinned, server, here), port)
                         told = f"listens {listens:.1f} s, ready {ready:.1f} s"
                     else:
                         words = generate if what == "generate" else hear
                         told = f"{first_output(outrider(pinned, words, here)):.1f} s"
-                    print(f"{what}, {state} cache: {told}", flush=True)
+                    cpu = processor_seconds() - before
+                    print(f"{what}, {state} cache: {told}, processor {cpu:.1f} s", flush=True)
     finally:
         spin.kill()
 

@@ -16,7 +16,12 @@ from outrider.drafters.recipes import DraftOptions, Parts, Recipe
 from outrider.engine import planner as planners
 from outrider.engine.engine import Engine
 from outrider.engine.planner import Planner
-from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
+from outrider.errors import (
+    ConfigurationError,
+    NumericalError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.models import (
     CausalModel,
     budget,
@@ -433,10 +438,20 @@ def _run(
         if isinstance(draft, CausalModel):
             draft.rounding = draft.rounding._replace(rows=Rows())
     worst = [
-        check.trees(model, source.role) if model.trees and not model.taps else 0.0
+        _trees(source, model, setting, place) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, (own, *beside), strict=True)
     ]
     return _Running((own, *beside), setting, calibration, worst[0])
+
+
+def _trees(source: Draft, model: Target | Beside, setting: Setting, place: torch.device) -> float:
+    """How far a model's scores of trees are from those of their paths."""
+    try:
+        return check.trees(model, source.role)
+    except NumericalError as error:
+        if not isinstance(source, Source):
+            raise
+        raise source.not_numbers(source.model(setting.dtype, place), error) from error
 
 
 def _packed(model: Target | Beside) -> bool:

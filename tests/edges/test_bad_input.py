@@ -101,7 +101,7 @@ def test_models_on_different_devices():
         ({"drafter": "oracle"}, ["unknown drafter 'oracle'", "prompt_lookup"]),
         ({"drafter": "prompt-lookup"}, ["Did you mean 'prompt_lookup'"]),
         ({"rule": "rejektion"}, ["unknown rule", "Did you mean 'rejection'"]),
-        ({"dtype": "int8"}, ["unknown dtype 'int8'", "bfloat16"]),
+        ({"dtype": "int3"}, ["unknown dtype 'int3'", "bfloat16"]),
         ({"threads": 0}, ["threads", "got 0"]),
         ({"threads": "many"}, ["threads", "'many'"]),
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens", "got 0", "drafter 'root'"]),

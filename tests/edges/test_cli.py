@@ -52,7 +52,7 @@ def no_measuring(monkeypatch):
         (["--drafter", "static_tree", "--total-tokens", "8"], ["acceptance", "give both"]),
         (["--branching", "2,x"], ["2,x", "3,2,1"]),
         (["--branching", "2,0"], ["2,0", "3,2,1"]),
-        (["--dtype", "int8"], ["int8"]),
+        (["--dtype", "int3"], ["int3"]),
         (["--json", "--stream"], ["--json", "--stream"]),
         (["--json", "--trace"], ["--json", "--trace"]),
         (["--no-such-option"], ["no-such-option"]),

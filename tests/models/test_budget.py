@@ -102,8 +102,9 @@ def test_a_table_under_a_budget_that_is_over_has_one_three_and_six_nodes():
     with budget.under(Budget(0.0)):
         costs = MEASURED(engine, 1)
     ((context, curve),) = costs.times[1].items()
-    assert (context, curve.at) == (measure.CONTEXTS[0], (1, 3, 6))
+    assert (context, curve.at) == (measure.CONTEXTS[0], (1, 3, 6, 13))
     assert min(curve.times) > 0
+    assert curve.times[-1] == pytest.approx(curve.times[-2] * 13 / 6)  # never taken for free
 
 
 def test_rows_are_measured_as_far_as_the_budget_goes(clock, monkeypatch):

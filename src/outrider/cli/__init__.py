@@ -1,5 +1,6 @@
 """The command line. Thin: every command calls public functions and prints."""
 
+import errno
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -23,6 +24,8 @@ from outrider.cli.console import EXIT_CLOSED, EXIT_ERROR, EXIT_INTERRUPTED, fail
 from outrider.errors import OutriderError
 from outrider.lab import papers as bench
 from outrider.models import isa
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -87,6 +90,10 @@ def main() -> None:
         sys.exit(leave.exit_code)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen
+            sys.exit(EXIT_ERROR)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = "" if error.filename is None else f" {error.filename}"
+            fail(f"cannot write{where}; got {error.strerror!r}; make room, or write elsewhere")
             sys.exit(EXIT_ERROR)
         if _out_of_memory(error):
             fail(f"out of memory: {str(error)[:200]!r}; use a smaller model, draft or dtype")

@@ -1,7 +1,8 @@
 """`outrider batch`: a file of requests to a file of answers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,7 +69,7 @@ def batch(
         if file.names or file.dropped:
             err.print(f"{len(file.names)} of {len(names)} requests have their answers already")
         left = (one for one in batch_file.requests(requests) if one.name not in file.names)
-        written: Iterator[batch_file.Row] = iter(())
+        written: Generator[Row] = (row for row in list["Row"]())
         if len(file.names) < len(names):
             name = served_model_name or named(setup.target)
             speculator = partial(setup.load, dtype)
@@ -95,11 +96,12 @@ def _fleet() -> "ModuleType":
     return batches
 
 
-def _write(rows: "Iterator[Row]", file: "Answers", total: int) -> None:
+def _write(rows: "Generator[Row]", file: "Answers", total: int) -> None:
     """Add the rows as they come."""
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         bar = progress.add_task("", total=total, completed=len(file.names))
-        for row in rows:
-            if file.write(row):
-                progress.advance(bar)
+        with closing(rows):  # whatever ends it, the engine is ended before this process is
+            for row in rows:
+                if file.write(row):
+                    progress.advance(bar)

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
+from outrider.errors import (
+    ConfigurationError,
+    NumericalError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from outrider.models import CausalModel
 from outrider.models.nodes import causal, of_tree
 from outrider.models.spelling import name_of
@@ -148,7 +153,7 @@ def paths(model: CausalModel, name: str, tolerance: float | None = None) -> floa
         with runner.narrowed(4):
             counts = (2, 2) if model.trees else (1, 1, 1)
             worst = _paths(model, branching(counts, torch.device(model.device)))
-    except UnsupportedModel:
+    except (UnsupportedModel, NumericalError):
         raise
     except Exception as error:
         raise UnsupportedModel(
@@ -204,6 +209,8 @@ def _raw(model: CausalModel, inputs: Inputs) -> Inputs:
 
 def _gap(scores: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest logit expected."""
+    if bool((scores.isnan() | scores.isposinf() | expected.isnan() | expected.isposinf()).any()):
+        raise NumericalError("a logit is NaN or infinite")
     never = torch.isneginf(expected)  # tokens that a draft's output layer does not know
     if not torch.equal(never, torch.isneginf(scores)):
         return torch.inf

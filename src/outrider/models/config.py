@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from transformers import PretrainedConfig
 
+from outrider.errors import ConfigurationError
+
 Kind = TypeVar("Kind")
 
 
@@ -53,5 +55,9 @@ def vocabulary_of(config: PretrainedConfig) -> int:
     """How many tokens the model's output layer knows."""
     inner = decoder_of(config)
     size = read(inner, "decoder_vocab_size", int) or read(inner, "vocab_size", int)
-    assert size, f"{type(config).__name__} names no vocabulary"
+    if not size:
+        raise ConfigurationError(
+            f"a configuration must name a vocabulary; got vocab_size={size!r} in "
+            f"{config.name_or_path!r} ({type(config).__name__}); mend its config.json"
+        )
     return size

@@ -10,11 +10,16 @@ from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider import arguments
-from outrider.errors import ConfigurationError, RemoteCodeRefused, UnsupportedModel
+from outrider.errors import (
+    ConfigurationError,
+    NumericalError,
+    OutriderError,
+    RemoteCodeRefused,
+    UnsupportedModel,
+)
 from outrider.models import (
     SUPPORTED,
     CausalModel,
@@ -41,6 +46,18 @@ Given: TypeAlias = str | Path | PreTrainedModel  #: a path, a hub name, a loaded
 ShareEncoder: TypeAlias = bool | Literal["auto"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+#: Files that a tokenizer is read from.
+_WORDS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "vocab.json",
+    "vocab.txt",
+)
 
 
 class Source:
@@ -75,7 +92,7 @@ class Source:
             self.config = self._configuration()
         except RemoteCodeRefused:
             raise
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever somebody else's file makes transformers raise
             kind = "no local folder with a config.json and no hub name that can be reached"
             if self._how:
                 kind = "no GGUF file that can be read"
@@ -83,7 +100,7 @@ class Source:
                 kind = "a folder whose config.json cannot be used"
             raise ConfigurationError(
                 f"cannot load the {role} model; got {str(given)!r}, which is {kind} "
-                f"({first_line(error)}); check the path or download the model first"
+                f"({kind_of(error)}); check the path or download the model first"
             ) from error
 
     def _configuration(self) -> PretrainedConfig:
@@ -127,6 +144,32 @@ class Source:
         that `shares` attends to the states of the target's encoder.
         """
         loaded = self.model(setting.dtype, device)
+        try:
+            return self._checked(loaded, setting, vocab, shares)
+        except NumericalError as error:
+            raise self.not_numbers(loaded, error) from error
+        except OutriderError:
+            raise
+        except Exception as error:  # sizes that fit the weights, and not each other
+            raise ConfigurationError(
+                f"the {self.role} model does not run as its config.json says; got {str(self)!r} "
+                f"({kind_of(error)}); check its sizes, or download it again"
+            ) from error
+
+    def not_numbers(self, loaded: PreTrainedModel, error: NumericalError) -> NumericalError:
+        """What is wrong where scores are no numbers."""
+        bad = [name for name, w in loaded.named_parameters() if not bool(w.isfinite().all())]
+        where = f"{len(bad)} of its weights have NaN or infinity, first {bad[0]}" if bad else ""
+        where = where or "its weights are finite: look at rms_norm_eps and the like in config.json"
+        return NumericalError(
+            f"the {self.role} model's scores are no numbers ({error}); got {str(self)!r}: {where}; "
+            "download it again, or use another dtype"
+        )
+
+    def _checked(
+        self, loaded: PreTrainedModel, setting: Setting, vocab: int, shares: bool
+    ) -> CausalModel:
+        """The model behind its runner, checked the first time."""
 
         def made(chain_only: bool) -> CausalModel:
             return adapt(
@@ -215,22 +258,26 @@ class Source:
             numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
             model = self._read(numbers, device)
         else:
-            model = laid.beside(self.given)
+            model = laid.beside(self._as_given(self.given, dtype))
         weight_only.keep(model, dtype, f"the {self.role} model {self}")
         return model
 
     def dense(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """The transformers model in this dtype, weights and all, as it can be trained."""
         if not isinstance(self.given, (str, Path)):
-            if str(self.given.dtype).removeprefix("torch.") != dtype:
-                raise ConfigurationError(
-                    f"the {self.role} model was passed as an object in {self.given.dtype}; got "
-                    f"dtype={dtype!r}; convert it yourself or pass its path"
-                )
-            return self.given
+            return self._as_given(self.given, dtype)
         if dtype not in self._models:
             self._models[dtype] = self._read(dtype, device)
         return self._models[dtype]
+
+    def _as_given(self, model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+        """A loaded model, whose dtype stays: ConfigurationError for another one."""
+        if dtype in DTYPES and model.dtype != DTYPES[dtype]:
+            raise ConfigurationError(
+                f"the {self.role} model was passed as an object in {model.dtype}; got "
+                f"dtype={dtype!r}; convert it yourself or pass its path"
+            )
+        return model
 
     def _read(self, dtype: str, device: torch.device) -> PreTrainedModel:
         from transformers.utils import logging
@@ -249,10 +296,14 @@ class Source:
         more = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told below
         try:
             model, told = pretrained.read_model(kind, self._where, self.trust, **more, **how)
-        except (OSError, SafetensorError) as error:
-            self._refuse(first_line(error), error)
         except UnpicklingError as error:
             self._refuse(pickled(error), error)
+        except (UnsupportedModel, RemoteCodeRefused):
+            raise
+        except Exception as error:  # a broken file, or sizes in config.json that make no model
+            if how.get("distributed_config") is not None and isinstance(error, ValueError):
+                raise  # said by who asked for it
+            self._refuse(kind_of(error), error)
         wrong = sorted([*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])])
         if wrong:
             self._refuse(f"{len(wrong)} of them are not there, or of another size: {wrong[0]}")
@@ -299,12 +350,19 @@ class Source:
             gguf.remember(self.given, made, "tokenizer")
         except RemoteCodeRefused:
             raise
-        except (OSError, ValueError):
-            return None
         except ImportError as error:
             raise ConfigurationError(
                 f"the tokenizer of {self} needs a package that is not installed "
                 f"({first_line(error)}); install it, or pass tokenizer=..."
+            ) from error
+        except Exception as error:  # the tokenizers library raises plain ones
+            there = next((name for name in _WORDS if (Path(self.given) / name).is_file()), None)
+            if there is None and isinstance(error, (OSError, ValueError)):
+                return None  # there is none
+            raise ConfigurationError(
+                f"cannot read the tokenizer of the {self.role} model; got {str(self.given)!r} "
+                f"({there or 'no file of it'}: {kind_of(error)}); download it again, or pass "
+                "tokenizer=..."
             ) from error
         folder, names = Path(self.given), {*made.vocab_files_names.values(), "tokenizer.json"}
         if folder.is_dir() and not any((folder / name).is_file() for name in names):
@@ -365,9 +423,9 @@ def read_tokenizer(
         return pretrained.read_tokenizer(where, trust, **how)
     except RemoteCodeRefused:
         raise
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the tokenizers library raises plain ones
         raise ConfigurationError(
-            f"cannot load the tokenizer; got {str(given)!r} ({first_line(error)}); check the path "
+            f"cannot load the tokenizer; got {str(given)!r} ({kind_of(error)}); check the path "
             "or pass a tokenizer"
         ) from error
 
@@ -402,6 +460,12 @@ def pickled(error: UnpicklingError) -> str:
     )
     found = f", it asks for {asked[0].split()[-1]}" if asked else ""
     return f"a pickled file that is more than weights{found}; it was not run; safetensors are safe"
+
+
+def kind_of(error: BaseException) -> str:
+    """What a foreign error says, with its kind where that is no plain one."""
+    plain = isinstance(error, (OSError, ValueError)) or type(error) is Exception
+    return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:

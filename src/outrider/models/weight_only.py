@@ -216,19 +216,22 @@ def keep(model: nn.Module, dtype: str, name: str) -> None:
     """
     turned = {(id(module), leaf): over for module, leaf, over in packable(model)}
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
+    paths: dict[int, str] = {}
+    for path, module in model.named_modules():
         for leaf, weight in module._parameters.items():
             if weight is not None and not isinstance(weight, WeightOnlyTensor):
                 owners.setdefault(id(weight), []).append((module, leaf))
+                paths.setdefault(id(weight), f"{path}.{leaf} of {name}")
         for leaf, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[leaf] = buffer.float()
-    for each in owners.values():
+    while owners:  # what was there is let go
+        _, each = owners.popitem()
         module, leaf = each[0]
         weight = module.get_parameter(leaf)
         packed = [turned[id(module), leaf] for module, leaf in each if (id(module), leaf) in turned]
         if packed:
-            made: Tensor = _packed(weight.detach(), dtype, packed[0], f"{name} ({leaf})")
+            made: Tensor = _packed(weight.detach(), dtype, packed[0], paths[id(weight)])
         else:
             made = weight.detach().float() if weight.is_floating_point() else weight.detach()
         new = nn.Parameter(made, requires_grad=False)

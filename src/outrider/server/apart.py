@@ -25,7 +25,7 @@ from outrider.errors import ConfigurationError, OutriderError
 from outrider.server.decoding import Room, opened
 from outrider.server.grammar import vocabulary
 from outrider.server.known import Known, Writes
-from outrider.server.loop import Delivery, Event, Full, Load, Loop, Stopped, Ticket, spread
+from outrider.server.loop import Broken, Delivery, Event, Full, Load, Loop, Stopped, Ticket, spread
 from outrider.server.spoken import Spoken
 from outrider.text.speculator import Speculator
 
@@ -58,7 +58,7 @@ class Said(NamedTuple):
     cached: int
 
 
-class EngineLost(RuntimeError):
+class EngineLost(Broken):
     """The other process has ended by itself."""
 
 

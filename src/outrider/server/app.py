@@ -236,4 +236,4 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def crashed(http: HttpRequest, error: Exception) -> JSONResponse:
-        return JSONResponse(faults.content("internal error", 500), 500)
+        return faults.response(error)

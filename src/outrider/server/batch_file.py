@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
@@ -129,8 +130,15 @@ class Answers:
             return False
         self.names.add(row["id"])
         self.faults += not _good(row)
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            there = len(self.names) - 1
+            raise ConfigurationError(
+                f"cannot write to {self.path} ({error.strerror}); got {there} answers there; make "
+                "room, and give the same command: it goes on behind them"
+            ) from error
         return True
 
     def check(self, names: set[str], source: Path) -> None:
@@ -202,7 +210,8 @@ class Answers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with suppress(OSError) if kind is not None else nullcontext():  # a full disk was told
+            self._file.close()
 
 
 __all__ = ["URLS", "Answers", "Row", "Wanted", "requests"]

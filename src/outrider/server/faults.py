@@ -14,7 +14,7 @@ from outrider.errors import (
     OutriderError,
     PromptError,
 )
-from outrider.server.loop import Full, Stopped
+from outrider.server.loop import Broken, Full, Stopped
 
 
 class Refusal(Exception):
@@ -62,7 +62,9 @@ def told(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 500, content(str(error), 500, code="decoding_failed")
     if isinstance(error, Stopped):
         return 503, content("the server is closing", 503, code="closing")
-    return 503, content("the engine has stopped", 503, code="engine_stopped")
+    if isinstance(error, Broken):
+        return 503, content("the engine has stopped", 503, code="engine_stopped")
+    return 500, content(f"internal error: {type(error).__name__}", 500, code="internal_error")
 
 
 def response(error: BaseException) -> JSONResponse:

@@ -28,6 +28,10 @@ class Stopped(Exception):
     """The engine's thread has died, or is being closed."""
 
 
+class Broken(Exception):
+    """The engine has ended by a fault of its own."""
+
+
 class Step(NamedTuple):
     """What one step of a lane took and brought."""
 
@@ -222,7 +226,7 @@ class Loop(threading.Thread):
         except BaseException as error:
             with self._lock:
                 self.fault = error
-            self._give_up(error)
+            self._give_up(Broken(f"{type(error).__name__}: {error}"))
             raise
 
     def _take_orders(self) -> None:
@@ -251,8 +255,8 @@ class Loop(threading.Thread):
             try:
                 run = self._run(ticket.lane)
                 ticket.number = run.submit(ticket.request)
-            except OutriderError as error:
-                self._event(ticket, Event(error=error, over=True))
+            except Exception as error:  # this request's own
+                self._event(ticket, Event(error=_of_a_row(error), over=True))
             else:
                 self._seated[ticket.lane, ticket.number] = ticket
             self._waiting.popleft()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from itertools import islice
 from typing import Any
 
@@ -29,7 +29,7 @@ _AHEAD = 2  #: requests under way for each row: a row that is free finds the nex
 
 def answers(
     speculator: Speculator, name: str, rows: int, capacity: int, wanted: Iterable[Wanted]
-) -> Iterator[Row]:
+) -> Generator[Row]:
     """The row of every line, as it is there.
 
     name      what the requests call the model

@@ -17,7 +17,7 @@ from outrider.server.answers import Writer, absorb, padding, usage
 from outrider.server.bodies import Common, StreamOptions
 from outrider.server.counts import Counts
 from outrider.server.faults import response, told
-from outrider.server.loop import Decoder, Event, Full, Stopped, Ticket
+from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
 from outrider.server.orders import Choice
 from outrider.text.results import TextBlock
 
@@ -122,7 +122,7 @@ class Serving:
             self.counts.refused.inc()
         elif not isinstance(error, Stopped):
             self.counts.over(choices)
-        return response(self.loop.fault or error)
+        return response(error if self.loop.fault is None else Broken(str(self.loop.fault)))
 
     async def _whole(
         self,

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.errors import OutriderError
 from outrider.text.speech.audio import Samples
 from outrider.text.speech.result import Segment, Transcript
 from outrider.text.speech.settings import Settings
@@ -60,7 +59,7 @@ class Recordings:
     def _turn(self, number: int, one: Transcription) -> Heard:
         try:
             segments = one.step()
-        except OutriderError as error:
+        except Exception as error:  # this recording's own
             self.errors[number] = error
             del self._going[number]
             return Heard(number, [], "error")

@@ -19,7 +19,7 @@ from outrider.errors import AudioError, OutriderError
 from outrider.server.counts import Counts
 from outrider.server.faults import Refusal, response, told, unknown_model
 from outrider.server.known import Hears
-from outrider.server.loop import Decoder, Event, Full, Stopped, Ticket
+from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
 from outrider.server.serving import unless_gone
 from outrider.server.spoken import LANE, Heard, Spoken
 from outrider.text.speech import audio
@@ -145,7 +145,7 @@ class Ear:
         try:
             self.loop.submit([ticket])
         except Stopped as error:
-            raise self.loop.fault or error from error
+            raise (error if self.loop.fault is None else Broken(str(self.loop.fault))) from error
         try:
             while True:
                 event = await inbox.get()

@@ -7,8 +7,10 @@ step in its own round: a machine's pace changes with what else it does. More nod
 as fewer could be padded.
 
 A start has a budget (`models.budget`). Under one that ends early fewer sizes are timed, one, three
-and six nodes at least, which show how a step grows; between and behind these a line is drawn. A
-longer context then costs what the short one does, as the weights are most of what is read.
+and six nodes at least, which show how a step grows. A line is drawn between them, and behind them
+nodes cost in proportion: more can be cut into calls of six, so they never cost more, and a step
+that is flat so far need not stay so. A longer context then costs what the short one does, as the
+weights are most of what is read.
 """
 
 import random
@@ -29,9 +31,9 @@ from outrider.models import budget
 from outrider.models.prefill import inference
 from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Verdict
 
-#: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours and eights, and
-#: what a step costs jumps behind these.
-SIZES = (2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64)
+#: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours, sixes and eights,
+#: and what a step costs jumps behind these.
+SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32, 64)
 FEW = (3, 5, 9, 17, 32)  #: at contexts behind the first, where only what they add is measured
 KEY = (3, 6)  #: what is timed beside a plain step where there is time for little
 CONTEXTS = (64, 448)  #: committed tokens of a row
@@ -119,9 +121,11 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
             return _on_cuda(step, batch, shape)
         return _on_cpu(engine, step, batch, shape)
 
+    beyond = 0
     if allowed.limited:
         plain = look(PLAIN)[1] / 1e3
         if allowed.left < _ROUND * len(shapes) * plain:
+            beyond = max(shape.max_nodes for shape in shapes)
             shapes = _timed(engine.shapes, batch.rows, KEY, largest=False)
     rounds: list[dict[int, float]] = []
     until = time.monotonic() + SECONDS
@@ -135,7 +139,19 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
             rounds.append(took)
         if allowed.over() or (len(rounds) >= ROUNDS and time.monotonic() > until):
             break
-    return _of_plain(rounds)
+    return _beyond(_of_plain(rounds), beyond)
+
+
+def _beyond(curve: Curve, most: int) -> Curve:
+    """With an estimate of the largest size, where that was not timed: nodes in proportion.
+
+    >>> _beyond(Curve.of({1: 10.0, 3: 10.0, 6: 11.0}), 24).milliseconds(12)
+    22.0
+    """
+    last, time_of_last = curve.at[-1], curve.times[-1]
+    if most <= last:
+        return curve
+    return Curve((*curve.at, most), (*curve.times, time_of_last * most / last))
 
 
 def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
