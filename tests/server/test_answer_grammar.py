@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.errors import UnknownName
-from outrider.server.answer_grammar import Calls, Thought, answer_grammar, closed
+from outrider.server.answer_grammar import Thought, ToolCalls, answer_grammar, closed
 from outrider.server.gemma_arguments import as_json
 from outrider.server.grammar import vocabulary
 from outrider.server.message_parser import MessageParser
@@ -118,7 +118,7 @@ def test_what_may_be_written_is_what_is_read(tokenizer, parser, text, must, thou
         text = (
             "" if thought.opened else "<think>"
         ) + f"\nhm{parser.opening} {{\n</think>\n\n{text}"
-    calls = Calls(Allowed(FUNCTIONS, must=must), parser)
+    calls = ToolCalls(Allowed(FUNCTIONS, must=must), parser)
     assert taken(tokenizer, grammar(tokenizer, calls, thought), text)[0]
     for size in (1, 3, 7, len(text)):
         marks = None if thought is None else REASONING_PARSERS["qwen3"]
@@ -130,23 +130,25 @@ def test_what_may_be_written_is_what_is_read(tokenizer, parser, text, must, thou
 
 @pytest.mark.parametrize(("parser", "text"), TEXTS, ids=lambda one: getattr(one, "name", ""))
 def test_what_is_no_call_of_these_functions_may_not_be_written(tokenizer, parser, text):
-    free = grammar(tokenizer, Calls(Allowed(FUNCTIONS), parser))
+    free = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS), parser))
     wrong = ["weather", "days", "city"] if parser is not GEMMA else ["call:weather", "days", "city"]
     for word in wrong:
         assert taken(tokenizer, free, text.replace(word, "other")) == (False, False), word
     assert not taken(tokenizer, free, text.replace(":3" if parser is GEMMA else ": 3", ': "3"'))[0]
-    one = grammar(tokenizer, Calls(Allowed(FUNCTIONS, several=False), parser))
+    one = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS, several=False), parser))
     assert not taken(tokenizer, one, text)[0]
-    only = grammar(tokenizer, Calls(Allowed(FUNCTIONS[1:]), parser))
+    only = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS[1:]), parser))
     assert not taken(tokenizer, only, text)[1]
-    must = grammar(tokenizer, Calls(Allowed(FUNCTIONS, must=True), parser))
+    must = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS, must=True), parser))
     assert not taken(tokenizer, must, "Hi")[1]
     assert taken(tokenizer, free, "Hi, you <b>there</b>.")[0]
 
 
 def test_free_text_has_any_token(tokenizer):
     """Those that are no text, too: a grammar that asks for nothing yet changes no law."""
-    made = matcher(tokenizer, grammar(tokenizer, Calls(Allowed(FUNCTIONS), HERMES), THOUGHTS[2]))
+    made = matcher(
+        tokenizer, grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS), HERMES), THOUGHTS[2])
+    )
     assert made.try_consume_tokens(ids(tokenizer, "a <other> b</think> c <other> d")) > 0
     assert made.is_accepting()
     assert not made.try_consume_tokens([tokenizer.eos_token_id] * 2) > 1
@@ -161,7 +163,7 @@ def test_a_schema_is_followed_behind_a_thought(tokenizer):
     assert not taken(tokenizer, behind, '<think>{"b"</think>\n{"b"')[1]
     assert grammar(tokenizer, None, None, given) == given
     assert grammar(tokenizer, None, THOUGHTS[1]) is None
-    either = grammar(tokenizer, Calls(Allowed(FUNCTIONS), HERMES), None, given)
+    either = grammar(tokenizer, ToolCalls(Allowed(FUNCTIONS), HERMES), None, given)
     assert taken(tokenizer, either, '{"a": 1}')[0]
     assert taken(tokenizer, either, TEXTS[0][1].removeprefix("Hi "))[0]
     assert not taken(tokenizer, either, "Hi")[1]
@@ -223,7 +225,7 @@ def test_arguments_of_gemma(tokenizer):
         "$defs": {"inner": inner},
         "required": ["b"],
     }
-    calls = Calls(Allowed((Function(name="f", parameters=several),), must=True), GEMMA)
+    calls = ToolCalls(Allowed((Function(name="f", parameters=several),), must=True), GEMMA)
     made = grammar(tokenizer, calls)
     for given, right in [
         ("{a:true,b:{x:-1.5,y:null},c:[1,2]}", True),

@@ -7,6 +7,7 @@ from browsing import requested
 
 pytest.importorskip("selenium.webdriver", reason="needs selenium")
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 
@@ -53,3 +54,50 @@ def test_both_columns_show_one_text_and_every_step_its_tree(shipped, browser, tm
         waiting.until(lambda _: "empty" in part("error").text)
         assert part("verdict").text == ""
         assert (part("which").text, part("step").is_enabled()) == ("0 of 0", False)
+
+
+def test_a_queue_is_not_decoding_and_a_phone_can_read_the_tree(shipped, browser, tmp_path):
+    """Ctrl-Enter submits; every kind has a sign of its own; what was waited for does not count."""
+    with serving(shipped) as server:
+        browser.set_window_size(500, 900)  # Chromium's least; the page is made narrower than that
+        browser.get(server.address + "/")
+        part = lambda name: browser.find_element(By.ID, name)  # noqa: E731
+        waiting = WebDriverWait(browser, 60)
+        waiting.until(lambda _: part("model").get_attribute("value"))
+        browser.execute_script(
+            "document.body.style.width = '358px';"
+            "document.getElementById('tokens').value = 16;"
+            "window.told = []; const real = events;"
+            "window.events = async function* (...asked) {"
+            "  for await (const chunk of real(...asked)) {"
+            "    if (chunk.metrics) window.told.push(chunk.metrics.generation_time_ms);"
+            "    yield chunk; } };"
+        )
+        part("prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+        waiting.until(lambda _: "as fast" in part("verdict").text)
+        drafted, plain = browser.execute_script("return window.told")  # the server's own times
+        rate = float(part("spec-numbers").text.split(" a call, ")[1].split(" ")[0])
+        assert rate == pytest.approx(16e3 / drafted, abs=0.06)
+        assert f"{plain / drafted:.2f} times as fast" in part("verdict").text
+        texts = part("tree").find_elements(By.TAG_NAME, "text")
+        signs = {one.get_attribute("class"): one.text[0] for one in texts}
+        assert {"kept": "\u2713", "gone": "\u2717", "fixed": "\u2192", "bonus": "+"}.items() >= (
+            {kind: sign for kind, sign in signs.items() if kind}.items()
+        )
+        box = part("tree").rect
+        for one in texts:
+            assert box["x"] <= one.rect["x"]
+            assert one.rect["x"] + one.rect["width"] <= box["x"] + box["width"]
+            assert one.rect["height"] >= 12
+        style = lambda name, of: part(name).value_of_css_property(of)  # noqa: E731
+        assert style("go", "background-color") != style("stop", "background-color")
+        browser.save_screenshot(str(tmp_path / "narrow.png"))
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+        )
+        dark = browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+        assert dark == "rgba(22, 24, 28, 1)"
+        browser.save_screenshot(str(tmp_path / "dark.png"))
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.set_window_size(1280, 900)

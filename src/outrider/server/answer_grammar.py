@@ -27,7 +27,7 @@ _GAP = "GAP: /[ \\n]{0,4}/"  # between a thought and what is no text
 
 
 @dataclass(frozen=True)
-class Calls:
+class ToolCalls:
     """What may be called, and how it is written."""
 
     allowed: Allowed
@@ -47,7 +47,7 @@ def answer_grammar(
     tokenizer: Any,
     eos_ids: Sequence[int],
     content: str | None,
-    calls: Calls | None,
+    calls: ToolCalls | None,
     thought: Thought | None,
 ) -> str | None:
     """The grammar of an answer; None: any text.
@@ -68,7 +68,7 @@ class _Lark:
     eos_ids: Sequence[int]
     lines: list[str] = field(default_factory=lambda: ["%llguidance {}", _TEXT, _GAP])
 
-    def answer(self, content: str | None, calls: Calls | None, thought: Thought | None) -> str:
+    def answer(self, content: str | None, calls: ToolCalls | None, thought: Thought | None) -> str:
         said = "@content"
         if content is None:
             said = self._free("said", [calls.parser.opening] if calls is not None else [])
@@ -120,7 +120,7 @@ class _Lark:
         self.lines += [f"{name}_head: {head}", f"{name}: {name}_head TEXT"]
         return name
 
-    def _called(self, calls: Calls, free: bool, said: str) -> Iterator[str]:
+    def _called(self, calls: ToolCalls, free: bool, said: str) -> Iterator[str]:
         """The ways of an answer that may call functions."""
         parser, allowed = calls.parser, calls.allowed
         one = " | ".join(f"call_{at}" for at in range(len(allowed.functions)))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from pydantic_core import to_json
 
 from outrider.engine.blocks import HostBlock
-from outrider.server.message_parser import Parts
+from outrider.server.message_parser import MessageParts
 from outrider.server.orders import Choice
 from outrider.server.words import Words
 from outrider.stats import RequestStats
@@ -207,7 +207,7 @@ class Chats:
     def said(self, text: str, choice: Choice) -> dict[str, Any]:
         """A message."""
         if choice.parser is None:
-            return {"message": Parts(content=text).message()}
+            return {"message": MessageParts(content=text).message()}
         return {"message": choice.parser.push(text, last=True).message()}
 
     def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
@@ -258,9 +258,54 @@ class Writer:
         """The answer in one piece."""
         written = [
             self._piece(choice, self.form.said(self._text(choice, echo), choice), 0, choice.reason)
-            for choice in choices
+            | self._prompt(choice, echo)
+            for choice in chosen(choices)
         ]
         return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
+
+    def _prompt(self, choice: Choice, echo: bool) -> dict[str, Any]:
+        """What is told of a prompt's tokens."""
+        told: dict[str, Any] = {}
+        if choice.scored is None:
+            return told
+        ids, logs = list(choice.scored.prompt), choice.prompt_logs
+        if choice.prompt_top is not None:  # in vLLM's form
+            places = zip(ids[1:], logs, choice.prompt_likeliest, strict=True)
+            told["prompt_logprobs"] = [
+                None,
+                *(self._place(*place, choice.prompt_top) for place in places),
+            ]
+        if echo and choice.request.logprobs is not None and not choice.silent:
+            first = self._entry(ids[0], 0.0, [])
+            top = choice.request.logprobs.top
+            entries = [
+                self._entry(token, log, others[:top])
+                for token, log, others in zip(ids[1:], logs, choice.prompt_likeliest, strict=True)
+            ]
+            entries = [first, *entries, *self._entries(choice, 0)]
+            tokens = ids + choice.answer.tokens
+            offsets = partial(self.words.offsets, tokens, 0, len(entries))
+            columns = self.form.logs(entries, offsets, top)
+            columns["token_logprobs"][0] = None  # nothing is in front of it
+            if columns["top_logprobs"]:
+                columns["top_logprobs"][0] = None
+            told["logprobs"] = columns
+        return told
+
+    def _place(
+        self, token: int, log: float, likeliest: list[tuple[int, float]], top: int
+    ) -> dict[str, Any]:
+        """What vLLM tells of one token of a prompt; the rank of what is not among these is null."""
+        ranks = {other: (value, rank) for rank, (other, value) in enumerate(likeliest[:top], 1)}
+        ranks.setdefault(token, (log, 0))
+        return {
+            str(one): {
+                "logprob": max(value, -9999.0),
+                "rank": rank or None,
+                "decoded_token": self.words.entry(one, value)["token"],
+            }
+            for one, (value, rank) in ranks.items()
+        }
 
     def tail(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """What an answer ends with."""
@@ -315,7 +360,7 @@ class Writer:
     def logs(self, choice: Choice, since: int) -> dict[str, Any] | None:
         """Log-probabilities since a number of tokens, if they were asked for."""
         asked = choice.request.logprobs
-        if asked is None:
+        if asked is None or choice.silent:
             return None
         entries = self._entries(choice, since)
         offsets = partial(self.words.offsets, choice.answer.tokens, since, len(entries))
@@ -329,10 +374,33 @@ class Writer:
             ids = ids[:-1]
         tops = choice.likeliest[since:] or [[] for _ in ids]
         return [
-            self.words.entry(token, log)
-            | {"top_logprobs": [self.words.entry(other, value) for other, value in top]}
-            for token, log, top in zip(ids, logs, tops, strict=False)
+            self._entry(token, log, top) for token, log, top in zip(ids, logs, tops, strict=False)
         ]
+
+    def _entry(self, token: int, log: float, likeliest: list[tuple[int, float]]) -> Entry:
+        tops = [self.words.entry(other, value) for other, value in likeliest]
+        return self.words.entry(token, log) | {"top_logprobs": tops}
+
+
+def chosen(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """The choices that are told: all, or the likeliest by token of each prompt (`best_of`)."""
+    best = choices[0].best
+    if best is None:
+        return choices
+    kept: list[Choice] = []
+    for source in dict.fromkeys(choice.source for choice in choices):
+        own = [choice for choice in choices if choice.source == source]
+        own.sort(key=_likelihood, reverse=True)
+        kept += own[:best]
+    for index, choice in enumerate(kept):
+        choice.index = index
+    return kept
+
+
+def _likelihood(choice: Choice) -> float:
+    """Mean log-probability of a choice's tokens."""
+    logs = choice.answer.logprobs or [0.0]
+    return sum(logs) / len(logs)
 
 
 def _finish(choice: Choice, reason: str) -> str:

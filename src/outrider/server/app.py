@@ -13,12 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 import outrider
 from outrider.errors import OutriderError
 from outrider.server import faults
-from outrider.server.bodies import ChatBody, CompletionBody, FaultBody
+from outrider.server.bodies import ChatBody, CompletionBody, FaultBody, StreamOptions
 from outrider.server.chat_prompts import Parsers
 from outrider.server.counts import Counts
 from outrider.server.decoding import KEPT_BYTES, Room, opened
@@ -28,12 +29,22 @@ from outrider.server.guard import Limits as Sizes
 from outrider.server.known import Hears, Known, Writes
 from outrider.server.loop import Decoder
 from outrider.server.orders import Orders
-from outrider.server.serving import Serving
+from outrider.server.responses_api import ResponseDraft, ResponseStore, ResponsesWriter
+from outrider.server.responses_bodies import ResponsesBody
+from outrider.server.serving import Events, Serving
+from outrider.server.tokens_api import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenized,
+    tokenized,
+    tokenizer_info,
+)
 from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
 
 EVENTS = "text/event-stream"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 #: Of a recording: as much as OpenAI takes, and it is no JSON.
 RECORDING = Sizes(body_bytes=25 << 20, body_seconds=120.0, depth=None)
@@ -135,7 +146,8 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
 def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts: Counts) -> None:
     """Completions and chats, and the page on which they can be watched."""
     parsers = service.parsers(known)
-    orders = Orders(known, service.names, service.rows, service.capacity, parsers)
+    most = service.rows + service.most_waiting
+    orders = Orders(known, service.names, service.rows, service.capacity, parsers, most)
     desk, serving = Desk(loop, orders, service.metrics), Serving(loop, counts, service.timeout)
 
     async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
@@ -144,7 +156,9 @@ def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts:
         except (faults.Refusal, OutriderError) as error:
             return faults.response(error)
         echo = isinstance(body, CompletionBody) and body.echo
-        return await serving.answer(http, body, choices, desk.writer(body), echo)
+        writer = desk.writer(body)
+        events = Events(body.stream_options or StreamOptions(), writer, echo)
+        return await serving.answer(http, body, choices, writer, events, echo)
 
     @app.post(COMPLETIONS, responses=_also(EVENTS))
     async def completions(http: HttpRequest, body: CompletionBody) -> Response:
@@ -154,6 +168,9 @@ def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts:
     async def chat(http: HttpRequest, body: ChatBody) -> Response:
         return await answered(http, body)
 
+    _responses(app, desk, serving)
+    _tokens(app, orders)
+
     @app.get("/")
     async def page() -> HTMLResponse:
         text = (files("outrider.server") / "page.html").read_text("utf-8")
@@ -161,6 +178,63 @@ def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts:
 
     what = "reads and writes text; transcriptions need a Whisper: --target openai/whisper-base"
     _unserved(app, service, what, TRANSCRIPTIONS)
+
+
+def _responses(app: FastAPI, desk: Desk, serving: Serving) -> None:
+    """Responses: chats whose turns are kept here."""
+    store = ResponseStore()
+
+    @app.post(RESPONSES, responses=_also(EVENTS))
+    async def respond(http: HttpRequest, body: ResponsesBody) -> Response:
+        try:
+            last = body.previous_response_id
+            before = [] if last is None else store.find(last, "previous_response_id").turns
+            chat = body.chat(before)
+            choices = await asyncio.to_thread(desk.choices, chat)
+        except ValidationError as error:
+            return JSONResponse(faults.rejected(error.errors()), 400)
+        except (faults.Refusal, OutriderError) as error:
+            return faults.response(error)
+        started = ResponseDraft(body, desk.orders.known.fingerprint)
+        writer = ResponsesWriter(started, store, before)
+        return await serving.answer(http, chat, choices, writer, writer.flow)
+
+    @app.get(RESPONSES + "/{response_id}")
+    async def response(response_id: str) -> Response:
+        try:
+            return JSONResponse(store.find(response_id, "response_id").response)
+        except faults.Refusal as error:
+            return faults.response(error)
+
+    @app.delete(RESPONSES + "/{response_id}")
+    async def forget(response_id: str) -> Response:
+        try:
+            store.forget(response_id)
+        except faults.Refusal as error:
+            return faults.response(error)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+def _tokens(app: FastAPI, orders: Orders) -> None:
+    """Tokens of texts, and texts of tokens."""
+
+    @app.get("/tokenizer_info")
+    async def info() -> dict[str, Any]:
+        return tokenizer_info(orders)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        try:
+            return JSONResponse(await asyncio.to_thread(tokenized, orders, body))
+        except faults.Refusal as error:
+            return faults.response(error)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        try:
+            return JSONResponse(await asyncio.to_thread(detokenized, orders, body))
+        except faults.Refusal as error:
+            return faults.response(error)
 
 
 def _speech(app: FastAPI, known: Hears, loop: Decoder, service: Service, counts: Counts) -> None:
@@ -175,7 +249,7 @@ def _speech(app: FastAPI, known: Hears, loop: Decoder, service: Service, counts:
         return await ear.answer(http, form)
 
     what = f"turns speech into text; ask it at {TRANSCRIPTIONS}"
-    _unserved(app, service, what, COMPLETIONS, CHATS)
+    _unserved(app, service, what, COMPLETIONS, CHATS, RESPONSES)
 
 
 def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:
@@ -227,6 +301,11 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(http: HttpRequest, error: RequestValidationError) -> JSONResponse:
+        kind = http.headers.get("content-type", "nothing").partition(";")[0].strip()
+        if kind != "application/json" and not kind.startswith("multipart/"):
+            what = f"a body is JSON, said to be so; got content type {kind!r}; send "
+            what += "'content-type: application/json' (curl: -H 'content-type: application/json')"
+            return JSONResponse(faults.content(what, 400), 400)
         return faults.invalid(error)
 
     @app.exception_handler(HTTPException)

@@ -13,6 +13,7 @@ from outrider.server.messages import MOST_TOOLS, Message, Text, Tool, ToolChoice
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=0, strict=True)]
+MOST_PROMPTS, MOST_STOPS = 64, 64
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Size], Field(min_length=1)]
 
@@ -64,6 +65,22 @@ class ResponseFormat(Body):
         return self
 
 
+class StructuredOutputs(Body):
+    """vLLM's name for a grammar: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "StructuredOutputs":
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("one of json, regex, choice, grammar and json_object is asked for")
+        return self
+
+
 class Prediction(Body):
     """A text that the answer is expected to resemble."""
 
@@ -97,6 +114,10 @@ class Routing(Body):
     service_tier: Literal["auto", "default"] | None = None
 
 
+#: Fields that ask for a grammar, as vLLM's clients did before `structured_outputs`.
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
 class Common(Routing):
     """What both routes take."""
 
@@ -119,9 +140,13 @@ class Common(Routing):
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     logprobs_law: Literal["raw", "processed"] = "raw"
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     speculative_config: SpeculativeConfig | None = None
     prediction: Prediction | None = None
     timeout: float | None = Field(None, gt=0)
@@ -139,12 +164,14 @@ class Common(Routing):
 
     @model_validator(mode="after")
     def _one_grammar(self) -> "Common":
-        asked = [self.guided_regex, self.guided_grammar]
-        asked.append(None if self.response_format is None else self.response_format.type)
-        if sum(one not in (None, "text") for one in asked) > 1:
-            raise ValueError(
-                "response_format, guided_regex and guided_grammar exclude each other: give one"
-            )
+        names = [*GUIDED, "response_format", "structured_outputs"]
+        asked = [name for name in names if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type == "text":
+            asked.remove("response_format")
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} exclude each other: give one")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is for whole answers: leave it or stream out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for streams: set stream, or leave them out")
         if self.resume is not None and not self.stream:
@@ -163,19 +190,35 @@ class CompletionBody(Common):
     prompt: (
         str
         | Ids
-        | Annotated[list[str], Field(min_length=1, max_length=64)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=64)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
+    max_tokens: Size | None = None
     echo: StrictBool = False
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     best_of: Count | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_many(cls, given: object) -> object:
+        """Said before a list of prompts is tried as everything else that a prompt may be."""
+        prompts = given.get("prompt") if isinstance(given, dict) else None
+        several = isinstance(prompts, list) and not isinstance(prompts[0] if prompts else 0, int)
+        if isinstance(prompts, list) and several and len(prompts) > MOST_PROMPTS:
+            what = f"prompt: at most {MOST_PROMPTS} prompts in one request; got {len(prompts)}"
+            raise ValueError(what)
+        return given
+
     @model_validator(mode="after")
-    def _no_choosing(self) -> "CompletionBody":
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of must equal n: every completion is returned")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs: log-probabilities of prompts are not computed")
+    def _choosing(self) -> "CompletionBody":
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of is less than n; got {self.best_of} for n={self.n}")
+        if self.best_of not in (None, self.n) and self.stream:
+            raise ValueError("best_of chooses when all are written: leave it or stream out")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0, which goes with echo alone; give a number")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise ValueError("echo with logprobs is for whole answers: leave one of them out")
         self._has_logprobs(self.logprobs is not None)
         return self
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.server.answer_grammar import Calls, Thought, answer_grammar
+from outrider.server.answer_grammar import Thought, ToolCalls, answer_grammar
 from outrider.server.bodies import ChatBody
 from outrider.server.faults import Refusal
 from outrider.server.known import Writes
@@ -53,7 +53,7 @@ class ChatPrompt:
     ids: list[int]
     tokenizer: Any
     eos_ids: tuple[int, ...]
-    calls: Calls | None = None
+    calls: ToolCalls | None = None
     reasoning: ReasoningParser | None = None
     opened: bool = False
 
@@ -106,7 +106,7 @@ def chat_prompt(known: Writes, parsers: Parsers, body: ChatBody) -> ChatPrompt:
                 "is not known here; leave tools out, or start the server with --tool-call-parser",
                 "tools",
             )
-        calls = Calls(choice, parsers.tools)
+        calls = ToolCalls(choice, parsers.tools)
         more["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     try:
         ids = chat(tokenizer, [message.turn() for message in body.messages], template=more)

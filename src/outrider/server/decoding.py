@@ -13,6 +13,8 @@ from outrider.models.prefixes import Prefixes
 from outrider.server.known import Hears, Known, Writes
 from outrider.server.lanes import Lanes
 from outrider.server.loop import Loop
+from outrider.server.prompt_scores import LANE as SCORES
+from outrider.server.prompt_scores import PromptScores
 from outrider.server.spoken import Recordings, Spoken
 from outrider.text.speculator import Speculator
 from outrider.text.speech.hearing import Hearing
@@ -63,7 +65,9 @@ def opened(speculator: Speculator, room: Room) -> tuple[Known, Loop]:
     engine.priced(room.rows)  # measured now, not while the first client waits
     lanes, prefixes = Lanes(engine), Prefixes(room.kept_bytes)
 
-    def run(lane: str) -> Run:
+    def run(lane: str) -> Run | PromptScores:
+        if lane == SCORES:
+            return PromptScores(engine.target)
         return Run(lanes[lane], room.rows, room.capacity, prefixes=prefixes)
 
     known = Writes(

@@ -8,7 +8,7 @@ mask. One matcher walks from text to text by rollback: neighbouring nodes share 
 import json
 from copy import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance.numpy
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.errors import ConfigurationError
-from outrider.server.bodies import Common
+from outrider.server.bodies import GUIDED, Common
 from outrider.server.faults import Refusal
 
 MOST_BYTES = 64 << 10  #: of a schema or a grammar
@@ -74,33 +74,58 @@ def unwritten(said: dict[str, Any]) -> dict[str, Any]:
     return said | {"added_tokens": added, "model": model, "post_processor": None}
 
 
+class GrammarAsked(NamedTuple):
+    """A grammar that a request asks for: by which field, of what kind, and its text."""
+
+    field: str
+    kind: str  #: json, regex, choice or grammar
+    given: Any
+
+
+def asked_for(body: Common) -> GrammarAsked | None:
+    """What a request asks for; None: free text."""
+    form, structured = body.response_format, body.structured_outputs
+    if form is not None and form.type != "text":
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
+        return GrammarAsked("response_format", "json", schema)
+    if structured is not None:
+        field, kinds = "structured_outputs", structured.model_dump(by_alias=True, exclude_none=True)
+        if "json_object" in kinds:
+            return GrammarAsked(field, "json", {"type": "object"})
+        return GrammarAsked(field, *next(iter(kinds.items())))
+    for field in GUIDED:
+        if (given := getattr(body, field)) is not None:
+            return GrammarAsked(field, field.removeprefix("guided_"), given)
+    return None
+
+
 def grammar_field(body: Common) -> str:
-    """The field by which a request asks for a grammar, if it does."""
-    if body.guided_regex is not None:
-        return "guided_regex"
-    return "response_format" if body.guided_grammar is None else "guided_grammar"
+    """The field by which a request asks for a grammar, if it does; else its tools do."""
+    asked = asked_for(body)
+    return "tools" if asked is None else asked.field
 
 
 def grammar_of(body: Common) -> str | None:
-    """The grammar that a request asks for; None for free text."""
-    name, asked = grammar_field(body), body.response_format
-    text = body.guided_regex if body.guided_grammar is None else body.guided_grammar
-    if text is None and asked is not None and asked.type != "text":
-        schema = {"type": "object"} if asked.json_schema is None else asked.json_schema.schema_
-        try:
-            text = json.dumps(schema, allow_nan=False)
-        except ValueError as error:
-            what = "a number in the schema is infinite or not a number; JSON has no such values"
-            raise Refusal(what, name) from error
-    if text is None:
+    """The grammar that a request asks for; None for free text. Raises Refusal."""
+    asked = asked_for(body)
+    if asked is None:
         return None
+    name, kind, given = asked
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+    except ValueError as error:
+        what = "a number in the schema is infinite or not a number; JSON has no such values"
+        raise Refusal(what, name) from error
     if len(text.encode()) > MOST_BYTES:
         raise Refusal(f"{name} has more than {MOST_BYTES} bytes; shorten it", name)
     try:
-        if name == "guided_regex":
+        if kind == "regex":
             return str(LLMatcher.grammar_from_regex(text))
-        if name == "guided_grammar":
+        if kind == "grammar":
             return str(LLMatcher.grammar_from_lark(text))
+        if kind == "choice":
+            ways = " | ".join(json.dumps(one) for one in given)
+            return str(LLMatcher.grammar_from_lark(f"start: {ways}"))
         compact = {"whitespace_flexible": False}
         return str(LLMatcher.grammar_from_json_schema(text, overrides=compact))
     except ValueError as error:

@@ -36,7 +36,7 @@ class CallDelta:
 
 
 @dataclass
-class Parts:
+class MessageParts:
     """What is new of a message."""
 
     reasoning: str = ""
@@ -101,7 +101,7 @@ class MessageParser:
         self._calls = 0  #: that were begun
         self._written = ""  #: of the arguments of one, if they are no JSON
         self._scan = _Scan()
-        self._turn: Callable[[Parts, bool], bool] = self._content
+        self._turn: Callable[[MessageParts, bool], bool] = self._content
         if reasoning is not None:
             self._turn = self._thinking if opened else self._beginning
             self._fresh = opened
@@ -111,10 +111,10 @@ class MessageParser:
         """Whether a function has been called."""
         return self._calls > 0
 
-    def push(self, text: str, last: bool = False) -> Parts:
+    def push(self, text: str, last: bool = False) -> MessageParts:
         """More of the text; with the last of it, what was held back, too."""
         self._rest += text
-        parts = Parts()
+        parts = MessageParts()
         while self._turn(parts, last):
             pass
         return parts
@@ -122,7 +122,7 @@ class MessageParser:
     # ------------------------------------------------------------------ a turn of each part
     # Each takes what it can from the rest, and says whether there may be more to take.
 
-    def _beginning(self, parts: Parts, last: bool) -> bool:
+    def _beginning(self, parts: MessageParts, last: bool) -> bool:
         """A thought, or none."""
         assert self._reasoning is not None
         start, begun = self._reasoning.start, self._rest.lstrip()
@@ -134,7 +134,7 @@ class MessageParser:
             self._turn = self._content
         return True
 
-    def _thinking(self, parts: Parts, last: bool) -> bool:
+    def _thinking(self, parts: MessageParts, last: bool) -> bool:
         assert self._reasoning is not None
         end = self._reasoning.end
         text, found = self._up_to(end, last)
@@ -143,7 +143,7 @@ class MessageParser:
             self._turn, self._fresh = self._content, True
         return found
 
-    def _content(self, parts: Parts, last: bool) -> bool:
+    def _content(self, parts: MessageParts, last: bool) -> bool:
         tools = self._tools
         if tools is None:
             parts.content += self._up_to("", True)[0]
@@ -156,7 +156,7 @@ class MessageParser:
             return found
         return self._unmarked(parts, last)
 
-    def _unmarked(self, parts: Parts, last: bool) -> bool:
+    def _unmarked(self, parts: MessageParts, last: bool) -> bool:
         """Calls that nothing opens: an answer that begins like one is one."""
         assert self._tools is not None
         begun = self._rest.lstrip() if self._fresh else self._rest
@@ -170,7 +170,7 @@ class MessageParser:
         self._tools = None
         return True
 
-    def _opening(self, parts: Parts, last: bool) -> bool:
+    def _opening(self, parts: MessageParts, last: bool) -> bool:
         """What stands in front of the first call."""
         assert self._tools is not None
         first = self._tools.first
@@ -178,7 +178,7 @@ class MessageParser:
             first = first[1:]
         return self._literal(first, self._header)
 
-    def _header(self, parts: Parts, last: bool) -> bool:
+    def _header(self, parts: MessageParts, last: bool) -> bool:
         """The name of a call."""
         assert self._tools is not None
         for name in sorted(self._names, key=len, reverse=True):
@@ -191,7 +191,7 @@ class MessageParser:
                 return True
         return False
 
-    def _arguments(self, parts: Parts, last: bool) -> bool:
+    def _arguments(self, parts: MessageParts, last: bool) -> bool:
         assert self._tools is not None
         if self._tools.arguments == "gemma":
             return self._other_arguments(parts, last)
@@ -202,7 +202,7 @@ class MessageParser:
             self._turn = self._closing
         return self._scan.over
 
-    def _other_arguments(self, parts: Parts, last: bool) -> bool:
+    def _other_arguments(self, parts: MessageParts, last: bool) -> bool:
         """They become JSON when they are whole, or all that there will be."""
         assert self._tools is not None
         end = self._rest.find(self._tools.closing)
@@ -212,23 +212,23 @@ class MessageParser:
         self._turn = self._closing
         return True
 
-    def _grow(self, parts: Parts, text: str) -> None:
+    def _grow(self, parts: MessageParts, text: str) -> None:
         index = self._calls - 1
         if not parts.calls or parts.calls[-1].index != index:
             parts.calls.append(CallDelta(index))
         parts.calls[-1].arguments += text
 
-    def _closing(self, parts: Parts, last: bool) -> bool:
+    def _closing(self, parts: MessageParts, last: bool) -> bool:
         assert self._tools is not None
         return self._literal(self._tools.closing, self._between)
 
-    def _between(self, parts: Parts, last: bool) -> bool:
+    def _between(self, parts: MessageParts, last: bool) -> bool:
         assert self._tools is not None
         return self._literal(self._tools.between, self._header)
 
     # ------------------------------------------------------------------ what they need
 
-    def _literal(self, text: str, then: Callable[[Parts, bool], bool]) -> bool:
+    def _literal(self, text: str, then: Callable[[MessageParts, bool], bool]) -> bool:
         """Go on behind a text that comes next. What never comes is waited for in vain."""
         if not self._rest.startswith(text):
             return False

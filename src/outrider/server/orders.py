@@ -16,7 +16,7 @@ from outrider.engine.request import Limits, Request
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.laws.sampling import Sampling
 from outrider.server import lanes as lane
-from outrider.server.bodies import ChatBody, Common, CompletionBody, Sent
+from outrider.server.bodies import MOST_STOPS, ChatBody, Common, CompletionBody, Sent
 from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt
 from outrider.server.faults import Refusal, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
@@ -29,7 +29,6 @@ from outrider.text.opening import RULES, ruled
 from outrider.text.stop import Stop, stop_ids
 from outrider.text.tokens import encode
 
-_MOST_STOPS = 4
 _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has it
 
 
@@ -45,6 +44,12 @@ class Choice:
     tells_ids: bool = False  #: whether chunks have token ids
     parser: MessageParser | None = None  #: takes its text apart, if it is more than text
     named: bool = False  #: whether the request names the function that it calls
+    best: int | None = None  #: how many of its prompt's choices are told, the likeliest first
+    silent: bool = False  #: whether its log-probabilities are for choosing alone
+    scored: Request | None = None  #: its prompt, if log-probabilities of that are asked for
+    prompt_logs: list[float] = field(default_factory=list)  #: of all its tokens but the first
+    prompt_likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_top: int | None = None  #: as many are told as `prompt_logprobs`; None: `echo` does
     predicted: Counter[int] | None = None  #: tokens of the text that it was expected to resemble
     owed: str = ""  #: text of tokens that the client has, which it has not
     stats: RequestStats = field(default_factory=RequestStats)
@@ -81,6 +86,7 @@ class Orders:
     rows: int
     capacity: int
     parsers: Parsers = field(default_factory=Parsers)
+    most: int | None = None  #: choices of one request; None: as many as there are rows
 
     def completions(self, body: CompletionBody) -> list[Choice]:
         """Every prompt of a completion, each `n` times."""
@@ -112,9 +118,10 @@ class Orders:
     ) -> list[Choice]:
         if body.model not in self.names:
             raise unknown_model(body.model, self.names)
-        if body.n * len(prompts) > self.rows:
-            what = f"{body.n} completions of {len(prompts)} prompts are more than {self.rows} rows"
-            raise Refusal(f"{what}; ask for fewer", "n")
+        copies, most = _copies(body), self.rows if self.most is None else self.most
+        if copies * len(prompts) > most:
+            what = f"{copies} completions of {len(prompts)} prompts; there is room for {most}"
+            raise Refusal(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
         stop = self._stop(body)
         with _blamed("stop_token_ids"):
             ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
@@ -126,15 +133,19 @@ class Orders:
         grammar = grammar_of(body)
         if chat is not None:
             grammar = chat.grammar(grammar)
-        sent = _sent(body, len(prompts) * body.n)
+        sent = _sent(body, len(prompts) * copies)
+        best = body.n if copies > body.n else None
+        silent = best is not None and logs is None
+        logs = Logprobs(0, "raw") if silent else logs
+        top = _scores(body)
         choices: list[Choice] = []
         for source, ids in enumerate(prompts):
-            for copy in range(body.n):
+            for copy in range(copies):
                 index = len(choices)
                 had = sent[index].token_ids
                 self._within("resume", had)
                 left = self._budget(ids, asked, method) - len(had)
-                if left < 1 and sent[index].finish_reason is None:
+                if left < 1 and sent[index].finish_reason is None and asked.given != 0:
                     raise Refusal(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
                     [*ids, *had],
@@ -148,6 +159,11 @@ class Orders:
                 )
                 choice = self._choice(index, source, method, request, stop, chat)
                 choice.tells_ids, choice.predicted = body.return_token_ids, predicted
+                choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
+                if top is not None:
+                    choice.scored = Request(ids, limits=Limits(1), logprobs=Logprobs(top, "raw"))
+                if asked.given == 0:
+                    choice.reason = "length"
                 choice.stats.prompt_tokens = len(ids)
                 if body.resume is not None:
                     _resumed(choice, sent[index])
@@ -175,8 +191,8 @@ class Orders:
 
     def _stop(self, body: Common) -> Stop:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        if len(strings) > _MOST_STOPS:
-            raise Refusal(f"at most {_MOST_STOPS} stop strings; got {len(strings)}", "stop")
+        if len(strings) > MOST_STOPS:
+            raise Refusal(f"at most {MOST_STOPS} stop strings; got {len(strings)}", "stop")
         if "" in strings:
             raise Refusal("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
@@ -301,6 +317,19 @@ def _blamed(param: str) -> Iterator[None]:
         yield
     except OutriderError as error:
         raise Refusal(str(error), param) from error
+
+
+def _copies(body: Common) -> int:
+    """How many answers are written to each prompt."""
+    best = body.best_of if isinstance(body, CompletionBody) else None
+    return body.n if best is None else best
+
+
+def _scores(body: Common) -> int | None:
+    """How many of the likeliest tokens are told at each place of a prompt; None: nothing is."""
+    echoed = body.logprobs if isinstance(body, CompletionBody) and body.echo else None
+    asked = [one for one in (echoed, body.prompt_logprobs) if one is not None]
+    return max(asked, default=None)
 
 
 def _sent(body: Common, count: int) -> list[Sent]:

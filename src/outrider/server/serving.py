@@ -3,11 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -19,6 +19,7 @@ from outrider.server.counts import Counts
 from outrider.server.faults import response, told
 from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
 from outrider.server.orders import Choice
+from outrider.server.prompt_scores import LANE as SCORES
 from outrider.text.results import TextBlock
 
 T = TypeVar("T")
@@ -38,8 +39,13 @@ class Going:
             for at, c in enumerate(choices)
             if c.reason is None
         }
-        self._left = len(self.tickets)
-        loop.submit(list(self.tickets.values()))
+        self._scores = {  # by -1 - source: prompts of which log-probabilities are asked for
+            -1 - c.source: Ticket(SCORES, scored, partial(self._take, -1 - c.source), deadline)
+            for c in choices
+            if (scored := c.scored) is not None
+        }
+        self._left = len(self.tickets) + len(self._scores)
+        loop.submit([*self.tickets.values(), *self._scores.values()])
 
     def _take(self, at: int, event: Event) -> None:
         self._inbox.put_nowait((at, event))
@@ -49,6 +55,9 @@ class Going:
         try:
             while self._left:
                 at, event = await self._inbox.get()
+                if at < 0:
+                    self._score(at, event)
+                    continue
                 choice, ticket = self.choices[at], self.tickets[at]
                 if choice.reason is not None:
                     continue  # it was cut by a stop string: what comes behind is not wanted
@@ -66,6 +75,18 @@ class Going:
         finally:
             self.cancel()
 
+    def _score(self, at: int, event: Event) -> None:
+        """Log-probabilities of a prompt have come, for all choices that go on from it."""
+        if event.error is not None:
+            self._fail()
+            raise event.error
+        assert isinstance(event.block, HostBlock)
+        self._left -= 1
+        for choice in self.choices:
+            if choice.source == -1 - at:
+                choice.prompt_logs = event.block.logprobs or []
+                choice.prompt_likeliest = event.block.likeliest or []
+
     def _fail(self) -> None:
         for choice in self.choices:
             choice.failed = choice.reason is None
@@ -78,10 +99,24 @@ class Going:
 
     def cancel(self) -> None:
         """End what is not over."""
+        for ticket in self._scores.values():
+            if not ticket.over:
+                self._loop.cancel(ticket)
         for at, ticket in self.tickets.items():
             self._clocked(at)
             if self.choices[at].reason is None and not ticket.over:
                 self._loop.cancel(ticket)
+
+
+#: Makes the events of a stream from its first block and what comes behind.
+Flow = Callable[[Going, Sequence[tuple[Choice, TextBlock]], Blocks], AsyncIterator[bytes]]
+
+
+class Whole(Protocol):
+    """Writes whole answers."""
+
+    def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
+        """The answer in one piece."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +128,15 @@ class Serving:
     timeout: float
 
     async def answer(
-        self, http: HttpRequest, body: Common, choices: Sequence[Choice], writer: Writer, echo: bool
+        self,
+        http: HttpRequest,
+        body: Common,
+        choices: Sequence[Choice],
+        writer: Whole,
+        flow: Flow,
+        echo: bool = False,
     ) -> Response:
-        """The whole answer, or a stream of it."""
+        """The whole answer, or a stream of it: `flow` makes its events."""
         wait = min(body.timeout or self.timeout, self.timeout)
         try:
             going = Going(self.loop, choices, time.monotonic() + wait)
@@ -111,7 +152,7 @@ class Serving:
             self.counts.over(choices)
             return Response(status_code=499)
         if body.stream:
-            events = self._events(body, going, first, blocks, writer, echo)
+            events = self._until_over(going, flow(going, first, blocks))
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(http, blocks, choices, writer, echo)
@@ -129,7 +170,7 @@ class Serving:
         http: HttpRequest,
         blocks: Blocks,
         choices: Sequence[Choice],
-        writer: Writer,
+        writer: Whole,
         echo: bool,
     ) -> Response:
         async def rest() -> bool:
@@ -145,20 +186,32 @@ class Serving:
             self.counts.over(choices)
         return JSONResponse(writer.whole(choices, echo)) if done else Response(status_code=499)
 
-    async def _events(
-        self,
-        body: Common,
-        going: Going,
-        first: Sequence[tuple[Choice, TextBlock]],
-        blocks: Blocks,
-        writer: Writer,
-        echo: bool,
+    async def _until_over(self, going: Going, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The events, and the end of what nobody waits for."""
+        try:
+            async for event in events:
+                yield event
+        finally:
+            going.cancel()
+            self.counts.over(going.choices)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Server-sent events of completions and chats. A `Flow`."""
+
+    options: StreamOptions
+    writer: Writer
+    echo: bool
+
+    async def __call__(
+        self, going: Going, first: Sequence[tuple[Choice, TextBlock]], blocks: Blocks
     ) -> AsyncIterator[bytes]:
-        """Server-sent events; a fault in mid-stream is an event of its own, and no [DONE]."""
-        options = body.stream_options or StreamOptions()
+        """A fault in mid-stream is an event of its own, and no [DONE]."""
+        options, writer = self.options, self.writer
         try:
             for choice in going.choices:
-                opening = writer.opening(choice, echo)
+                opening = writer.opening(choice, self.echo)
                 if opening is not None:
                     yield event(writer.event([opening]), options)
             for choice, said in first:
@@ -172,9 +225,6 @@ class Serving:
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
-        finally:
-            going.cancel()
-            self.counts.over(going.choices)
 
 
 async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:

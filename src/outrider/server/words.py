@@ -26,6 +26,14 @@ class Words:
             )
         )
 
+    def whole(self, ids: Sequence[int]) -> str:
+        """Text of tokens, special ones with it."""
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
     def entry(self, token: int, logprob: float) -> dict[str, Any]:
         """A token with its log-probability. Half a character has bytes that are no text alone."""
         raw = self.bytes_of(token)

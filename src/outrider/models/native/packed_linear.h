@@ -14,7 +14,11 @@
 
 #define TILE 16 /* outputs */
 #define GROUP 4 /* tiles */
-#define MOST 6  /* rows that one pass over the weights serves */
+#ifdef PLAIN_C
+#define MOST 1
+#else
+#define MOST 6 /* rows that one pass over the weights serves */
+#endif
 #define VECTORS (TILE / WIDE)
 #define AHEAD 4096 /* bytes from what is used to what is fetched: a group's chunk, at least */
 
@@ -180,7 +184,9 @@ INLINED void block(
 }
 
 /* Tiles at once: enough sums that a core has one to add to while another is still being added to. */
-#if WIDE == 16
+#ifdef PLAIN_C
+#define ABREAST(n) 1
+#elif WIDE == 16
 #define ABREAST(n) 4
 #elif WIDE == 8
 #define ABREAST(n) ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
@@ -230,11 +236,16 @@ typedef void Pass(
             pass(format, 1, 1, rows, chunks, per, tiles, first, heads, data, acc); \
     }
 
+#ifdef PLAIN_C
+#define PASSES(format) REST(format) PASS(format, 1)
+#define NAMED(format) [format] = {format##_1}
+#else
 #define PASSES(format) \
     REST(format) \
     PASS(format, 1) PASS(format, 2) PASS(format, 3) PASS(format, 4) PASS(format, 5) PASS(format, 6)
 #define NAMED(format) \
     [format] = {format##_1, format##_2, format##_3, format##_4, format##_5, format##_6}
+#endif
 
 #define OWN __attribute__((visibility("hidden"))) /* of this library alone */
 

@@ -7,18 +7,25 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
+#if defined(OUTRIDER_GENERIC)
+#define PLAIN_C
+#elif defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(PLAIN_C)
+#define WIDE 4
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define WIDE 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define WIDE 8
 #else
 #define WIDE 4
+#if !defined(__aarch64__)
+#define PLAIN_C
+#endif
 #endif
 
 #define INLINED static inline __attribute__((always_inline))
@@ -87,7 +94,7 @@ INLINED vi bytes_of(uint64_t low, uint64_t high, const int v) {
     uint32_t b = (v < 2 ? low : high) >> 32 * (v & 1);
     return (vi){b & 255, b >> 8 & 255, b >> 16 & 255, b >> 24};
 }
-#if defined(__aarch64__)
+#if !defined(PLAIN_C)
 INLINED vf every(float x) { return (vf)vdupq_n_f32(x); }
 INLINED vf fma_f(vf a, vf b, vf sum) {
     return (vf)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
@@ -99,7 +106,7 @@ INLINED vf halves_f(const void *from) {
 }
 #else /* right, not fast */
 INLINED vf every(float x) { return (vf){x, x, x, x}; }
-INLINED vf fma_f(vf a, vf b, vf sum) {
+static __attribute__((noinline, unused)) vf fma_f(vf a, vf b, vf sum) {
     for (int i = 0; i < WIDE; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
     return sum;
 }

@@ -1,0 +1,96 @@
+"""Log-probabilities of prompts, for `echo` and `prompt_logprobs`: a lane that writes nothing."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.engine.blocks import HostBlock
+from outrider.engine.logprobs import Logprobs
+from outrider.engine.request import Request, check
+from outrider.models.nodes import causal
+from outrider.models.prefill import inference
+from outrider.types import LanguageModel
+
+LANE = "prompt_scores"
+CHUNK = 128  #: tokens that are read between two steps of those who write
+
+
+@dataclass
+class _PromptRead:
+    request: Request
+    asked: Logprobs
+    cache: Any
+    read: int = 0
+    logs: list[float] = field(default_factory=list)
+    likeliest: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
+class PromptScores:
+    """Prompts being read, a piece of each in every step. A `Running`.
+
+    The one block of a request has no tokens, and `logprobs` and `likeliest` for every token of its
+    prompt but the first one, by the model's own law.
+    """
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+        self._going: dict[int, _PromptRead] = {}
+        self._count = 0
+        self.errors: dict[int, Exception] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._going
+
+    def submit(self, request: Request) -> int:
+        """Take a prompt; its number. Raises what is wrong with it."""
+        check(request, self._count, self._target, False)
+        assert request.logprobs is not None
+        cache = self._target.open(1, self._target.width(len(request.prompt)))
+        self._going[self._count] = _PromptRead(request, request.logprobs, cache)
+        self._count += 1
+        return self._count - 1
+
+    def step(self) -> list[HostBlock]:
+        """Read a piece of each prompt; the blocks of those that are read."""
+        over = []
+        for number, one in list(self._going.items()):
+            self._read(one)
+            if one.read + 1 >= len(one.request.prompt):
+                del self._going[number]
+                logs = HostBlock(number, [], 0, "length", 0, None, one.logs, one.likeliest)
+                over.append(logs)
+        return over
+
+    @inference
+    def _read(self, one: _PromptRead) -> None:
+        prompt, start = one.request.prompt, one.read
+        stop = min(start + CHUNK, len(prompt) - 1)
+        if stop == start:
+            return
+        device = torch.device(self._target.device)
+        tokens_BQ = torch.tensor([prompt[start:stop]], device=device)
+        at_BQ = torch.arange(start, stop, device=device)[None]
+        wide = min(self._target.width(stop), self._target.width(len(prompt)))
+        logits = self._target.forward(one.cache, causal(tokens_BQ, at_BQ, wide)).logits_BQV[0]
+        logs_QV = logits.float().log_softmax(-1)
+        next_Q1 = torch.tensor(prompt[start + 1 : stop + 1], device=device)[:, None]
+        one.logs += logs_QV.gather(1, next_Q1)[:, 0].tolist()
+        top = logs_QV.topk(min(one.asked.top, logs_QV.shape[-1]), -1)
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        one.likeliest += [list(zip(ids, values, strict=True)) for ids, values in rows]
+        one.read = stop
+
+    def end(self, number: int, reason: str) -> None:
+        """Nobody wants it any more."""
+        self._going.pop(number, None)
+
+    def forget(self, number: int) -> None:
+        """Keep nothing of a prompt that is read."""
+        self.errors.pop(number, None)
+
+    def cached(self, number: int) -> int:
+        """Nothing of a prompt is copied: what is asked for is what the model says of all of it."""
+        return 0

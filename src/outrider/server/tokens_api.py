@@ -1,0 +1,98 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+from typing import Any
+
+from pydantic import StrictBool, model_validator
+
+from outrider.errors import OutriderError
+from outrider.server.bodies import ChatBody, Size
+from outrider.server.chat_prompts import chat_prompt
+from outrider.server.faults import Refusal, unknown_model
+from outrider.server.fields import Body
+from outrider.server.messages import Message, Tool
+from outrider.server.orders import Orders
+from outrider.server.tool_parsers import chat_template
+from outrider.server.words import Words
+from outrider.text.tokens import encode
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: StrictBool | None = None
+    return_token_strs: StrictBool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages: give one of them")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise ValueError("tools and chat_template_kwargs go with messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    tokens: list[Size]
+    model: str | None = None
+
+
+def tokenized(orders: Orders, body: TokenizeBody) -> dict[str, Any]:
+    """The tokens of a prompt. Raises Refusal."""
+    known, name = orders.known, _named(orders, body.model)
+    if body.messages is not None:
+        given = body.model_dump(include={"messages", "tools", "chat_template_kwargs"})
+        chat = ChatBody.model_validate({"model": name} | given)
+        ids = chat_prompt(known, orders.parsers, chat).ids
+    elif body.add_special_tokens is False or not body.prompt:
+        ids = known.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        ids = ids["input_ids"]
+    else:
+        try:
+            ids = encode(known.tokenizer, body.prompt)
+        except OutriderError as error:
+            raise Refusal(str(error), "prompt") from error
+    told: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": min(orders.capacity, known.context),
+        "tokens": list(ids),
+    }
+    if body.return_token_strs:
+        told["token_strs"] = known.tokenizer.convert_ids_to_tokens(ids)
+    return told
+
+
+def detokenized(orders: Orders, body: DetokenizeBody) -> dict[str, Any]:
+    """The text of tokens, special ones with it. Raises Refusal."""
+    known = orders.known
+    _named(orders, body.model)
+    strange = next((token for token in body.tokens if token >= known.vocab_size), None)
+    if strange is not None:
+        what = f"token {strange} is outside the vocabulary of {known.vocab_size}"
+        raise Refusal(what, "tokens")
+    return {"prompt": Words(known.tokenizer).whole(body.tokens)}
+
+
+def tokenizer_info(orders: Orders) -> dict[str, Any]:
+    """What the tokenizer is: vLLM's `/tokenizer_info`, which lm-evaluation-harness asks."""
+    tokenizer = orders.known.tokenizer
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "model_max_length": min(orders.capacity, orders.known.context),
+        **{name: getattr(tokenizer, name, None) for name in names},
+        "chat_template": chat_template(tokenizer) or None,
+    }
+
+
+def _named(orders: Orders, model: str | None) -> str:
+    """The model's name, which may be left out."""
+    if model is not None and model not in orders.names:
+        raise unknown_model(model, orders.names)
+    return model or orders.names[0]
