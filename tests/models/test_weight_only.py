@@ -10,7 +10,6 @@ import outrider
 from outrider import ConfigurationError, Limits, Sampling, UnknownName
 from outrider.models import adapt, isa, laid, weight_only
 from outrider.models.native import build as kernels
-from outrider.models.native.packed_formats import FORMATS
 from outrider.models.nodes import causal
 from outrider.models.weight_only import WeightOnlyTensor
 from outrider.testing import llama
@@ -19,7 +18,7 @@ from tiny import PROMPTS
 CPU = torch.device("cpu")
 QUICK = {"threads": 1, "planner": "fixed"}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
-TYPES = [name for name, form in weight_only.KINDS.items() if form in FORMATS]
+TYPES = list(weight_only.KINDS)
 needs_kernels = pytest.mark.skipif(
     weight_only.unfit(CPU) is not None, reason=f"no kernels: {weight_only.unfit(CPU)}"
 )
