@@ -23,7 +23,7 @@ COUNT, HEAD = 30, (576, 49152)
 def made(format: str, outputs: int, inputs: int) -> PackedWeight:
     """A weight of random bits: what numbers they are costs nothing, but exponents stay small."""
     one = FORMATS[format]
-    bits = torch.randint(0, 256, (outputs, inputs * one.bytes // one.chunk), dtype=torch.uint8)
+    bits = torch.randint(0, 256, (outputs, inputs * one.block // one.chunk), dtype=torch.uint8)
     bits[:, 1::2] = 0x2C
     return PackedWeight.from_blocks(bits, format, inputs)
 

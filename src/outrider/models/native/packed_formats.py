@@ -25,7 +25,7 @@ class Format:
     name: str
     code: int  #: of `packed_linear.h`
     chunk: int  #: inputs that share a head; 0: as many as a weight says
-    bytes: int  #: of a chunk in a file's row
+    block: int  #: bytes of a chunk in a file's row
     per: int = 1  #: blocks of a chunk
     lay: Callable[[Tensor], Laid] | None = None  #: None: not in files
     quantize: Callable[[Tensor], Tensor] | None = None  #: rows of a file of weights [O, I]

@@ -92,7 +92,7 @@ class PackedWeight:
         outputs, found = len(blocks), _known(format, len(blocks), inputs)
         if found.lay is None:
             raise ConfigurationError(f"files have no {format!r}: `from_groups` makes such a weight")
-        lay, size, whole = found.lay, found.bytes, -(-inputs // found.chunk)
+        lay, size, whole = found.lay, found.block, -(-inputs // found.chunk)
         want = inputs * size // found.chunk
         if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != want:
             raise ConfigurationError(
