@@ -12,6 +12,7 @@ import pytest
 import torch
 from recorded_calls import RecordedCalls
 from test_native import BF16, call_of, filled, random_nodes
+from test_packed_linear import FILES, blocks_of, grouped
 
 from outrider.models import isa
 from outrider.models.native import build, cross, int8, tiles
@@ -55,39 +56,39 @@ def recorded(monkeypatch):
 
 def between_products():
     """Norm, rotation, cache, attention and gate of a Llama; attention over a window."""
-    for heads, kv_heads, size, batch, queries in ((9, 3, 64, 2, 5), (4, 1, 80, 1, 40)):
-        call, _ = call_of(heads, kv_heads, size, random_nodes(batch, queries, True))
-        cache, _, _ = filled(batch, kv_heads, size, 300)
-        call.attend(
-            torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(BF16), *cache.layers
-        )
-        state = torch.randn(2, batch, queries, 512).to(BF16)
-        call.norm(*state, torch.randn(512).to(BF16))
-        call.gate(state[0])
-    for dtype in (BF16, torch.float32):
-        keys, values = torch.randn(2, 2, 3, 150, 20).to(dtype)
+    for kind in (BF16, torch.float32):
+        for heads, kv_heads, size, batch, queries in ((9, 3, 64, 2, 5), (4, 1, 80, 1, 40)):
+            nodes = random_nodes(batch, queries, True)
+            call, _ = call_of(heads, kv_heads, size, nodes, kind)
+            cache, _, _ = filled(batch, kv_heads, size, 300, kind)
+            qkv = torch.randn(batch, queries, (heads + 2 * kv_heads) * size).to(kind)
+            call.attend(qkv, *cache.layers)
+            state = torch.randn(2, batch, queries, 512).to(kind)
+            call.norm(*state, torch.randn(512).to(kind))
+            call.gate(state[0])
+        keys, values = torch.randn(2, 2, 3, 150, 20).to(kind)
         laid = cross.laid_keys(keys), cross.laid_values(values)
-        cross.attend(torch.randn(2, 7, 3, 20).to(dtype), *laid, 150)
+        cross.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, 150)
 
 
 def products():
-    """With weights in 8 bits, and in every format of files, of one row and of many."""
+    """With weights in 8 bits, and in every format of files and groups, of one row and of many."""
     weight, bias = torch.randn(40, 70), torch.randn(40)
     for dtype in (BF16, torch.float32):
         run = int8.Int8Product(weight.to(dtype), bias.to(dtype))
         for rows in (1, 4, 7):
             run(torch.randn(rows, 70).to(dtype))
-    for name, format in FORMATS.items():
-        outputs, chunks = 90, 1 if format.chunk >= 256 else 8
-        if format.dense or format.quantize is not None:
-            packed = PackedWeight.from_dense(torch.randn(outputs, chunks * format.chunk), name)
-        else:
-            blocks = torch.randint(0, 60, (outputs, chunks * format.block), dtype=torch.uint8)
-            packed = PackedWeight.from_blocks(blocks, name, chunks * format.chunk)
-        product = PackedLinear(packed, torch.randn(outputs))
+    each = [
+        PackedWeight.from_blocks(torch.from_numpy(blocks_of(name, 90, 256)), name, 256)
+        for name in FILES
+    ]
+    each += [grouped(bits, 32, minimum)[0] for bits, minimum in ((8, False), (4, False), (4, True))]
+    assert {one.format for one in each} == set(FORMATS)
+    for packed in each:
+        product = PackedLinear(packed, torch.randn(packed.outputs))
         for rows in (1, 2, 3, 4, 5, 6, 7, 13, 30):
             product(torch.randn(rows, packed.inputs))
-        packed.rows(torch.tensor([0, 89, 3]))
+        packed.rows(torch.tensor([0, packed.outputs - 1, 3]))
 
 
 def zig(*arguments):

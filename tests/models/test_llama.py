@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from families import based
+from transformers import AutoModelForCausalLM
 
 from outrider.models import CausalModel, LlamaRunner, TransformersRunner, adapt
 from outrider.models.linear import can_pack
@@ -58,6 +60,39 @@ def test_lean_runner_equals_transformers(shape, packed):
     with torch.inference_mode():
         logits = causal.forward(causal.open(1, 128), line(torch.tensor([ids]), at, 128)).logits_BQV
     torch.testing.assert_close(logits[0], own_logits(model, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [8, 16])  # torch's operators, and compiled
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_its_like_equal_transformers(kind, size):
+    """Biases, and norms of heads, that are not what a new model has."""
+    torch.manual_seed(2)
+    config = based(kind, head_dim=size, sliding_window=None)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    runner = adapt(model).runner
+    assert isinstance(runner, LlamaRunner)
+    causal = CausalModel(runner)
+    ids = [(7 * i + 3) % 32 for i in range(60)]
+    at = torch.arange(60)[None]
+    with torch.inference_mode():
+        logits = causal.forward(causal.open(1, 128), line(torch.tensor([ids]), at, 128)).logits_BQV
+    torch.testing.assert_close(logits[0], own_logits(model, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mistral", {"sliding_window": 16}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    ],
+)
+def test_windows_are_not_lean(kind, settings):
+    model = AutoModelForCausalLM.from_config(based(kind, **settings)).eval()
+    assert isinstance(adapt(model).runner, TransformersRunner)
 
 
 def test_models_the_lean_runner_does_not_compute_take_the_other_one():

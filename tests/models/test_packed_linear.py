@@ -184,6 +184,46 @@ def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
         assert finite[:, 4:].all()
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 64), (336, 768), (96, 544)])
+def test_rounded_activations_are_whole_sums_times_scales(outputs: int, inputs: int) -> None:
+    rows = blocks_of("q8_0", outputs, inputs)
+    weight = PackedWeight.from_blocks(torch.from_numpy(rows), "q8_0", inputs)
+    bias_O = torch.randn(outputs, generator=torch.Generator().manual_seed(1))
+    run = PackedLinear(weight, bias_O, activations="int8")
+    x = torch.randn(43, inputs, generator=torch.Generator().manual_seed(9))
+    x[3, :32] = 0
+    blocks = x.view(43, -1, 32)
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    near = (blocks / scale.clamp_min(1e-30)).round() * scale
+    dense = weight.dequantize()
+    exact = near.view(43, inputs).double() @ dense.double().T + bias_O.double()
+    answer = run(x)
+    # a tie may be rounded either way: one step of one activation
+    bound = (x.double().abs() @ dense.double().abs().T + bias_O.abs()) * 2**-20
+    step = scale.amax().double() * dense.abs().amax().double()
+    assert ((answer.double() - exact).abs() <= bound + step).all()
+    assert ((answer.double() - exact).abs() <= bound).double().mean() > 0.9
+    for count in (1, 2, 5, 6, 7, 42):
+        assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(run(x), answer)
+    finally:
+        torch.set_num_threads(before)
+    x[7, 40] = float("inf")
+    finite = run(x).isfinite()
+    assert not finite[7].any()
+    assert finite[:7].all()
+    assert finite[8:].all()
+
+
+def test_rounded_activations_want_weights_of_8_bits() -> None:
+    weight = PackedWeight.from_dense(torch.ones(2, 32))
+    with pytest.raises(ConfigurationError, match="'int8' with q8_0 weights; got 'int8' with f32"):
+        PackedLinear(weight, activations="int8")
+
+
 def test_rounding_is_that_of_files() -> None:
     weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(7))
     weight[2, :32] = 0

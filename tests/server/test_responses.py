@@ -107,6 +107,7 @@ def test_thoughts_are_items_too(client):
     whole = ask(client, **body, reasoning={"effort": "low"})
     thought, said = whole.output
     assert (thought.type, said.type) == ("reasoning", "message")
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
     events = list(ask(client, **body, reasoning={"effort": "low"}, stream=True))
     parts = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert "".join(parts) == thought.content[0].text

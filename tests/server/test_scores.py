@@ -68,6 +68,8 @@ def test_tokens_of_texts_and_texts_of_tokens(shipped, server):
         ("/tokenize", {}, "prompt or messages"),
         ("/tokenize", {"prompt": "x", "messages": []}, "prompt or messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}, "chat template"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "\ud800", "add_special_tokens": False}, "half a character"),
         ("/detokenize", {"tokens": [10**6]}, "outside the vocabulary"),
         ("/detokenize", {"tokens": [1], "model": "other"}, "'other'"),
     ]:

@@ -84,3 +84,17 @@ class Layer:
         self.out = made([a.o_proj])
         self.gate_up = made([m.gate_proj, m.up_proj])
         self.down = made([m.down_proj])
+        self._widths = [each.weight.shape[0] for each in (a.q_proj, a.k_proj, a.v_proj)]
+        norms = (a.q_norm, a.k_norm) if hasattr(a, "q_norm") else ()
+        self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
+
+    def heads(self, call: between.Call, qkv: Tensor) -> Tensor:
+        """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head, where a layer does."""
+        if not self._head_norms:
+            return qkv
+        *parts, values = qkv.split_with_sizes(self._widths, -1)
+        for number, (weight, size) in enumerate(self._head_norms):
+            part = parts[number]
+            _, normed = call.norm(part.reshape(*part.shape[:-1], -1, size), None, weight)
+            parts[number] = normed.flatten(-2)
+        return torch.cat([*parts, values], -1)

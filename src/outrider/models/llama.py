@@ -1,4 +1,4 @@
-"""A lean Llama decoder for the CPU: the same weights, a quarter of the operator calls.
+"""A lean decoder for the CPU, of Llama and its like: the same weights, a quarter of the calls.
 
 transformers spends most of a small model's step in operators around the products. Here query, key
 and value are one product, gate and up another, rotary factors come from a table, and the weights
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.models.cache import SlotCache
 from outrider.models.causal import Reader
@@ -20,9 +20,19 @@ from outrider.models.layer import STATIC_ROPE, Layer, chosen, whole
 from outrider.models.linear import Product, fused
 from outrider.types import Inputs, Nodes, Output
 
+#: Models with a Llama's layers, by the type that a configuration names. Products may have biases,
+#: and heads of queries and keys norms of their own: whatever a layer has is run.
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the lean runner computes this model: a Llama with fixed rotary tables.
+    """Whether the lean runner computes this model: one of `FAMILIES` with fixed rotary tables, and
+    without windows.
 
     Not one whose weights are sharded: a process has a part of each, and the model's own forward is
     what brings the parts together.
@@ -30,11 +40,19 @@ def fits(model: PreTrainedModel) -> bool:
     config = model.config
     rope = read(config, "rope_parameters", dict) or {}
     return (
-        config.model_type == "llama"
-        and type(model).__name__ == "LlamaForCausalLM"
+        type(model).__name__ == FAMILIES.get(config.model_type)
+        and not _windows(config)
         and rope.get("rope_type", "default") in STATIC_ROPE
         and read(config, "quantization_config", object) is None
         and all(whole(m) for m in _linears(model))
+    )
+
+
+def _windows(config: PretrainedConfig) -> bool:
+    """Whether a layer sees no more than the last so many tokens."""
+    kinds = read(config, "layer_types", (list, tuple))
+    return any(kind != "full_attention" for kind in kinds or ()) or (
+        kinds is None and read(config, "sliding_window", int) is not None
     )
 
 
@@ -47,14 +65,14 @@ def _linears(model: LlamaForCausalLM) -> list[torch.nn.Module]:
 
 
 class LlamaRunner:
-    """Runs LlamaForCausalLM's weights on one CPU device."""
+    """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one CPU device."""
 
-    name = "LlamaForCausalLM"
     trees = True
     reader: Reader | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:
         config = model.config
+        self.name = type(model).__name__
         self.vocab_size: int = config.vocab_size
         self.context: int = config.max_position_embeddings
         self.layers: int = config.num_hidden_layers
@@ -107,7 +125,7 @@ class LlamaRunner:
             state, x = call.norm(state, more, layer.before)
             if number in taps:
                 kept[number] = state
-            x = call.attend(layer.qkv(x), store)
+            x = call.attend(layer.heads(call, layer.qkv(x)), store)
             state, x = call.norm(state, layer.out(x), layer.between)
             more = layer.down(call.gate(layer.gate_up(x)))
         if last is not None:

@@ -307,7 +307,7 @@ def bytes_a_weight(dtype: str) -> float:
     (4.0, 1.0625)
     """
     known = FORMATS[KINDS[dtype]]
-    return known.bytes / known.chunk
+    return known.block / known.chunk
 
 
 def states_dtype(dtype: str, device: torch.device) -> torch.dtype:

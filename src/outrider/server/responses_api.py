@@ -107,7 +107,7 @@ class ResponseDraft:
             "truncation": "disabled",
             "store": body.store,
             "system_fingerprint": self.fingerprint,
-            "usage": None if choice is None else _usage(choice),
+            "usage": None if choice is None else _usage(choice, self.output),
         }
 
     def begin(self) -> Iterator[Told]:
@@ -221,14 +221,18 @@ _TEXTS = {
 }
 
 
-def _usage(choice: Choice) -> dict[str, Any]:
-    """As this route counts."""
+def _usage(choice: Choice, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """As this route counts. Tokens of thoughts are those of their text, its marks left out."""
     told = usage([choice])
+    tokenizer: Any = choice.answer.tokenizer
+    thoughts = [one["content"][0]["text"] for one in output if one["type"] == "reasoning"]
+    counts = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in thoughts]
+    thought = sum(counts)
     return {
         "input_tokens": told["prompt_tokens"],
         "input_tokens_details": told["prompt_tokens_details"],
         "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": told["total_tokens"],
     }
 

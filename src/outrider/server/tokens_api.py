@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from pydantic import StrictBool, model_validator
+from pydantic import StrictBool, ValidationError, model_validator
 
 from outrider.errors import OutriderError
 from outrider.server.bodies import ChatBody, Size
 from outrider.server.chat_prompts import chat_prompt
-from outrider.server.faults import Refusal, unknown_model
+from outrider.server.faults import Refusal, rejected, unknown_model
 from outrider.server.fields import Body
 from outrider.server.messages import Message, Tool
 from outrider.server.orders import Orders
@@ -31,6 +31,8 @@ class TokenizeBody(Body):
     def _one(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt or messages: give one of them")
+        if self.prompt is not None and not _is_text(self.prompt):
+            raise ValueError("prompt has half a character (a lone surrogate); leave it out")
         if self.messages is None and (self.tools or self.chat_template_kwargs):
             raise ValueError("tools and chat_template_kwargs go with messages")
         return self
@@ -48,7 +50,10 @@ def tokenized(orders: Orders, body: TokenizeBody) -> dict[str, Any]:
     known, name = orders.known, _named(orders, body.model)
     if body.messages is not None:
         given = body.model_dump(include={"messages", "tools", "chat_template_kwargs"})
-        chat = ChatBody.model_validate({"model": name} | given)
+        try:
+            chat = ChatBody.model_validate({"model": name} | given)
+        except ValidationError as error:
+            raise Refusal(rejected(error.errors())["error"]["message"], "messages") from error
         ids = chat_prompt(known, orders.parsers, chat).ids
     elif body.add_special_tokens is False or not body.prompt:
         ids = known.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -89,6 +94,11 @@ def tokenizer_info(orders: Orders) -> dict[str, Any]:
         **{name: getattr(tokenizer, name, None) for name in names},
         "chat_template": chat_template(tokenizer) or None,
     }
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _named(orders: Orders, model: str | None) -> str:

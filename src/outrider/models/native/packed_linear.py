@@ -27,6 +27,7 @@ from outrider.models.native.packed_formats import (
 
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 _PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
+_INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
 _ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
 _AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
 
@@ -197,8 +198,12 @@ class PackedWeight:
 class PackedLinear:
     """x -> x @ w.T + bias for x [..., inputs] in float32 or bfloat16; the answer is in float32.
 
-    Of several weights the outputs stand side by side. Raises ConfigurationError where `unfit` says
-    why.
+    Of several weights the outputs stand side by side. With `activations` "int8" each row and block
+    of 32 inputs is rounded to 8 bits first, and sums of a block are whole numbers: faster for many
+    rows, for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a
+    result). A row is the same in every call then too.
+
+    Raises ConfigurationError where `unfit` says why, and for other activations.
 
     >>> run = PackedLinear(PackedWeight.from_dense(torch.eye(2, 3)))        # doctest: +SKIP
     >>> run(torch.tensor([1.0, 2.0, 3.0]))                              # doctest: +SKIP
@@ -206,7 +211,10 @@ class PackedLinear:
     """
 
     def __init__(
-        self, weight: PackedWeight | Sequence[PackedWeight], bias: Tensor | None = None
+        self,
+        weight: PackedWeight | Sequence[PackedWeight],
+        bias: Tensor | None = None,
+        activations: str = "float32",
     ) -> None:
         self.weights = (weight,) if isinstance(weight, PackedWeight) else tuple(weight)
         self.inputs = self.weights[0].inputs
@@ -220,12 +228,23 @@ class PackedLinear:
                     f"weights of one product have as many inputs; got {self.inputs} and "
                     f"{one.inputs}"
                 )
+        formats = ", ".join(dict.fromkeys(one.format for one in self.weights))
+        if activations not in ("float32", "int8") or (activations == "int8" and formats != "q8_0"):
+            raise ConfigurationError(
+                f"activations are 'float32', or 'int8' with q8_0 weights; got {activations!r} with "
+                f"{formats} weights"
+            )
         if bias is not None and bias.shape != (self.outputs,):
             raise ConfigurationError(
                 f"a bias of {self.outputs} outputs is wanted; got {list(bias.shape)}"
             )
         self.bias = None if bias is None else bias.detach().float().contiguous()
-        self._run: Callable[..., int] = build.function("outrider_packed_linear", _PRODUCT)
+        self.activations = activations
+        self._run: Callable[..., int] = (
+            build.function("outrider_packed_int8", _INT8)
+            if activations == "int8"
+            else build.function("outrider_packed_linear", _PRODUCT)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """float32 [..., outputs]."""
@@ -240,9 +259,10 @@ class PackedLinear:
         for one in self.weights:
             missing = one.wide - self.inputs
             given = F.pad(x, (0, missing)) if missing else x
+            kind = () if self.activations == "int8" else (FORMATS[one.format].code, one.per)
             failed = self._run(
-                FORMATS[one.format].code, one.per, rows, one.wide, one.outputs, self.outputs,
-                threads, given.data_ptr(), one.panels.data_ptr(), bias, at,
+                *kind, rows, one.wide, one.outputs, self.outputs, threads, given.data_ptr(),
+                one.panels.data_ptr(), bias, at,
             )  # fmt: skip
             if failed:
                 raise MemoryError(f"no memory for {rows} rows of {self.inputs} inputs")

@@ -1,0 +1,212 @@
+/* Y[n, O] = X[n, I] W[O, I]^T + bias with q8_0 weights and activations rounded to 8 bits, each row and
+ * block of 32 inputs by a scale of its own: for many rows at once (prompts, encoders).
+ *
+ * A block's products are summed as whole numbers, which is exact in any order; times both scales this
+ * is added to what came before by one fma, block after block. So a row does not depend on others here
+ * either. Weights are laid out anew, some hundred inputs of a group at a time: `STEP` inputs of an
+ * output side by side, as the processor's instruction takes them.
+ */
+#include "packed_linear.h"
+
+#define SLAB 256 /* inputs */
+#define BLOCKS (SLAB / 32)
+
+typedef uint32_t one __attribute__((may_alias));
+
+#if WIDE == 16 && defined(__AVX512VNNI__)
+#define STEP 4 /* bytes: activations from 0 on (128 more than they are), weights with their sign */
+#define ABOVE 128
+typedef int8_t part;
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
+}
+#else
+#define STEP 2 /* of 16 bits */
+#define ABOVE 0
+typedef int16_t part;
+#if WIDE == 16
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    return sum + (vi)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x));
+}
+#elif WIDE == 8
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+}
+#else
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    return sum + (w << 16 >> 16) * (int32_t)(int16_t)x + (w >> 16) * ((int32_t)x >> 16);
+}
+#endif
+#endif
+
+#if WIDE == 16
+#define ROWS 6
+#define SIDE 2 /* tiles */
+#else
+#define ROWS (WIDE == 8 ? 4 : 2)
+#define SIDE 1
+#endif
+
+/* Some hundred inputs of a group: parts[block][tile][step][output][STEP], scales[block][tile][output],
+ * and what each block's sum starts from. */
+typedef struct {
+    part parts[BLOCKS * GROUP * TILE * 32];
+    float scales[BLOCKS * GROUP * TILE];
+    int32_t starts[BLOCKS * GROUP * TILE];
+} Laid;
+
+static void lay(Laid *to, int64_t blocks, int64_t tiles, const uint8_t *weight) {
+    for (int64_t b = 0; b < blocks; b++, weight += tiles * (32 + 512))
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t at = b * GROUP + t;
+            const int8_t *from = (const int8_t *)weight + tiles * 32 + t * 512;
+            part *parts = to->parts + at * TILE * 32;
+            for (int v = 0; v < VECTORS; v++)
+                store_f(to->scales + at * TILE + v * WIDE, halves_f(weight + 32 * t + 2 * WIDE * v));
+            for (int s = 0; s < 32 / STEP; s++)
+                for (int o = 0; o < TILE; o++)
+                    for (int e = 0; e < STEP; e++)
+                        parts[(s * TILE + o) * STEP + e] = from[(s * STEP + e) * TILE + o];
+            int32_t *start = to->starts + at * TILE;
+            memset(start, 0, TILE * sizeof(int32_t));
+            if (ABOVE)
+                for (int k = 0; k < 32; k++)
+                    for (int o = 0; o < TILE; o++) start[o] -= ABOVE * from[k * TILE + o];
+        }
+}
+
+/* A row to whole numbers, and a scale for each of its blocks: NaN where something is not finite. */
+static void rounded(const float *x, int64_t blocks, part *to, float *scales) {
+    for (int64_t b = 0; b < blocks; b++, x += 32, to += 32) {
+        float most = 0;
+        int bad = 0;
+        for (int i = 0; i < 32; i++) {
+            float a = __builtin_fabsf(x[i]);
+            most = a > most ? a : most;
+            bad |= !(a <= 3.4e38f);
+        }
+        const float by = most > 0 && !bad ? 127 / most : 0;
+        scales[b] = bad ? __builtin_nanf("") : most / 127;
+        for (int i = 0; i < 32; i++) {
+            float near = bad ? 0 : x[i] * by + 12582912.0f; /* to a whole number, ties to even */
+            int32_t whole;
+            memcpy(&whole, &near, 4);
+            to[i] = (part)((bad ? 0 : whole - 0x4b400000) + ABOVE);
+        }
+    }
+}
+
+/* n rows and g tiles from the first on, all blocks of a slab. */
+INLINED void tile(
+    const int n, const int g, const Laid *w, int64_t first, int64_t blocks, const part *x, int64_t inputs,
+    const float *scales, int64_t all, float *acc) {
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = (b * GROUP + first) * TILE;
+        vi sum[ROWS][SIDE][VECTORS];
+#pragma GCC unroll 8
+        for (int r = 0; r < n; r++)
+#pragma GCC unroll 8
+            for (int q = 0; q < g * VECTORS; q++)
+                sum[r][q / VECTORS][q % VECTORS] =
+                    load_i(w->starts + at + q / VECTORS * TILE + q % VECTORS * WIDE);
+#pragma GCC unroll 4
+        for (int s = 0; s < 32 / STEP; s++) {
+            vi some[SIDE][VECTORS];
+#pragma GCC unroll 8
+            for (int q = 0; q < g * VECTORS; q++)
+                some[q / VECTORS][q % VECTORS] = load_i(
+                    w->parts + (at + q / VECTORS * TILE) * 32 + (s * TILE + q % VECTORS * WIDE) * STEP);
+#pragma GCC unroll 8
+            for (int r = 0; r < n; r++) {
+                const uint32_t input = *(const one *)(x + r * inputs + b * 32 + s * STEP);
+#pragma GCC unroll 8
+                for (int q = 0; q < g * VECTORS; q++)
+                    sum[r][q / VECTORS][q % VECTORS] =
+                        dot(sum[r][q / VECTORS][q % VECTORS], some[q / VECTORS][q % VECTORS], input);
+            }
+        }
+#pragma GCC unroll 8
+        for (int q = 0; q < g * VECTORS; q++) {
+            const int64_t o = q / VECTORS * TILE + q % VECTORS * WIDE;
+            vf s = load_f(w->scales + at + o);
+#pragma GCC unroll 8
+            for (int r = 0; r < n; r++) {
+                float *to = acc + r * GROUP * TILE + o;
+                vf both = s * every(scales[r * all + b]);
+                store_f(to, fma_f(as_f(sum[r][q / VECTORS][q % VECTORS]), both, load_f(to)));
+            }
+        }
+    }
+}
+
+INLINED int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* What a call is given, with activations as they were rounded. */
+typedef struct {
+    int64_t rows, inputs, outputs, wide;
+    const part *x;
+    const float *scales, *bias;
+    float *y;
+} Product;
+
+/* Rows of a group's tiles, blocks from `done` on. */
+static void rows_of(const Product *p, const Laid *w, int64_t done, int64_t blocks, int64_t tiles, int64_t at) {
+    const int64_t all = p->inputs / 32, count = least(GROUP * TILE, p->outputs - at);
+    _Alignas(64) float acc[ROWS * GROUP * TILE];
+    for (int64_t row = 0, n; row < p->rows; row += n) {
+        n = p->rows - row < ROWS ? 1 : ROWS;
+        const part *x = p->x + row * p->inputs + done * 32;
+        const float *scales = p->scales + row * all + done;
+        float *y = p->y + row * p->wide + at;
+        memset(acc, 0, n * GROUP * TILE * sizeof(float));
+        if (done)
+            for (int64_t r = 0; r < n; r++)
+                memcpy(acc + r * GROUP * TILE, y + r * p->wide, count * sizeof(float));
+        for (int64_t t = 0; t < tiles; t += SIDE)
+            if (n == 1)
+                tile(1, SIDE, w, t, blocks, x, p->inputs, scales, all, acc + t * TILE);
+            else
+                tile(ROWS, SIDE, w, t, blocks, x, p->inputs, scales, all, acc + t * TILE);
+        const int last = done + blocks == all && p->bias;
+        for (int64_t r = 0; r < n; r++)
+            for (int64_t o = 0; o < count; o++)
+                y[r * p->wide + o] = acc[r * GROUP * TILE + o] + (last ? p->bias[at + o] : 0.0f);
+    }
+}
+
+static void group(const Product *p, int64_t tiles, int64_t at, const uint8_t *weight) {
+    _Alignas(64) Laid laid;
+    const int64_t all = p->inputs / 32;
+    if (tiles % SIDE) memset(&laid, 0, sizeof(laid));
+    for (int64_t done = 0, blocks; done < all; done += blocks) {
+        blocks = least(BLOCKS, all - done);
+        lay(&laid, blocks, tiles, weight + done * tiles * (32 + 512));
+        rows_of(p, &laid, done, blocks, tiles, at);
+    }
+}
+
+/* rows of x [rows, inputs] times q8_0 weights; rows of y are `wide` apart. Not 0: there is no memory. */
+int outrider_packed_int8(
+    int64_t rows, int64_t inputs, int64_t outputs, int64_t wide, int64_t threads, const float *x,
+    const uint8_t *weight, const float *bias, float *y) {
+    (void)threads; /* where there is no OpenMP */
+    const int64_t blocks = inputs / 32, tiles = (outputs + TILE - 1) / TILE;
+    part *near = malloc(rows * inputs * sizeof(part) + 1);
+    float *scales = malloc(rows * blocks * sizeof(float) + 1);
+    const int none = !near || !scales;
+    if (!none) {
+        const Product p = {rows, inputs, outputs, wide, near, scales, bias, y};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++)
+                rounded(x + r * inputs, blocks, near + r * inputs, scales + r * blocks);
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < tiles; t += GROUP)
+                group(&p, least(GROUP, tiles - t), t * TILE, weight + t * blocks * (32 + 512));
+        }
+    }
+    free(near);
+    free(scales);
+    return none;
+}
