@@ -39,7 +39,8 @@ def test_where_one_core_is_all_there_is_one_process(
 ):
     answers, others = [], []
 
-    def started(load, room):
+    def started(load, room, still):
+        assert still == 120
         others.append(linked(load, room))
         return others[-1]
 

@@ -143,7 +143,7 @@ def test_a_fault_of_our_own_is_a_row_and_ends_no_run(shipped, tmp_path, monkeypa
         ({"model": "another"}, 404, "no model 'another'"),
         ({"prompt": []}, 400, "prompt"),
         ({"max_tokens": 10_000}, 400, "ask for at most 240"),
-        ({"n": 4}, 400, "more than 3 rows"),
+        ({"n": 4}, 400, "4 completions of 1 prompts; there is room for 3"),
         ({"timeout": 1e-9}, 504, "deadline"),
         ({"messages": [{"role": "user", "content": "x"}]}, 400, "chat template"),
         ({"response_format": {"type": "json_schema", "json_schema": ENDLESS}}, 400, "infinite"),

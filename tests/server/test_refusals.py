@@ -12,6 +12,7 @@ import pytest
 import torch
 from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
+from outrider.engine.run import Run
 from outrider.server.bodies import (
     ChatBody,
     CompletionBody,
@@ -19,7 +20,6 @@ from outrider.server.bodies import (
     SpeculativeConfig,
     StreamOptions,
 )
-from outrider.server.lanes import Lanes
 from outrider.server.orders import Orders
 from outrider.types import Output
 
@@ -239,7 +239,9 @@ def test_a_fault_of_our_own_is_told_as_one(server, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Orders, "completions", choices)
-        assert refused(server, 500, BODY)["message"] == "internal error"
+        error = refused(server, 500, BODY)
+        assert error["message"] == "internal error: LookupError"  # its words may quote a text
+        assert error["code"] == "internal_error"
     assert asked(server, BODY | {"max_tokens": 2})[0] == 200
 
 
@@ -395,10 +397,10 @@ def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch, served_by, fau
         stream = events(server, BODY | {"max_tokens": 400, "stream": True, "ignore_eos": True})
         next(stream)
 
-        def broken(lanes, name):
+        def broken(run):
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr(Lanes, "__getitem__", broken)
+        monkeypatch.setattr(Run, "step", broken)
         other = BODY | {"speculative_config": {"method": "none"}}
         assert asked(server, other)[0] == 503
         left = list(stream)

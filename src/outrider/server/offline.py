@@ -70,8 +70,8 @@ async def _running(desk: Desk, wanted: Iterable[Wanted]) -> AsyncGenerator[Row, 
                 for task in done:
                     if task.exception() is None:
                         yield task.result()
-                if errors:
-                    raise errors[0]
+                if errors:  # all of them are told the same of an engine that has stopped
+                    raise desk.loop.fault or errors[0]
         finally:
             for task in under_way:
                 task.cancel()
