@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import outrider
-from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, arguments, verifiers
+from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, arguments
 from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
@@ -20,6 +20,7 @@ from outrider.loading import load
 from outrider.models import adapt
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
+from outrider.verifiers.block import Block
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
@@ -367,7 +368,7 @@ def test_classes_are_no_drafters_or_rules():
     with refused("drafter must be a Drafter"):
         Engine(model, PromptLookup)
     with refused("rule must be a Verifier"):
-        Engine(model, PromptLookup(), verifiers.Block)
+        Engine(model, PromptLookup(), Block)
 
 
 def test_drafters_keep_plain_numbers():

@@ -172,7 +172,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(fresh,
     writable = build._writable
     fresh.setattr(build, "_writable", lambda folder: folder != locked and writable(folder))
     assert build.function("added", WHOLE)(40) == 41
-    assert build.told().endswith(f"({str(locked)!r} is read-only)")
+    assert f"({str(locked)!r} is read-only)" in build.told()
     (library,) = tmp_path.rglob("*.so")
     assert library.is_relative_to(tmp_path / "temporary")
     anew(fresh)
@@ -323,7 +323,7 @@ def test_without_an_openmp_a_shipped_library_runs_in_one_thread_and_says_so(fres
     fresh.setattr(prebuilt, "_runtimes", lambda: iter([ctypes.CDLL(None)]))
     fresh.setattr(prebuilt, "_WANTED", ("no_such_function",))
     assert build.function("count_given", WHOLE)(0) == 0
-    assert build.told().endswith("shipped with the package, in one thread")
+    assert "shipped with the package, in one thread" in build.told()
 
 
 def changed_sources(fresh, library):

@@ -188,9 +188,7 @@ def test_a_draft_of_the_models_own_layers(capsys, monkeypatch, folder, talks):
 
 
 def test_the_settings_are_checked_before_anything_is_loaded(capsys, monkeypatch, talks):
-    monkeypatch.setattr(
-        "outrider.cli.transcribe.load", lambda *a, **k: pytest.fail("it was loaded")
-    )
+    monkeypatch.setattr("outrider.loading.load", lambda *a, **k: pytest.fail("it was loaded"))
     code, _, err = run(capsys, monkeypatch, talks[0], "-m", "x", "--timestamps", "never")
     assert code == 2
     assert isinstance(ConfigurationError("x"), ValueError)
