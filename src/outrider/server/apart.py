@@ -27,6 +27,7 @@ from llguidance import LLTokenizer
 from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
+from outrider.models.native import build
 from outrider.server.decoding import Room, opened
 from outrider.server.grammar import vocabulary
 from outrider.server.known import Known, Writes
@@ -45,6 +46,7 @@ from outrider.server.loop import (
 from outrider.server.spoken import Spoken
 from outrider.text.speculator import Speculator
 
+PATIENCE = 120.0  #: seconds from its start that an engine waits for kernels being compiled
 _BEAT = 1.0  #: seconds between signs of life
 _RECENTLY, _MOST_STARTS = 600.0, 3  #: so many starts in so many seconds, and no more
 _log = logging.getLogger("outrider.server")
@@ -332,6 +334,9 @@ def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None
     if multiprocessing.parent_process() is not None:  # one that was started later has the usual
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_IGN)
+    # It answers for as long as the server lives, and one that takes its place rounds as it does:
+    # neither is to go on without kernels that are still being compiled.
+    build.PATIENCE = PATIENCE
     try:
         known, loop = opened(load(), room)
     except Exception as error:
