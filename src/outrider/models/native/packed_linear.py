@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.errors import ConfigurationError
-from outrider.models.native import build
+from outrider.models.native import build, huge_pages
 from outrider.models.native.packed_formats import (
     FORMATS,
     GROUP,
@@ -286,17 +286,10 @@ def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
             tops = heads.view(-1, beside, chunks, heads.shape[-1]).transpose(1, 2).flatten(2)
             laid = torch.cat((tops, laid), -1)
         if not panels.numel():
-            panels = _aligned(tiles * (laid.numel() // len(data)))
+            panels = huge_pages.empty(tiles * (laid.numel() // len(data)))
         panels[at : at + laid.numel()] = laid.flatten()
         at += laid.numel()
     return panels
-
-
-def _aligned(count: int) -> Tensor:
-    """Bytes from a whole line of a processor's cache on."""
-    whole = torch.empty(count + 64, dtype=torch.uint8)
-    first = -whole.data_ptr() % 64
-    return whole[first : first + count]
 
 
 def _wrong(format: str, outputs: int, inputs: int) -> str | None:

@@ -1,0 +1,42 @@
+"""Memory for weights: pieces that do not overlap, given back when nothing uses them."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from outrider.models.native import huge_pages
+
+
+@pytest.mark.parametrize("count", [1, 64, 100, 5 << 20, 17 << 20, (32 << 20) + 1])
+def test_a_piece_is_as_long_as_asked_and_begins_a_line(count):
+    piece = huge_pages.empty(count)
+    assert piece.shape == (count,)
+    assert piece.dtype == torch.uint8
+    assert piece.data_ptr() % 64 == 0
+
+
+def test_pieces_do_not_overlap():
+    sizes = [1, 63, 64, 65, 4096, 3 << 20, 100, 20 << 20, 7]
+    pieces = [huge_pages.empty(size).fill_(number) for number, size in enumerate(sizes)]
+    for number, piece in enumerate(pieces):
+        assert bool((piece == number).all())
+
+
+def test_a_mapping_ends_with_what_lies_in_it(monkeypatch):
+    mapped = []
+    kept = huge_pages.mmap.mmap
+
+    class Watched(kept):
+        def __init__(self, *given):
+            super().__init__()
+            mapped.append(weakref.ref(self))
+
+    monkeypatch.setattr(huge_pages.mmap, "mmap", Watched)
+    piece = huge_pages.empty(40 << 20)
+    gc.collect()
+    assert mapped[0]() is not None
+    del piece
+    gc.collect()
+    assert mapped[0]() is None
