@@ -1,9 +1,8 @@
 """Memory for weights in pages of 2 MiB, where the system gives them when asked.
 
 A step reads all weights once. In pages of 4 KiB a processor looks up an address every 64 lines, and
-fetches nothing ahead across a page's end: SmolLM2's in bfloat16 took 13.8 ms to be read for one
-row, in large pages 8.8 (AMD EPYC, Zen 4, one core). What is smaller than a page shares a mapping
-with what is made next to it; a mapping is given back when nothing in it is used any more.
+fetches nothing ahead across a page's end. What is smaller than a page shares a mapping with what is
+made next to it; a mapping is given back when nothing in it is used any more.
 """
 
 import mmap
