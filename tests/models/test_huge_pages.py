@@ -40,3 +40,12 @@ def test_a_mapping_ends_with_what_lies_in_it(monkeypatch):
     del piece
     gc.collect()
     assert mapped[0]() is None
+
+
+def test_what_is_left_of_a_mapping_made_in_inference_mode_is_written_outside_it(monkeypatch):
+    monkeypatch.setattr(huge_pages, "_rest", torch.empty(0, dtype=torch.uint8))
+    with torch.inference_mode():
+        first = huge_pages.empty(100)
+    first.fill_(1)
+    huge_pages.empty(100).fill_(2)
+    assert first.unique().tolist() == [1]

@@ -31,7 +31,8 @@ def empty(count: int) -> Tensor:
             return _mapping(room)[:count]
         if room > _rest.numel():
             _rest = _mapping(_MAPPING)
-        piece, _rest = _rest[:count], _rest[room:]
+        with torch.inference_mode(False):
+            piece, _rest = _rest[:count], _rest[room:]
         return piece
 
 
@@ -44,6 +45,7 @@ def _mapping(room: int) -> Tensor:
             mapped.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without them: pages stay small
-    whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping for as long as it lives
-    first = -whole.data_ptr() % _PAGE
-    return whole[first : first + size]
+    with torch.inference_mode(False):  # pieces of it are written to in and outside inference mode
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping while it lives
+        first = -whole.data_ptr() % _PAGE
+        return whole[first : first + size]
