@@ -10,7 +10,7 @@ from served import linked
 from starlette.testclient import TestClient
 
 from outrider.cli.serve import _parted
-from outrider.server import apart
+from outrider.server import engine_process
 
 
 class Handler(logging.Handler):
@@ -53,7 +53,7 @@ def test_where_one_core_is_all_there_is_one_process(
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(cores)), raising=False)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
-    monkeypatch.setattr(apart, "started", started)
+    monkeypatch.setattr(engine_process, "launch_engine", started)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     others_log = Handler()
     code, _, err = outrider("serve", "--port", 0, "--rows", 2, "--capacity", 128, *words.split())

@@ -14,10 +14,10 @@ import openai
 import pytest
 from served import Server, _service, _until_the_end, serving
 
-from outrider.server.apart import Apart, decode
-from outrider.server.app import Service, around
-from outrider.server.decoding import opened
-from outrider.server.loop import Loop
+from outrider.server.app import ServerConfig, build_app_for
+from outrider.server.engine_factory import build_engine
+from outrider.server.engine_loop import EngineLoop
+from outrider.server.engine_process import EngineClient, run_engine_process
 
 
 def begun(load, room, lives):
@@ -31,7 +31,7 @@ def begun(load, room, lives):
 
     def run():
         try:
-            decode(there, load, room)
+            run_engine_process(there, load, room)
         finally:
             there.close()
 
@@ -51,8 +51,8 @@ def mortal(speculator, starts=9, still=120.0):
             raise OSError("no more processes")
         return begun(lambda: speculator, service.room, lives)
 
-    engine = Apart(*begin(), service.rows, begin, still)
-    with _until_the_end(Server(around(engine.known, engine, service))) as server:
+    engine = EngineClient(*begin(), service.rows, begin, still)
+    with _until_the_end(Server(build_app_for(engine.known, engine, service))) as server:
         yield server, lives
 
 
@@ -115,7 +115,7 @@ def health(server):
 def test_no_sign_of_life_is_a_503(shipped, monkeypatch):
     with mortal(shipped, still=1e9) as (server, _):
         assert health(server)[0] == 200
-        monkeypatch.setattr(Loop, "still", 1000.0)  # what the engine's next beats tell
+        monkeypatch.setattr(EngineLoop, "still", 1000.0)  # what the engine's next beats tell
         assert until(lambda: health(server)[0] == 503)
         assert '"still"' in health(server)[1]
         monkeypatch.undo()
@@ -126,7 +126,7 @@ def test_no_sign_of_life_brings_another_engine(shipped, monkeypatch):
     with mortal(shipped, still=500.0) as (server, lives):
         whole = server.client().completions.create(**ASK).choices[0].text
         first_alone = property(lambda loop: 1000.0 if len(lives) < 2 else 0.0)
-        monkeypatch.setattr(Loop, "still", first_alone)
+        monkeypatch.setattr(EngineLoop, "still", first_alone)
         assert until(lambda: len(lives) == 2 and server.loop.alive)
         assert server.client().completions.create(**ASK).choices[0].text == whole
         assert len(lives) == 2
@@ -157,10 +157,10 @@ class Deaf:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
-    service = Service(("pair",), rows=4, capacity=512, public=True)
-    known, _ = opened(shipped, service.room)
+    service = ServerConfig(("pair",), max_num_seqs=4, max_model_len=512, public=True)
+    known, _ = build_engine(shipped, service.engine_config)
     deaf = Deaf()
-    with _until_the_end(Server(around(known, deaf, service))) as server:
+    with _until_the_end(Server(build_app_for(known, deaf, service))) as server:
         began = time.monotonic()
         client, asked = server.client(), {"stream": stream, "extra_body": {"timeout": 0.3}}
         with pytest.raises(openai.InternalServerError) as refused:
