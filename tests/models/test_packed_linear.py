@@ -8,9 +8,13 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.models.native import build
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedLinear, PackedWeight, unfit
+from outrider.models.cpu_kernels import build
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import (
+    PackedLinear,
+    PackedWeight,
+    unfit,
+)
 
 pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
 

@@ -37,7 +37,7 @@ class Norm(NamedTuple):
         return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class _Layer(NamedTuple):
+class _EncoderLayer(NamedTuple):
     before: Norm
     qkv: Product
     out: Product
@@ -46,9 +46,9 @@ class _Layer(NamedTuple):
     down: Product
 
 
-def _layer(layer: WhisperEncoderLayer, packed: bool) -> _Layer:
+def _layer(layer: WhisperEncoderLayer, packed: bool) -> _EncoderLayer:
     a = layer.self_attn
-    return _Layer(
+    return _EncoderLayer(
         Norm.of(layer.self_attn_layer_norm),
         fused([a.q_proj, a.k_proj, a.v_proj], packed, (a.scaling, 1.0, 1.0)),
         fused([a.out_proj], packed),

@@ -23,8 +23,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
-from outrider.models.heads.head import Head
-from outrider.models.sources import Source, pickled
+from outrider.models.heads.head import DraftHead
+from outrider.models.sources import ModelSource, pickled
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -269,7 +269,7 @@ def _dropped(name: str) -> bool:
     return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
 
 
-def fill(head: Head, weights: Mapping[str, Tensor], name: str) -> None:
+def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
     """Give a head its weights, or raise ConfigurationError: they are not those of its config.json.
 
     Which tokens it knows is said already: some checkpoints have no t2d.
@@ -285,7 +285,7 @@ def fill(head: Head, weights: Mapping[str, Tensor], name: str) -> None:
         ) from error
 
 
-def same_vocabulary(name: str, own: int, target: Source, known: int) -> None:
+def same_vocabulary(name: str, own: int, target: ModelSource, known: int) -> None:
     """Refuse a head that was made for another vocabulary."""
     if own != known:
         raise VocabularyMismatch(
