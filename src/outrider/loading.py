@@ -47,7 +47,7 @@ from outrider.models.runtime_config import (
 from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer, usable
 from outrider.models.vocabularies import VocabularyPair, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
-from outrider.text.opening import ModelDefaults, Opening
+from outrider.text.decoder_prompt import DecoderPrompt, ModelDefaults
 from outrider.text.speculator import Speculator
 from outrider.text.speech import hearing
 from outrider.types import Drafter, Verifier
@@ -233,7 +233,7 @@ def _spoken(
     first, eos_ids = sources[0], sources[0].eos_ids()
     opening, defaults = None, ModelDefaults()
     if reads_more(first.config):
-        opening = Opening.of(first.settings(), eos_ids, str(first))
+        opening = DecoderPrompt.of(first.settings(), eos_ids, str(first))
     elif follow:
         defaults = ModelDefaults.of(first.settings(), eos_ids)
         if defaults.left_out:
