@@ -19,9 +19,9 @@ from outrider.server.transcription_runner import (
     TranscriptionRequest,
     TranscriptionRunner,
 )
+from outrider.speech.speech_model import WhisperModel
+from outrider.speech.transcriber import Transcription, transcription
 from outrider.text.speculator import Speculator
-from outrider.text.speech.hearing import Hearing
-from outrider.text.speech.transcriber import Transcription, transcription
 
 KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin alike
 
@@ -86,7 +86,7 @@ def build_engine(speculator: Speculator, room: EngineConfig) -> tuple[ModelInfo,
 
 
 def _hears(
-    speculator: Speculator, hearing: Hearing, room: EngineConfig
+    speculator: Speculator, hearing: WhisperModel, room: EngineConfig
 ) -> tuple[ModelInfo, EngineLoop]:
     def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
