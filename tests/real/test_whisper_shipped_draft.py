@@ -29,7 +29,7 @@ def speculator(whisper, request):
             pytest.skip(f"no kernels: {build.unbuilt()}")
         how = {"dtype": "bfloat16"}  # as its folder says
     draft = "whisper-base-draft"
-    return outrider.load(whisper, draft=draft, threads=1, packed=True, planner="fixed", **how)
+    return outrider.load(whisper, draft=draft, threads=1, pack_weights=True, planner="fixed", **how)
 
 
 @pytest.mark.parametrize("timestamps", ["none", "segment"])
