@@ -1,6 +1,6 @@
 """Clients of OpenAI's API against a running server: tools, agents, schemas, streams, scores.
 
-    outrider serve --target MODEL --port 8123 &
+    outrider serve --model MODEL --port 8123 &
     python benchmarks/clients.py http://127.0.0.1:8123 --calls 20
 
 What is not installed is left out with a sentence. The clients may be in an environment of their
