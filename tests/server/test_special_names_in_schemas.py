@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.server.bodies import CompletionBody
-from outrider.server.grammar import Grammar, grammar_of, vocabulary
+from outrider.server.grammar import Grammar, grammar_of, unwritten, vocabulary
 from tokenizers_of import byte_fallback, byte_level
 
 NAMES = ("<|im_end|>", "<|im_start|>", "[INST]")
@@ -71,6 +71,15 @@ def test_schemas_write_the_name(kind, schema, value):
 def test_expressions_and_grammars_write_it_too(kind, asked):
     tokenizer = TOKENIZERS[kind]
     assert written(tokenizer, grammar(tokenizer, **asked)) == "a<|im_end|>b"
+
+
+def test_vocabularies_may_be_larger_than_a_plane_of_unicode():
+    """Qwen's special tokens lie behind 151,643 others."""
+    special = [{"id": 151643 + n, "content": name, "special": True} for n, name in enumerate("ab")]
+    said = {"added_tokens": special, "model": {"vocab": {"a": 151643, "x": 0}}}
+    names = [one["content"] for one in unwritten(said)["added_tokens"]]
+    assert len(set(names)) == 2
+    assert unwritten(said)["model"]["vocab"] == {names[0]: 151643, "x": 0}
 
 
 def test_strings_that_are_free_have_no_special_tokens_either():

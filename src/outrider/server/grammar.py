@@ -55,11 +55,11 @@ def unwritten(said: dict[str, Any]) -> dict[str, Any]:
 
     >>> said = {"added_tokens": [{"id": 2, "content": "</s>", "special": True}], "model": {}}
     >>> unwritten(said)["added_tokens"][0]["content"]
-    '\\U00100002'
+    '\\U00100000'
     """
-    names = {
-        one["content"]: chr(_PRIVATE + one["id"]) for one in said["added_tokens"] if one["special"]
-    }
+    special = [one["content"] for one in said["added_tokens"] if one["special"]]
+    # by their order: ids are larger than a plane of Unicode
+    names = {content: chr(_PRIVATE + at) for at, content in enumerate(special)}
     added = [
         one | {"content": names.get(one["content"], one["content"])} for one in said["added_tokens"]
     ]
