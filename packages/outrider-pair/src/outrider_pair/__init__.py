@@ -3,7 +3,7 @@
 from pathlib import Path
 
 __all__ = ["folder"]
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 #: Where a wheel has them.
 _PACKED = Path(__file__).resolve().parent / "models"
