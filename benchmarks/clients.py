@@ -202,7 +202,11 @@ class Clients:
         return f"{first.tool_calls[0]['args']}, then {last.content!r}"
 
     def langgraph(self):
-        """An agent: it asks for a tool unforced, is told the tool's answer, and answers."""
+        """An agent of two steps: it asks for a tool unforced, and answers by what that has said.
+
+        A model of half a billion parameters would ask for the tool for ever, so the second step is
+        a schema.
+        """
         import warnings
 
         from langchain_core.tools import tool
@@ -216,16 +220,27 @@ class Clients:
             """Get the weather forecast of a city."""
             return f"It is 17 degrees and raining in {city}."
 
+        fields = {"degrees": {"type": "integer"}, "rain": {"type": "boolean"}}
+        schema = {"type": "object", "properties": fields, "required": [*fields]}
+        schema["additionalProperties"] = False
+        form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
         model = ChatOpenAI(
             model=self.model, base_url=self.url, api_key="none", temperature=0, max_tokens=120
         )
-        agent = create_react_agent(model, [get_weather])
-        said = agent.invoke({"messages": [("user", "What is the weather in Oslo? Use the tool.")]})
-        kinds = [message.type for message in said["messages"]]
-        assert kinds == ["human", "ai", "tool", "ai"], kinds
-        asked, last = said["messages"][1].tool_calls, said["messages"][-1].content
-        assert "17" in last, last
-        return f"{[(call['name'], call['args']) for call in asked]}, then {last!r}"
+
+        def step(state, runtime):
+            told = state["messages"][-1].type == "tool"
+            if told:
+                return model.bind(response_format=form)
+            return model.bind_tools([get_weather])
+
+        agent = create_react_agent(step, [get_weather])
+        asked = {"messages": [("user", "What is the weather in Oslo?")]}
+        said = agent.invoke(asked, {"recursion_limit": 8})["messages"]
+        assert [message.type for message in said] == ["human", "ai", "tool", "ai"], said
+        assert json.loads(said[-1].content) == {"degrees": 17, "rain": True}, said[-1].content
+        calls = [(call["name"], call["args"]) for call in said[1].tool_calls]
+        return f"{calls}, then {said[-1].content}"
 
     def llama_index(self):
         """A chat, and a function that it predicts a call of."""
