@@ -85,6 +85,7 @@ class Source:
             self.config = given.config
             self._check_whole()
             return
+        refusals.check_whole(given, role)
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()

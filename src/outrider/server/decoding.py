@@ -55,10 +55,15 @@ def fingerprint(speculator: Speculator) -> str:
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 
-def opened(speculator: Speculator, room: Room) -> tuple[Known, Loop]:
-    """A loop that is not yet started. A Whisper transcribes, others write text."""
+def opened(
+    speculator: Speculator, room: Room, most_still: float | None = None
+) -> tuple[Known, Loop]:
+    """A loop that is not yet started. A Whisper transcribes, others write text.
+
+    most_still  seconds without a turn's end after which it is given up; None: never
+    """
     if speculator.hearing is not None:
-        return _hears(speculator, speculator.hearing, room)
+        return _hears(speculator, speculator.hearing, room, most_still)
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
@@ -79,13 +84,19 @@ def opened(speculator: Speculator, room: Room) -> tuple[Known, Loop]:
         fingerprint(speculator),
         speculator.defaults,
     )
-    return known, Loop(run, room.rows, room.most_waiting)
+    return known, Loop(run, room.rows, room.most_waiting, most_still=most_still)
 
 
-def _hears(speculator: Speculator, hearing: Hearing, room: Room) -> tuple[Known, Loop]:
+def _hears(
+    speculator: Speculator, hearing: Hearing, room: Room, most_still: float | None
+) -> tuple[Known, Loop]:
     def begin(spoken: Spoken) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
         return transcription(speculator.engine, hearing, given, spoken.settings)
 
     known = Hears(hearing.name, hearing.vocabulary, hearing.rate)
-    return known, Loop(lambda lane: Recordings(begin), room.rows, room.most_waiting)
+
+    def run(lane: str) -> Recordings:
+        return Recordings(begin)
+
+    return known, Loop(run, room.rows, room.most_waiting, most_still=most_still)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
 
 from outrider.errors import ConfigurationError
-from outrider.models import pretrained
+from outrider.models import pretrained, refusals
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.causal import additive
@@ -142,6 +142,7 @@ class MtpSource(Lent):
                 f"cannot read the multi-token prediction layer of {self.target}; got "
                 f"{type(error).__name__}: {str(error)[:200]}; give the whole checkpoint by its path"
             ) from error
+        refusals.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)
 
     def __str__(self) -> str:
