@@ -17,7 +17,8 @@ from served import Server, _service, _until_the_end, serving
 from outrider.server.apart import Apart, decode
 from outrider.server.app import Service, around
 from outrider.server.decoding import opened
-from outrider.server.loop import Loop
+from outrider.server.faults import told
+from outrider.server.loop import Broken, Loop, Stopped, Ticket
 
 
 def begun(load, room, lives):
@@ -178,3 +179,40 @@ def test_a_loop_that_waits_for_work_turns(shipped):
         for _ in range(3):  # of a loop that does not turn it only grows
             assert until(lambda: server.loop.still > 0.2)
             assert until(lambda: server.loop.still < 0.2)
+
+
+class Endless:
+    """A lane's run that ends no step before it is told to."""
+
+    done, errors = False, {}
+
+    def __init__(self):
+        self.begun, self.ends = threading.Event(), threading.Event()
+
+    def submit(self, request):
+        return 0
+
+    def step(self):
+        self.begun.set()
+        self.ends.wait()
+        return []
+
+
+def test_a_loop_that_no_process_can_bring_back_gives_up(monkeypatch):
+    """Who waits hears it, once; the server ends, as there is no thread to be started again."""
+    heard, run = [], Endless()
+    loop = Loop(lambda lane: run, 1, 4, most_still=500.0)
+    loop.start()
+    loop.submit([Ticket("a", None, heard.append), Ticket("a", None, heard.append)])
+    assert run.begun.wait(60)
+    assert loop.alive
+    monkeypatch.setattr(Loop, "still", 1000.0)
+    assert until(lambda: len(heard) == 2)
+    assert not loop.alive
+    assert all(isinstance(event.error, Broken) and event.over for event in heard)
+    assert told(loop.fault)[1]["error"]["code"] == "engine_stopped"
+    with pytest.raises(Stopped):
+        loop.submit([Ticket("a", None, heard.append)])
+    run.ends.set()
+    loop.join(60)
+    assert len(heard) == 2
