@@ -8,12 +8,15 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
+from outrider.models import isa
 from outrider.models.native import build
 from outrider.models.native.packed_formats import FORMATS
 from outrider.models.native.packed_linear import PackedLinear, PackedWeight, unfit
 
 pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
 
+#: The largest whole number of an activation: AVX2, and AVX-512 without VNNI, have 7 bits.
+MOST = 63 if isa.holds("avx2") and not isa.holds("avx512_bf16") else 127
 DENSE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(16, 256), (40, 512), (90, 256), (336, 768)]  #: outputs that fill no tile, and no group
 
@@ -184,7 +187,7 @@ def test_what_is_not_finite_stays_so(format: str, bad: float) -> None:
         assert finite[:, 4:].all()
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(40, 64), (336, 768), (96, 544)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 64), (336, 768), (96, 544), (70, 1120)])
 def test_rounded_activations_are_whole_sums_times_scales(outputs: int, inputs: int) -> None:
     rows = blocks_of("q8_0", outputs, inputs)
     weight = PackedWeight.from_blocks(torch.from_numpy(rows), "q8_0", inputs)
@@ -193,7 +196,7 @@ def test_rounded_activations_are_whole_sums_times_scales(outputs: int, inputs: i
     x = torch.randn(43, inputs, generator=torch.Generator().manual_seed(9))
     x[3, :32] = 0
     blocks = x.view(43, -1, 32)
-    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    scale = blocks.abs().amax(-1, keepdim=True) / MOST
     near = (blocks / scale.clamp_min(1e-30)).round() * scale
     dense = weight.dequantize()
     exact = near.view(43, inputs).double() @ dense.double().T + bias_O.double()
@@ -205,6 +208,7 @@ def test_rounded_activations_are_whole_sums_times_scales(outputs: int, inputs: i
     assert ((answer.double() - exact).abs() <= bound).double().mean() > 0.9
     for count in (1, 2, 5, 6, 7, 42):
         assert torch.equal(run(x[:count]), answer[:count]), f"{count} rows"
+    assert torch.equal(run(x.repeat(4, 1))[129:], answer)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -216,6 +220,15 @@ def test_rounded_activations_are_whole_sums_times_scales(outputs: int, inputs: i
     assert not finite[7].any()
     assert finite[:7].all()
     assert finite[8:].all()
+
+
+def test_the_largest_numbers_do_not_overflow() -> None:
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0]).repeat(16)
+    weight = PackedWeight.from_dense(torch.stack([signs, -signs, signs.abs(), 0 * signs]), "q8_0")
+    x = torch.stack([signs, -signs, signs.abs(), -signs.abs()])
+    exact = x.double() @ weight.dequantize().double().T
+    answer = PackedLinear(weight, activations="int8")(x)
+    torch.testing.assert_close(answer.double(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_rounded_activations_want_weights_of_8_bits() -> None:

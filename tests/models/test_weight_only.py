@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import outrider
 from outrider import ConfigurationError, Limits, Sampling, UnknownName
 from outrider.models import adapt, isa, laid, weight_only
+from outrider.models.linear import fused
 from outrider.models.native import build as kernels
 from outrider.models.nodes import causal
 from outrider.models.weight_only import WeightOnlyTensor
@@ -112,20 +113,56 @@ def test_texts_of_every_drafter_are_plain_decodings(dtype, monkeypatch):
     assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
 
 
+def gap(found, expected):
+    """How far apart, of what there is."""
+    return float((found - expected).norm() / expected.norm())
+
+
 @needs_kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
 @torch.inference_mode()
-def test_a_whisper_keeps_its_weights_so():
-    model, source = whisper(), audio(1)
-    try:
-        small = kept(model, "int8")
-    except ConfigurationError:
-        small = kept(model, "bfloat16")  # of a width that is no multiple of 32
+def test_a_whisper_keeps_its_weights_so(dtype):
+    source, small = audio(1), kept(whisper(), dtype)
     nodes = causal(torch.tensor([[3, 1, 4, 1, 5, 9]]), torch.arange(6)[None], 128)
     found, expected = (
         m.forward(m.open(1, 128, source), nodes).logits_BQV
         for m in (adapt(small), adapt(dense(small)))
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_what_a_whisper_hears_is_rounded_to_8_bits_with_its_weights():
+    """What it says next is not: a step's activations are float32."""
+    source, small = audio(3), kept(whisper(), "int8")
+    lean, exact = adapt(small), adapt(dense(small))
+    states, expected = (m.encode(source).encoded.states_BTE for m in (lean, exact))
+    assert 1e-3 < gap(states, expected) < 0.03
+    alone = lean.encode(source.take([2])).encoded.states_BTE
+    assert torch.equal(alone, states[2:])  # whatever stands beside it
+    nodes = causal(torch.tensor([[3, 1, 4, 1, 5, 9]]).expand(3, -1), torch.arange(6)[None], 128)
+    logits, wanted = (
+        m.forward(m.open(3, 128, lean.encode(source)), nodes).logits_BQV for m in (lean, exact)
+    )
+    assert 1e-4 < gap(logits, wanted) < 0.02  # keys and values of those states are, too
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_products_round_what_is_asked_for_and_in_8_bits():
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(64, outputs) for outputs in (32, 48)]
+    x = torch.randn(70, 64)
+    for dtype in weight_only.QUANTISED:
+        parts = [kept(layer, dtype) for layer in layers]
+        plain, rounded = (
+            fused(parts, False, (0.5, 1.0), int8_activations=asked)(x) for asked in (False, True)
+        )
+        if dtype == "int8":
+            assert 1e-3 < gap(rounded, plain) < 0.02
+        else:
+            assert torch.equal(rounded, plain)
 
 
 @needs_kernels

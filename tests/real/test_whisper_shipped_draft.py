@@ -21,13 +21,14 @@ def recordings(models_directory):
     return [str(file) for file in found]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8 draft", "int8"])
 def speculator(whisper, request):
     how = {"dtype": request.param, "draft_dtype": "target"}
-    if request.param == "int8":  # the draft, beside a target in bfloat16
+    if "int8" in request.param:
         if build.unbuilt():
             pytest.skip(f"no kernels: {build.unbuilt()}")
-        how = {"dtype": "bfloat16"}  # as its folder says
+        # the draft alone, as its folder says, beside a target in bfloat16; or all
+        how = {"dtype": "bfloat16" if "draft" in request.param else "int8"}
     draft = "whisper-base-draft"
     return outrider.load(whisper, draft=draft, threads=1, packed=True, planner="fixed", **how)
 

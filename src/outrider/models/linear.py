@@ -147,16 +147,19 @@ def fused(
     scales: Sequence[float] | None = None,
     int8: bool = False,
     wide: bool = False,
+    int8_activations: bool = False,
 ) -> Product:
     """Several layers over the same x as one product, their outputs side by side.
 
-    `scales` multiply each part's output; powers of two change no bit of it. More is in `product`.
+    `scales` multiply each part's output; powers of two change no bit of it. `int8_activations`, for
+    many rows: where weights are kept in q8_0, x is rounded to 8 bits as well. More is in `product`.
     Weights are not to be changed afterwards: those of one part alone are read as they lie.
     """
     scales = scales or (1.0,) * len(parts)
     if any(isinstance(part.weight, WeightOnlyTensor) for part in parts):
         weights = [part.weight for part in parts]
-        return weight_only.product(weights, [part.bias for part in parts], scales, int8)
+        biases = [part.bias for part in parts]
+        return weight_only.product(weights, biases, scales, int8, int8_activations)
     if len(parts) == 1 and scales[0] == 1.0:  # nothing to copy
         return product(parts[0].weight, parts[0].bias, packed, int8, wide)
     each = list(zip(parts, scales, strict=True))

@@ -183,10 +183,12 @@ def product(
     biases: Sequence[Tensor | None],
     scales: Sequence[float],
     int8: bool = False,
+    int8_activations: bool = False,
 ) -> Callable[[Tensor], Tensor]:
     """Layers over the same x as one product, their outputs side by side; `scales` multiply each.
 
     Weights that are no `WeightOnlyTensor` are kept in float32. `int8`: in no more than 8 bits.
+    `int8_activations`: x is rounded to 8 bits, too, if all weights are in q8_0.
     """
     records = [
         (in_8_bits(weight) if int8 else weight.record)
@@ -199,7 +201,8 @@ def product(
         each = zip(biases, records, strict=True)
         parts = [torch.zeros(r.outputs) if b is None else b.detach().float() for b, r in each]
         bias = torch.cat(parts)
-    run = PackedLinear(records, bias)
+    whole = int8_activations and all(record.format == "q8_0" for record in records)
+    run = PackedLinear(records, bias, "int8" if whole else "float32")
     if all(scale == 1.0 for scale in scales):
         return run
     sizes = torch.tensor([record.outputs for record in records])

@@ -75,7 +75,8 @@ def _layer(layer: WhisperDecoderLayer, packed: bool, int8: bool, scaling: float)
         made([a.out_proj]),
         Norm.of(layer.encoder_attn_layer_norm),
         made([c.q_proj], scales=(c.scaling,)),
-        fused([c.k_proj, c.v_proj], packed),  # once a window, over all states: not what steps read
+        # once a window, over all states: not what steps read
+        fused([c.k_proj, c.v_proj], packed, int8_activations=True),
         made([c.out_proj]),
         Norm.of(layer.final_layer_norm),
         made([layer.fc1]),

@@ -1,5 +1,6 @@
-/* Y[n, O] = X[n, I] W[O, I]^T + bias with q8_0 weights and activations rounded to 8 bits, each row and
- * block of 32 inputs by a scale of its own: for many rows at once (prompts, encoders).
+/* Y[n, O] = X[n, I] W[O, I]^T + bias with q8_0 weights and activations rounded to 8 bits (7 where the
+ * processor adds products of bytes in 16 bits), each row and block of 32 inputs by a scale of its own:
+ * for many rows at once (prompts, encoders).
  *
  * A block's products are summed as whole numbers, which is exact in any order; times both scales this
  * is added to what came before by one fma, block after block. So a row does not depend on others here
@@ -8,35 +9,40 @@
  */
 #include "packed_linear.h"
 
-#define SLAB 256 /* inputs */
-#define BLOCKS (SLAB / 32)
 
 typedef uint32_t one __attribute__((may_alias));
 
-#if WIDE == 16 && defined(__AVX512VNNI__)
-#define STEP 4 /* bytes: activations from 0 on (128 more than they are), weights with their sign */
-#define ABOVE 128
+#if WIDE >= 8
+#define STEP 4 /* bytes: activations from 0 on (ABOVE more than they are), weights with their sign */
 typedef int8_t part;
+#if defined(__AVX512VNNI__)
+#define MOST_WHOLE 127
 INLINED vi dot(vi sum, vi w, uint32_t x) {
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
 }
-#else
-#define STEP 2 /* of 16 bits */
-#define ABOVE 0
-typedef int16_t part;
+#else /* sums of two products saturate at 16 bits: activations of 7 bits stay below */
+#define MOST_WHOLE 63
 #if WIDE == 16
 INLINED vi dot(vi sum, vi w, uint32_t x) {
-    return sum + (vi)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x));
-}
-#elif WIDE == 8
-INLINED vi dot(vi sum, vi w, uint32_t x) {
-    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+    const __m512i two = _mm512_maddubs_epi16(_mm512_set1_epi32(x), (__m512i)w);
+    return sum + (vi)_mm512_madd_epi16(two, _mm512_set1_epi16(1));
 }
 #else
+INLINED vi dot(vi sum, vi w, uint32_t x) {
+    const __m256i two = _mm256_maddubs_epi16(_mm256_set1_epi32(x), (__m256i)w);
+    return sum + (vi)_mm256_madd_epi16(two, _mm256_set1_epi16(1));
+}
+#endif
+#endif
+#define ABOVE (MOST_WHOLE + 1)
+#else
+#define STEP 2 /* of 16 bits */
+#define MOST_WHOLE 127
+#define ABOVE 0
+typedef int16_t part;
 INLINED vi dot(vi sum, vi w, uint32_t x) {
     return sum + (w << 16 >> 16) * (int32_t)(int16_t)x + (w >> 16) * ((int32_t)x >> 16);
 }
-#endif
 #endif
 
 #if WIDE == 16
@@ -46,9 +52,14 @@ INLINED vi dot(vi sum, vi w, uint32_t x) {
 #define ROWS (WIDE == 8 ? 4 : 2)
 #define SIDE 1
 #endif
+#define NEAR (16 * ROWS) /* rows whose sums stay near */
 
-/* Some hundred inputs of a group: parts[block][tile][step][output][STEP], scales[block][tile][output],
- * and what each block's sum starts from. */
+#define BLOCKS ((int)(16 / sizeof(part))) /* that are laid at a time: a tile of them stays in the first cache */
+#define APART (BLOCKS * TILE) /* from an output to that of the next tile */
+
+/* Some hundred inputs of a group: parts[tile][block][step][output][STEP], scales[tile][block][output],
+ * and what each block's sum starts from. What a tile reads is in one piece, lest it all falls on the
+ * same few lines of a cache. */
 typedef struct {
     part parts[BLOCKS * GROUP * TILE * 32];
     float scales[BLOCKS * GROUP * TILE];
@@ -58,7 +69,7 @@ typedef struct {
 static void lay(Laid *to, int64_t blocks, int64_t tiles, const uint8_t *weight) {
     for (int64_t b = 0; b < blocks; b++, weight += tiles * (32 + 512))
         for (int64_t t = 0; t < tiles; t++) {
-            const int64_t at = b * GROUP + t;
+            const int64_t at = t * BLOCKS + b;
             const int8_t *from = (const int8_t *)weight + tiles * 32 + t * 512;
             part *parts = to->parts + at * TILE * 32;
             for (int v = 0; v < VECTORS; v++)
@@ -78,21 +89,26 @@ static void lay(Laid *to, int64_t blocks, int64_t tiles, const uint8_t *weight) 
 /* A row to whole numbers, and a scale for each of its blocks: NaN where something is not finite. */
 static void rounded(const float *x, int64_t blocks, part *to, float *scales) {
     for (int64_t b = 0; b < blocks; b++, x += 32, to += 32) {
-        float most = 0;
-        int bad = 0;
-        for (int i = 0; i < 32; i++) {
-            float a = __builtin_fabsf(x[i]);
-            most = a > most ? a : most;
-            bad |= !(a <= 3.4e38f);
+        vi top = {0}; /* numbers without their signs are in the order of their bits */
+#pragma GCC unroll 8
+        for (int i = 0; i < 32; i += WIDE) {
+            const vi size = load_i(x + i) & 0x7fffffff, more = size > top;
+            top = (size & more) | (top & ~more);
         }
-        const float by = most > 0 && !bad ? 127 / most : 0;
-        scales[b] = bad ? __builtin_nanf("") : most / 127;
-        for (int i = 0; i < 32; i++) {
-            float near = bad ? 0 : x[i] * by + 12582912.0f; /* to a whole number, ties to even */
-            int32_t whole;
-            memcpy(&whole, &near, 4);
-            to[i] = (part)((bad ? 0 : whole - 0x4b400000) + ABOVE);
+        int32_t each[WIDE], whole[32], bits = 0;
+        memcpy(each, &top, sizeof(each));
+        for (int i = 0; i < WIDE; i++) bits = each[i] > bits ? each[i] : bits;
+        const int bad = bits >= 0x7f800000;
+        float most;
+        memcpy(&most, &bits, 4);
+        scales[b] = bad ? __builtin_nanf("") : most / MOST_WHOLE;
+        const float by = most > 0 && !bad ? MOST_WHOLE / most : 0;
+        for (int i = 0; i < 32; i += WIDE) {
+            const vf near = load_f(x + i) * every(by) + 12582912.0f; /* whole, ties to even */
+            const vi one = bad ? (vi){0} : (vi)near - (0x4b400000 - ABOVE);
+            memcpy(whole + i, &one, sizeof(one));
         }
+        for (int i = 0; i < 32; i++) to[i] = (part)whole[i];
     }
 }
 
@@ -101,21 +117,21 @@ INLINED void tile(
     const int n, const int g, const Laid *w, int64_t first, int64_t blocks, const part *x, int64_t inputs,
     const float *scales, int64_t all, float *acc) {
     for (int64_t b = 0; b < blocks; b++) {
-        const int64_t at = (b * GROUP + first) * TILE;
+        const int64_t at = (first * BLOCKS + b) * TILE;
         vi sum[ROWS][SIDE][VECTORS];
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++)
 #pragma GCC unroll 8
             for (int q = 0; q < g * VECTORS; q++)
                 sum[r][q / VECTORS][q % VECTORS] =
-                    load_i(w->starts + at + q / VECTORS * TILE + q % VECTORS * WIDE);
+                    load_i(w->starts + at + q / VECTORS * APART + q % VECTORS * WIDE);
 #pragma GCC unroll 4
         for (int s = 0; s < 32 / STEP; s++) {
             vi some[SIDE][VECTORS];
 #pragma GCC unroll 8
             for (int q = 0; q < g * VECTORS; q++)
                 some[q / VECTORS][q % VECTORS] = load_i(
-                    w->parts + (at + q / VECTORS * TILE) * 32 + (s * TILE + q % VECTORS * WIDE) * STEP);
+                    w->parts + (at + q / VECTORS * APART) * 32 + (s * TILE + q % VECTORS * WIDE) * STEP);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 const uint32_t input = *(const one *)(x + r * inputs + b * 32 + s * STEP);
@@ -128,7 +144,7 @@ INLINED void tile(
 #pragma GCC unroll 8
         for (int q = 0; q < g * VECTORS; q++) {
             const int64_t o = q / VECTORS * TILE + q % VECTORS * WIDE;
-            vf s = load_f(w->scales + at + o);
+            vf s = load_f(w->scales + at + q / VECTORS * APART + q % VECTORS * WIDE);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 float *to = acc + r * GROUP * TILE + o;
@@ -149,28 +165,37 @@ typedef struct {
     float *y;
 } Product;
 
-/* Rows of a group's tiles, blocks from `done` on. */
+/* Rows of a group's tiles, blocks from `done` on: some rows at a time, of them tile by tile, so that what
+ * a tile holds stays in the first cache. */
 static void rows_of(const Product *p, const Laid *w, int64_t done, int64_t blocks, int64_t tiles, int64_t at) {
     const int64_t all = p->inputs / 32, count = least(GROUP * TILE, p->outputs - at);
-    _Alignas(64) float acc[ROWS * GROUP * TILE];
-    for (int64_t row = 0, n; row < p->rows; row += n) {
-        n = p->rows - row < ROWS ? 1 : ROWS;
-        const part *x = p->x + row * p->inputs + done * 32;
-        const float *scales = p->scales + row * all + done;
-        float *y = p->y + row * p->wide + at;
-        memset(acc, 0, n * GROUP * TILE * sizeof(float));
+    const int last = done + blocks == all && p->bias;
+    _Alignas(64) float acc[NEAR * GROUP * TILE];
+    for (int64_t first = 0, some; first < p->rows; first += some) {
+        some = least(NEAR, p->rows - first);
+        const part *x = p->x + first * p->inputs + done * 32;
+        const float *scales = p->scales + first * all + done;
+        float *y = p->y + first * p->wide + at;
+        memset(acc, 0, some * GROUP * TILE * sizeof(float));
         if (done)
-            for (int64_t r = 0; r < n; r++)
+            for (int64_t r = 0; r < some; r++)
                 memcpy(acc + r * GROUP * TILE, y + r * p->wide, count * sizeof(float));
-        for (int64_t t = 0; t < tiles; t += SIDE)
-            if (n == 1)
-                tile(1, SIDE, w, t, blocks, x, p->inputs, scales, all, acc + t * TILE);
-            else
-                tile(ROWS, SIDE, w, t, blocks, x, p->inputs, scales, all, acc + t * TILE);
-        const int last = done + blocks == all && p->bias;
-        for (int64_t r = 0; r < n; r++)
-            for (int64_t o = 0; o < count; o++)
-                y[r * p->wide + o] = acc[r * GROUP * TILE + o] + (last ? p->bias[at + o] : 0.0f);
+        for (int64_t t = 0; t < tiles; t += SIDE) {
+            float *to = acc + t * TILE;
+            int64_t r = 0;
+            for (; r + ROWS <= some; r += ROWS)
+                tile(ROWS, SIDE, w, t, blocks, x + r * p->inputs, p->inputs, scales + r * all, all,
+                     to + r * GROUP * TILE);
+            for (; r < some; r++)
+                tile(1, SIDE, w, t, blocks, x + r * p->inputs, p->inputs, scales + r * all, all,
+                     to + r * GROUP * TILE);
+        }
+        for (int64_t r = 0; r < some; r++) {
+            float *to = y + r * p->wide, *from = acc + r * GROUP * TILE;
+            if (last)
+                for (int64_t o = 0; o < count; o++) from[o] += p->bias[at + o];
+            memcpy(to, from, count * sizeof(float));
+        }
     }
 }
 

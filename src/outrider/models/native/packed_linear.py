@@ -199,9 +199,10 @@ class PackedLinear:
     """x -> x @ w.T + bias for x [..., inputs] in float32 or bfloat16; the answer is in float32.
 
     Of several weights the outputs stand side by side. With `activations` "int8" each row and block
-    of 32 inputs is rounded to 8 bits first, and sums of a block are whole numbers: faster for many
-    rows, for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a
-    result). A row is the same in every call then too.
+    of 32 inputs is rounded to 8 bits first (-127 to 127; -63 to 63 on x86 without VNNI, whose
+    products of bytes would overflow), and sums of a block are whole numbers: faster for many rows,
+    for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a result, or
+    1 %). A row is the same in every call then too.
 
     Raises ConfigurationError where `unfit` says why, and for other activations.
 
