@@ -196,6 +196,7 @@ EXCEPTIONS = {
     "models/native/packed_linear.py:from_groups": "lays weights before any run",
     "models/native/packed_linear.py:rows": "packed weights lie on a CPU alone",
     "models/sources.py:not_numbers": "says what is wrong with a model that was just loaded",
+    "models/refusals.py:check_numbers": "looks at weights that were just read",
     "models/shallow_source.py:": "reads a draft folder before any run",
     "models/seq2seq/kinds.py:": "looks at a source when it comes and when its encoder reads it",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
