@@ -84,20 +84,20 @@ def streams(args):
     import ray
     from ray import serve
 
-    from outrider.server.fleet.replicas import Settings, application
+    from outrider.server.ray.replicas import ReplicaConfig, application
 
     started = time.perf_counter()
     with two_nodes() as address:
         ray.init(address=address, log_to_driver=False)
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        settings = Settings(
+        settings = ReplicaConfig(
             target=args.target,
             name=NAME,
             dtype=args.dtype,
             threads=1,
-            rows=8,
-            capacity=512,
+            max_num_seqs=8,
+            max_model_len=512,
             deployment={"num_replicas": 2, "ray_actor_options": {"num_cpus": 1}},
             ingress={"ray_actor_options": {"num_cpus": 0}},
         )

@@ -94,12 +94,14 @@ def edge(args):
     """
     import outrider
     from outrider.models.prefixes import Prefixes
-    from outrider.server.lanes import COUPLED, Lanes
+    from outrider.server.speculation_methods import COUPLED, MethodRouter
 
     server = Server(args, 8, more=("--planner", "fixed"))
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
     speculator = outrider.load(args.target, dtype=args.dtype, threads=1, planner="fixed")
-    run = outrider.Run(Lanes(speculator.engine)[COUPLED], 8, 512, prefixes=Prefixes(256 << 20))
+    run = outrider.Run(
+        MethodRouter(speculator.engine)[COUPLED], 8, 512, prefixes=Prefixes(256 << 20)
+    )
     ends = outrider.Limits(96, speculator.eos_ids)
     requests = [
         outrider.Request(

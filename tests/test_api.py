@@ -55,7 +55,7 @@ def test_the_version_is_the_projects():
 def modules():
     """Every module that can be imported without a GPU or an extra."""
     for found in pkgutil.walk_packages([str(ROOT)], "outrider."):
-        if not re.search(r"triton|baselines|__main__|\.bench|\.fleet", found.name):
+        if not re.search(r"triton|baselines|__main__|\.bench|\.ray", found.name):
             yield found.name
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigurationError, NumericalError, OutriderError
 from outrider.loading import load
 from outrider.server import batch_file
-from outrider.server.faults import told
-from outrider.server.loop import Broken, Loop, Ticket
+from outrider.server.engine_loop import Broken, EngineLoop, PendingRequest
+from outrider.server.errors import to_response
 from outrider.shipped import shipped as folder_of
 from tiny import llama
 
@@ -101,17 +101,17 @@ class Full:
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_full_disk_says_where_it_stopped_and_that_it_goes_on(tmp_path, after):
     path = tmp_path / "answers.jsonl"
-    wanted = [batch_file.Wanted(f"n{n}", f"c{n}") for n in range(5)]
+    wanted = [batch_file.BatchLine(f"n{n}", f"c{n}") for n in range(5)]
 
     def write_all():
-        with batch_file.Answers(path) as file:
+        with batch_file.BatchResults(path) as file:
             file._file = Full(file._file, after)
             for one in wanted:
                 file.write(one.answered(200, {}))
 
     with pytest.raises(ConfigurationError, match=rf"got {after} answers.*goes on"):
         write_all()
-    with batch_file.Answers(path) as file:
+    with batch_file.BatchResults(path) as file:
         assert file.names == {f"n{n}" for n in range(after)}
         assert file.write(wanted[4].answered(200, {}))
 
@@ -140,22 +140,22 @@ class Failing:
 @pytest.mark.parametrize("error", [ZeroDivisionError("by 0"), KeyError("x"), RuntimeError("cuda")])
 def test_a_foreign_error_of_a_request_is_that_request_s(error):
     heard = []
-    loop = Loop(lambda lane: Failing(), 2, 2)
+    loop = EngineLoop(lambda lane: Failing(), 2, 2)
     loop.start()
     for _ in range(2):
-        loop.submit([Ticket("a", error, heard.append)])
+        loop.submit([PendingRequest("a", error, heard.append)])
     while len(heard) < 2:
         assert loop.is_alive()
     assert loop.alive
     loop.close()
     loop.join(5)
     for event in heard:
-        status, body = told(event.error)
+        status, body = to_response(event.error)
         assert status == 500
         assert type(error).__name__ in body["error"]["message"]
 
 
 def test_only_an_engine_that_has_stopped_is_called_so():
-    assert told(Broken("x"))[1]["error"]["code"] == "engine_stopped"
-    status, body = told(ZeroDivisionError("by 0"))
+    assert to_response(Broken("x"))[1]["error"]["code"] == "engine_stopped"
+    status, body = to_response(ZeroDivisionError("by 0"))
     assert (status, body["error"]["message"]) == (500, "internal error: ZeroDivisionError")

@@ -10,8 +10,8 @@ from served import linked
 from starlette.testclient import TestClient
 
 from outrider.cli.serve import _parted
-from outrider.server import apart
-from outrider.server.loop import Broken, Loop
+from outrider.server import engine_process
+from outrider.server.engine_loop import Broken, EngineLoop
 
 
 class Handler(logging.Handler):
@@ -54,7 +54,7 @@ def test_where_one_core_is_all_there_is_one_process(
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(cores)), raising=False)
     monkeypatch.setattr("outrider.loading.load", lambda *_, **__: shipped)
-    monkeypatch.setattr(apart, "started", started)
+    monkeypatch.setattr(engine_process, "launch_engine", started)
     monkeypatch.setattr(uvicorn.Server, "run", run)
     others_log = Handler()
     code, _, err = outrider("serve", "--port", 0, "--rows", 2, "--capacity", 128, *words.split())
@@ -140,7 +140,7 @@ def test_an_engine_that_is_lost_ends_the_command_with_a_code(outrider, monkeypat
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setattr(os, "_exit", gone)
     if stuck:
-        monkeypatch.setattr(Loop, "is_alive", lambda loop: True)
+        monkeypatch.setattr(EngineLoop, "is_alive", lambda loop: True)
     code, _, err = outrider("serve", "--port", 0, "--rows", 1, "--processes", 1)
     assert code == 2
     assert "the engine ended no turn for 120 s" in err

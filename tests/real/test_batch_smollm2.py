@@ -7,7 +7,7 @@ from served import serving
 
 import outrider
 from outrider.server import offline
-from outrider.server.batch_file import Answers, requests
+from outrider.server.batch_file import BatchResults, requests
 
 pytestmark = pytest.mark.real
 
@@ -30,7 +30,7 @@ def test_a_file_in_two_runs_says_what_the_server_says(speculator, tmp_path):
     lines = [{"custom_id": f"{at}", "body": body(at)} | url for at in range(len(QUESTIONS))]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for most in (2, None):
-        with Answers(out) as file:
+        with BatchResults(out) as file:
             left = [one for one in requests(source) if one.name not in file.names]
             rows = offline.answers(speculator, "pair", 2, 512, left)
             for at, row in enumerate(rows, start=1):
@@ -43,7 +43,7 @@ def test_a_file_in_two_runs_says_what_the_server_says(speculator, tmp_path):
         found[int(row["custom_id"])] = choice["message"]["content"]
     assert sorted(found) == list(range(len(QUESTIONS)))
     assert len(out.read_text().splitlines()) == len(QUESTIONS)
-    with serving(speculator, rows=4) as server:
+    with serving(speculator, max_num_seqs=4) as server:
         client = server.client()
         for at, said in found.items():
             answer = client.chat.completions.create(**body(at))

@@ -31,7 +31,7 @@ def speculator(smollm2):
 
 @pytest.fixture(scope="module")
 def client(speculator):
-    with serving(speculator, capacity=1024) as server:
+    with serving(speculator, max_model_len=1024) as server:
         yield server.client()
 
 
@@ -62,7 +62,7 @@ def test_a_talk_is_copied_from_turn_to_turn(speculator, client):
     answer = talk(client, first, seed=3, temperature=0.7)
     again = talk(client, first, text(answer), "And three fruits?", seed=4, temperature=0.7)
     assert again.usage.prompt_tokens_details.cached_tokens >= answer.usage.prompt_tokens - 8
-    with serving(speculator, capacity=1024, kept_bytes=0) as server:
+    with serving(speculator, max_model_len=1024, prefix_cache_bytes=0) as server:
         bare = server.client()
         other = talk(bare, first, text(answer), "And three fruits?", seed=4, temperature=0.7)
     assert other.usage.prompt_tokens_details.cached_tokens == 0

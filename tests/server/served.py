@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import openai
 
-from outrider.server.apart import Apart, decode
-from outrider.server.app import Service, around, make
+from outrider.server.app import ServerConfig, build_app, build_app_for
+from outrider.server.engine_process import EngineClient, run_engine_process
 from outrider.server.http_server import HttpServer
 
 NAME = "pair"
@@ -59,7 +59,7 @@ def linked(load, room):
 
     def run():
         try:
-            decode(there, load, room)
+            run_engine_process(there, load, room)
         finally:  # as a process that ends closes it, whoever still reads
             with socket.socket(fileno=os.dup(there.fileno())) as both:
                 both.shutdown(socket.SHUT_RDWR)
@@ -67,14 +67,14 @@ def linked(load, room):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    return Apart(here, SimpleNamespace(join=thread.join, exitcode=0), room.rows)
+    return EngineClient(here, SimpleNamespace(join=thread.join, exitcode=0), room.max_num_seqs)
 
 
 @contextmanager
 def serving(speculator, http="auto", grace=1.0, **settings):
     """A server for the length of a block."""
     service = _service(settings)
-    with _until_the_end(Server(make(speculator, service), http, grace)) as server:
+    with _until_the_end(Server(build_app(speculator, service), http, grace)) as server:
         yield server
 
 
@@ -82,13 +82,17 @@ def serving(speculator, http="auto", grace=1.0, **settings):
 def far(speculator, grace=1.0, **settings):
     """A server whose loop is behind a pipe."""
     service = _service(settings)
-    engine = linked(lambda: speculator, service.room)
-    with _until_the_end(Server(around(engine.known, engine, service), grace=grace)) as server:
+    engine = linked(lambda: speculator, service.engine_config)
+    with _until_the_end(
+        Server(build_app_for(engine.known, engine, service), grace=grace)
+    ) as server:
         yield server
 
 
 def _service(settings):
-    return Service(**{"names": (NAME,), "rows": 4, "capacity": 512, "public": True} | settings)
+    return ServerConfig(
+        **{"names": (NAME,), "max_num_seqs": 4, "max_model_len": 512, "public": True} | settings
+    )
 
 
 @contextmanager

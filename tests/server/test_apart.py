@@ -16,8 +16,8 @@ from served import NAME, PROMPT, events, far, idle, linked, streamed, write
 from test_refusals import asked
 
 from outrider import ConfigurationError, Limits, Request, Sampling
-from outrider.server.decoding import Room
-from outrider.server.loop import Stopped, Ticket
+from outrider.server.engine_factory import EngineConfig
+from outrider.server.engine_loop import EngineStoppedError, PendingRequest
 
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
 
@@ -44,7 +44,7 @@ def test_what_is_asked_across_a_pipe_is_answered_as_here(server, shipped):
 
 
 def test_rows_and_the_queue_across_a_pipe(shipped):
-    with far(shipped, rows=1, most_waiting=1) as server:
+    with far(shipped, max_num_seqs=1, max_queued_requests=1) as server:
         first, second = events(server, BODY), events(server, BODY | {"max_tokens": 8})
         next(first)
         waits = threading.Thread(target=lambda: [None for _ in second])
@@ -68,19 +68,21 @@ def test_what_cannot_be_loaded_says_so_here(shipped):
         raise ConfigurationError("no such model")
 
     with pytest.raises(ConfigurationError, match="no such model"):
-        linked(load, Room())
+        linked(load, EngineConfig())
 
 
 def test_nobody_asks_a_loop_that_is_closed(shipped):
-    engine = linked(lambda: shipped, Room(rows=2, capacity=256))
+    engine = linked(lambda: shipped, EngineConfig(max_num_seqs=2, max_model_len=256))
     told = []
-    engine.submit([Ticket("default", Request([5, 6], Sampling(0), Limits(200)), told.append)])
+    engine.submit(
+        [PendingRequest("default", Request([5, 6], Sampling(0), Limits(200)), told.append)]
+    )
     engine.close()
     engine.join(20)
-    assert isinstance(told[-1].error, Stopped)
+    assert isinstance(told[-1].error, EngineStoppedError)
     assert told[-1].over
     assert not engine.alive
-    with pytest.raises(Stopped):
+    with pytest.raises(EngineStoppedError):
         engine.submit([])
 
 

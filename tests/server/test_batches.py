@@ -8,7 +8,7 @@ from served import NAME, PROMPT
 from outrider import Sampling, Stop
 from outrider.errors import ConfigurationError
 from outrider.server import offline
-from outrider.server.batch_file import Answers, requests
+from outrider.server.batch_file import BatchResults, requests
 
 
 def line(custom_id, url="/v1/completions", **body):
@@ -31,7 +31,7 @@ def read(path):
 
 def answered(speculator, source, target, most=None):
     """As the command does it; stopped after `most` rows, if that is said."""
-    with Answers(target) as file:
+    with BatchResults(target) as file:
         file.check({one.name for one in requests(source)}, source)
         left = [one for one in requests(source) if one.name not in file.names]
         rows = offline.answers(speculator, NAME, 3, 256, left)
@@ -127,7 +127,7 @@ def test_a_fault_of_our_own_is_a_row_and_ends_no_run(shipped, tmp_path, monkeypa
     def broken(body):
         raise LookupError("nobody has foreseen this")
 
-    monkeypatch.setattr("outrider.server.orders.grammar_of", broken)
+    monkeypatch.setattr("outrider.server.request_parsing.grammar_of", broken)
     source = written(tmp_path / "in.jsonl", [line("bad"), line("worse")])
     answered(shipped, source, tmp_path / "out.jsonl")
     rows = [row["response"] for row in read(tmp_path / "out.jsonl")]
@@ -163,7 +163,7 @@ def test_requests_that_cannot_be_answered_say_why(shipped, tmp_path, asked, stat
 def three(tmp_path):
     """A file of three requests, and one of their answers, of no model."""
     source = written(tmp_path / "in.jsonl", [line(name) for name in "abc"])
-    with Answers(tmp_path / "out.jsonl") as file:
+    with BatchResults(tmp_path / "out.jsonl") as file:
         for wanted in requests(source):
             file.write(wanted.answered(200, {"choices": [{"text": wanted.custom_id}]}))
     return source, tmp_path / "out.jsonl"
@@ -177,7 +177,7 @@ def test_a_file_that_was_cut_anywhere_keeps_its_whole_rows(three):
     for cut in sorted({0, *range(1, len(whole), 37), *near} - {len(whole) + 1}):
         out.write_bytes(whole[:cut])
         rows = sum(end <= cut for end in ends)
-        with Answers(out) as file:
+        with BatchResults(out) as file:
             assert len(file.names) == rows
             assert file.dropped == (cut not in (0, *ends))
         assert out.read_bytes() == whole[: ends[rows - 1] if rows else 0]
@@ -187,11 +187,11 @@ def test_a_file_that_was_cut_anywhere_keeps_its_whole_rows(three):
 def test_rows_with_errors_are_asked_again(three):
     source, out = three
     wanted = list(requests(source))
-    with Answers(out) as file:
+    with BatchResults(out) as file:
         assert not file.write(wanted[0].answered(200, {})), "none twice"
         assert not file.dropped
     rows = [wanted[0].answered(200, {}), wanted[1].answered(503, {}), wanted[2].refused()]
-    with Answers(written(out, rows)) as file:
+    with BatchResults(written(out, rows)) as file:
         assert (file.names, file.dropped) == ({wanted[0].name}, 2)
         assert file.write(wanted[1].answered(200, {}))
         assert file.faults == 0
@@ -205,17 +205,17 @@ def test_files_that_do_not_belong_together_are_refused_and_left_alone(three):
     before = out.read_bytes()
     written(source, [line("a"), line("b", max_tokens=13), line("c")])
     with (
-        Answers(out) as file,
+        BatchResults(out) as file,
         pytest.raises(ConfigurationError, match=r"other requests than .* got 1 such rows"),
     ):
         file.check({one.name for one in requests(source)}, source)
-    with Answers(out), pytest.raises(ConfigurationError, match="another process writes"):
-        Answers(out)
+    with BatchResults(out), pytest.raises(ConfigurationError, match="another process writes"):
+        BatchResults(out)
     assert out.read_bytes() == before
     for strange in ("no JSON\n", "[1]\n", '{"id": 3}\n'):
         out.write_bytes(before + strange.encode() + before)
         with pytest.raises(ConfigurationError, match=r"line 4 of .* is no answer of a batch"):
-            Answers(out)
+            BatchResults(out)
         assert out.read_bytes() == before + strange.encode() + before
 
 

@@ -13,7 +13,7 @@ from test_refusals import BODY, asked
 def test_whoever_waits_is_told_that_the_server_closes(shipped, opened):
     long = BODY | {"ignore_eos": True, "temperature": 0, "speculative_config": {"method": "none"}}
     long["max_tokens"] = 480
-    with opened(shipped, rows=1, grace=0.2) as server:
+    with opened(shipped, max_num_seqs=1, grace=0.2) as server:
         got = []
         stream = events(server, long | {"stream": True})
         assert "choices" in json.loads(next(stream))

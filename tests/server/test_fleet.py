@@ -14,12 +14,12 @@ import pytest
 from served import NAME, PROMPT
 
 import scripts
-from outrider.server.app import COMPLETIONS, Service, make
-from outrider.server.bodies import CompletionBody
-from outrider.server.desk import running
-from outrider.server.fleet.going_on import GoingOn
-from outrider.server.fleet.inside import asked
-from outrider.server.fleet.routing import key, ranked
+from outrider.server.app import COMPLETIONS, ServerConfig, build_app
+from outrider.server.protocol import CompletionRequest
+from outrider.server.ray.asgi_call import asked
+from outrider.server.ray.routing import key, ranked
+from outrider.server.ray.stream_resume import StreamState
+from outrider.server.request_handler import running
 
 NO_RAY = "Ray is not installed: pip install 'outrider[ray]'"
 BODY = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 5}
@@ -43,7 +43,7 @@ async def told(app, body, most=None):
 
 def serve(speculator, work):
     """Run `work` with an application whose loop runs."""
-    site = make(speculator, Service((NAME,), 4, 512))
+    site = build_app(speculator, ServerConfig((NAME,), 4, 512))
 
     async def main():
         async with running(site.loop):
@@ -83,7 +83,7 @@ def test_a_stream_from_several_replicas_is_one_stream(shipped, ids):
 
     async def work(site):
         _, undisturbed = await told(site.app, body)
-        going, chunks = GoingOn(body, CompletionBody.model_validate(body)), []
+        going, chunks = StreamState(body, CompletionRequest.model_validate(body)), []
         for most in (2, 1, None):  # two replicas die
             _, events = await told(site.app, going.body(), most)
             for one in events[:most]:
@@ -104,9 +104,9 @@ def test_a_stream_from_several_replicas_is_one_stream(shipped, ids):
 
 def test_what_opens_a_choice_is_told_once():
     body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "stream": True}
-    from outrider.server.bodies import ChatBody
+    from outrider.server.protocol import ChatCompletionRequest
 
-    going = GoingOn(body, ChatBody.model_validate(body))
+    going = StreamState(body, ChatCompletionRequest.model_validate(body))
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     said = {"index": 0, "delta": {"content": "é"}, "finish_reason": None, "token_ids": [7]}
     made = [{"id": f"{n}", "created": n, "choices": [dict(opening)]} for n in (1, 2)]
@@ -157,7 +157,7 @@ def test_serve_asks_replicas_in_the_order_of_the_key():
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.serve.request_router import PendingRequest
 
-    from outrider.server.fleet.router import PrefixRouter
+    from outrider.server.ray.router import PrefixRouter
 
     some = [SimpleNamespace(replica_id=f"replica {n}") for n in range(4)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from outrider import DraftModel, Engine, Root, UnknownName
 from outrider.drafters import Recall, StaticTree
-from outrider.server.lanes import COUPLED, NONE, PREDICTION, Lanes
+from outrider.server.speculation_methods import COUPLED, NONE, PREDICTION, MethodRouter
 from tiny import pair
 
 
@@ -15,7 +15,7 @@ def test_seeded_requests_are_drafted_by_chains_where_trees_round_otherwise(monke
 
     def seeded(drafter):
         """What drafts for requests with a seed where this is the server's drafter."""
-        return Lanes(Engine(target, drafter))[COUPLED].drafter
+        return MethodRouter(Engine(target, drafter))[COUPLED].drafter
 
     assert seeded(Recall(32)).chain != alike
     tree, chain = DraftModel(small, (2, 2, 1)), DraftModel(small, (1, 1, 1))
@@ -28,7 +28,7 @@ def test_seeded_requests_are_drafted_by_chains_where_trees_round_otherwise(monke
 
 def test_methods_are_lanes_over_one_target():
     target, small = pair()
-    lanes = Lanes(Engine(target, DraftModel(small, (1, 1))))
+    lanes = MethodRouter(Engine(target, DraftModel(small, (1, 1))))
     methods = lanes.methods
     assert methods.named("draft_model") == methods.named("default")
     assert methods.named("ngram") == "prompt_lookup"
@@ -43,7 +43,7 @@ def test_methods_are_lanes_over_one_target():
         methods.named("magic")
     assert "suffix" in str(unknown.value)
     assert "layer_skip" not in str(unknown.value), "it cannot be made here"
-    alone = Lanes(Engine(target, Recall(8))).methods
+    alone = MethodRouter(Engine(target, Recall(8))).methods
     assert alone.named("recall") == methods.named("default")
     with pytest.raises(UnknownName, match="'draft_model'"):  # there is none
         alone.named("draft_model")

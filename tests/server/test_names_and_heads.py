@@ -9,8 +9,8 @@ import pytest
 from served import serving
 
 from outrider.cli.serve import _hosts
-from outrider.server.guard import host_of
 from outrider.server.http_server import HeaderDeadline
+from outrider.server.middleware import host_of
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ import torch
 from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
 from outrider.engine.run import Run
-from outrider.server.bodies import (
-    ChatBody,
-    CompletionBody,
-    Sent,
+from outrider.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResumeState,
     SpeculativeConfig,
     StreamOptions,
 )
-from outrider.server.orders import Orders
+from outrider.server.request_parsing import RequestParser
 from outrider.types import Output
 
 
@@ -171,7 +171,8 @@ def required(kind):
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/v1/completions", CompletionBody), ("/v1/chat/completions", ChatBody)]
+    ("path", "kind"),
+    [("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatCompletionRequest)],
 )
 def test_null_is_a_field_left_out(chatty, path, kind):
     """Every field of the body and of what is in it, and a text is the one without them."""
@@ -179,7 +180,7 @@ def test_null_is_a_field_left_out(chatty, path, kind):
     needed = {"model": NAME, "prompt": "x", "messages": [message | {"name": None}]}
     body = {name: needed[name] for name in required(kind)} | {"temperature": 0, "max_tokens": 8}
     nulls = dict.fromkeys(kind.model_fields)
-    inner = {"stream": True, "resume": [dict.fromkeys(Sent.model_fields)]}
+    inner = {"stream": True, "resume": [dict.fromkeys(ResumeState.model_fields)]}
     inner["stream_options"] = dict.fromkeys(StreamOptions.model_fields)
     inner["speculative_config"] = dict.fromkeys(SpeculativeConfig.model_fields)
 
@@ -196,7 +197,9 @@ def test_null_is_a_field_left_out(chatty, path, kind):
 
 
 def test_null_is_a_field_that_is_left_out(server):
-    free = [name for name, field in CompletionBody.model_fields.items() if not field.is_required()]
+    free = [
+        name for name, field in CompletionRequest.model_fields.items() if not field.is_required()
+    ]
     asked_for = BODY | {"seed": 3, "max_tokens": 8}
     plain, nulls = (asked(server, more | asked_for)[1] for more in ({}, dict.fromkeys(free)))
     assert nulls["choices"] == plain["choices"]
@@ -238,7 +241,7 @@ def test_a_fault_of_our_own_is_told_as_one(server, monkeypatch):
         raise LookupError("nobody has foreseen this")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Orders, "completions", choices)
+        patch.setattr(RequestParser, "completions", choices)
         error = refused(server, 500, BODY)
         assert error["message"] == "internal error: LookupError"  # its words may quote a text
         assert error["code"] == "internal_error"
@@ -327,7 +330,7 @@ def test_pages_of_named_sites_may_ask_with_a_key(shipped):
 
 
 def test_a_full_queue_says_when_to_come_back(shipped):
-    with serving(shipped, rows=1, most_waiting=1) as server:
+    with serving(shipped, max_num_seqs=1, max_queued_requests=1) as server:
         client, texts = server.client(), []
         streams = [write(client, max_tokens=300, stream=True, seed=1)]
         next(iter(streams[0]))
@@ -436,14 +439,14 @@ def test_a_row_that_fails_is_the_servers_fault_and_nobody_elses(
     shipped, monkeypatch, served_by, tokens, value, named
 ):
     """At once or in mid-answer: 500 or an event of a stream, and its neighbour has its text."""
-    sampling, bad, texts = Orders._sampling, BODY | {"seed": 13, "max_tokens": 200}, []
+    sampling, bad, texts = RequestParser._sampling, BODY | {"seed": 13, "max_tokens": 200}, []
 
     def broken(orders, body, copy, ids, grammar):
         made = sampling(orders, body, copy, ids, grammar)
         processors = (Broken(len(ids) + tokens, value),) if body.seed == 13 else ()
         return replace(made, processors=processors)
 
-    monkeypatch.setattr(Orders, "_sampling", broken)
+    monkeypatch.setattr(RequestParser, "_sampling", broken)
     with served_by(shipped) as server:
         alone = write(server.client(), seed=5, max_tokens=80).choices[0].text
         beside = threading.Thread(

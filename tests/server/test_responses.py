@@ -8,7 +8,7 @@ from served import NAME, serving
 from test_tools import SCHEMA, TEMPLATE, THINKS
 
 from outrider.errors import OutriderError
-from outrider.server.faults import Refusal
+from outrider.server.errors import APIError
 from outrider.server.responses_api import ResponseStore
 from outrider.server.responses_bodies import ResponsesBody
 
@@ -19,7 +19,7 @@ WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA}
 def client(shipped):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
-        with serving(shipped, reasoning_parser="qwen3", capacity=512) as running:
+        with serving(shipped, reasoning_parser="qwen3", max_model_len=512) as running:
             yield running.client()
 
 
@@ -168,9 +168,9 @@ def test_what_is_kept_is_bounded():
     assert len(store) <= 3
     assert store.find("large", "id").turns
     store.keep({"id": "too large"}, [{"content": "x" * 500}])
-    with pytest.raises(Refusal, match="too large"):
+    with pytest.raises(APIError, match="too large"):
         store.find("too large", "id")
     store.forget("large")
-    with pytest.raises(Refusal):
+    with pytest.raises(APIError):
         store.forget("large")
-    assert not issubclass(Refusal, OutriderError)
+    assert not issubclass(APIError, OutriderError)

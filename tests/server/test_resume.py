@@ -78,7 +78,7 @@ def test_without_what_was_sent_penalties_would_begin_anew(server):
 def test_another_server_goes_on(server, shipped):
     whole, _ = held(chunks(server), 1)
     before, sent = held(chunks(server)[:2], 1)
-    with serving(shipped, rows=2) as another:
+    with serving(shipped, max_num_seqs=2) as another:
         after, _ = held(chunks(another, resume=sent), 1)
     assert before[0] + after[0] == whole[0]
 

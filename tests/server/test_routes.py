@@ -11,7 +11,7 @@ import torch
 from served import NAME, PROMPT, events, far, serving, streamed, write
 
 from outrider import Sampling, Stop
-from outrider.server.words import Words
+from outrider.server.token_formatter import TokenFormatter
 
 
 def said(answer):
@@ -44,7 +44,7 @@ def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, c
         beside = list(pool.map(lambda s: said(write(client, seed=s)), seeds))
         assert all(other.result().usage.completion_tokens for other in others)
     assert beside == alone
-    with serving(shipped, rows=2) as another:
+    with serving(shipped, max_num_seqs=2) as another:
         again = another.client()
         assert [streamed(again, seed=s)[0] for s in seeds] == [text for (text,) in alone]
         assert write(again, seed=3).system_fingerprint == write(client).system_fingerprint
@@ -85,7 +85,7 @@ def test_a_prompt_that_others_began_with_is_copied(shipped):
         page = urllib.request.urlopen(server.address + "/metrics").read().decode()
     told = [usage.prompt_tokens_details.cached_tokens for usage in usages]
     assert f'prefix_cache_hits_total{{model_name="pair"}} {float(sum(told))}' in page
-    with serving(shipped, kept_bytes=0) as server:
+    with serving(shipped, prefix_cache_bytes=0) as server:
         alike = [write(server.client(), words, seed=3) for _ in range(2)]
         assert [said(answer) for answer in alike] == [said(first)] * 2
         assert alike[1].usage.prompt_tokens_details.cached_tokens == 0
@@ -128,7 +128,7 @@ def test_log_probabilities_are_the_models_own(shipped, client):
 
 def test_offsets_are_those_of_the_text(shipped):
     """Where characters are several tokens, too, whole or from any token on."""
-    words, text = Words(shipped.tokenizer), "x = '😀漢字é' # 日本語 🚀"
+    words, text = TokenFormatter(shipped.tokenizer), "x = '😀漢字é' # 日本語 🚀"
     ids = shipped.tokenizer(text, add_special_tokens=False)["input_ids"]
     pieces = [words.bytes_of(token) for token in ids]
     assert any(piece.decode("utf-8", "replace").endswith("\ufffd") for piece in pieces)
@@ -305,7 +305,7 @@ def test_counters_equal_the_sum_of_the_answers(shipped, opened):
 @pytest.mark.parametrize("opened", [serving, far], ids=["here", "across a pipe"])
 def test_steps_are_counted_with_all_that_they_wrote_and_read(shipped, opened):
     """One row at a time: a step is a step of its answer, and every token is in one of them."""
-    with opened(shipped, rows=1) as server:
+    with opened(shipped, max_num_seqs=1) as server:
         client = server.client()
         answers = [write(client, seed=s, max_tokens=20) for s in range(3)]
         plain = {"speculative_config": {"method": "none"}}

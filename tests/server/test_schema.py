@@ -18,7 +18,7 @@ NOT_IN_A_SCHEMA = [positive_data_acceptance]
 
 @pytest.fixture(scope="module")
 def server(shipped):
-    with serving(shipped, capacity=256, timeout=20.0) as running:
+    with serving(shipped, max_model_len=256, timeout=20.0) as running:
         yield running
         assert running.loop.alive
 

@@ -153,7 +153,7 @@ def test_many_stop_strings(client):
 
 
 def test_a_loop_that_is_full_says_so(shipped):
-    with serving(shipped, rows=1, most_waiting=1) as server:
+    with serving(shipped, max_num_seqs=1, max_queued_requests=1) as server:
         with pytest.raises(openai.BadRequestError, match="room for 2"):
             write(server.client(), n=3)
         assert len(write(server.client(), n=2, max_tokens=2).choices) == 2

@@ -6,8 +6,8 @@ import llguidance.numpy
 import pytest
 import torch
 
-from outrider.server.bodies import CompletionBody
 from outrider.server.grammar import Grammar, grammar_of, unwritten, vocabulary
+from outrider.server.protocol import CompletionRequest
 from tokenizers_of import byte_fallback, byte_level
 
 NAMES = ("<|im_end|>", "<|im_start|>", "[INST]")
@@ -18,7 +18,7 @@ TOKENIZERS = {
 
 
 def grammar(tokenizer, **asked):
-    body = CompletionBody(model="m", prompt="x", **asked)
+    body = CompletionRequest(model="m", prompt="x", **asked)
     return Grammar(vocabulary(tokenizer, len(tokenizer)), grammar_of(body), 0)
 
 

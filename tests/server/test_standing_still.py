@@ -14,11 +14,16 @@ import openai
 import pytest
 from served import Server, _service, _until_the_end, serving
 
-from outrider.server.apart import Apart, decode
-from outrider.server.app import Service, around
-from outrider.server.decoding import opened
-from outrider.server.faults import told
-from outrider.server.loop import Broken, Loop, Stopped, Ticket
+from outrider.server.app import ServerConfig, build_app_for
+from outrider.server.engine_factory import build_engine
+from outrider.server.engine_loop import (
+    Broken,
+    EngineLoop,
+    EngineStoppedError,
+    PendingRequest,
+)
+from outrider.server.engine_process import EngineClient, run_engine_process
+from outrider.server.errors import to_response
 
 
 def begun(load, room, lives):
@@ -32,7 +37,7 @@ def begun(load, room, lives):
 
     def run():
         try:
-            decode(there, load, room)
+            run_engine_process(there, load, room)
         finally:
             there.close()
 
@@ -52,8 +57,8 @@ def mortal(speculator, starts=9, still=120.0):
             raise OSError("no more processes")
         return begun(lambda: speculator, service.room, lives)
 
-    engine = Apart(*begin(), service.rows, begin, still)
-    with _until_the_end(Server(around(engine.known, engine, service))) as server:
+    engine = EngineClient(*begin(), service.rows, begin, still)
+    with _until_the_end(Server(build_app_for(engine.known, engine, service))) as server:
         yield server, lives
 
 
@@ -116,7 +121,7 @@ def health(server):
 def test_no_sign_of_life_is_a_503(shipped, monkeypatch):
     with mortal(shipped, still=1e9) as (server, _):
         assert health(server)[0] == 200
-        monkeypatch.setattr(Loop, "still", 1000.0)  # what the engine's next beats tell
+        monkeypatch.setattr(EngineLoop, "still", 1000.0)  # what the engine's next beats tell
         assert until(lambda: health(server)[0] == 503)
         assert '"still"' in health(server)[1]
         monkeypatch.undo()
@@ -127,7 +132,7 @@ def test_no_sign_of_life_brings_another_engine(shipped, monkeypatch):
     with mortal(shipped, still=500.0) as (server, lives):
         whole = server.client().completions.create(**ASK).choices[0].text
         first_alone = property(lambda loop: 1000.0 if len(lives) < 2 else 0.0)
-        monkeypatch.setattr(Loop, "still", first_alone)
+        monkeypatch.setattr(EngineLoop, "still", first_alone)
         assert until(lambda: len(lives) == 2 and server.loop.alive)
         assert server.client().completions.create(**ASK).choices[0].text == whole
         assert len(lives) == 2
@@ -158,10 +163,10 @@ class Deaf:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_is_answered_whatever_the_engine_does(shipped, stream):
-    service = Service(("pair",), rows=4, capacity=512, public=True)
-    known, _ = opened(shipped, service.room)
+    service = ServerConfig(("pair",), max_num_seqs=4, max_model_len=512, public=True)
+    known, _ = build_engine(shipped, service.engine_config)
     deaf = Deaf()
-    with _until_the_end(Server(around(known, deaf, service))) as server:
+    with _until_the_end(Server(build_app_for(known, deaf, service))) as server:
         began = time.monotonic()
         client, asked = server.client(), {"stream": stream, "extra_body": {"timeout": 0.3}}
         with pytest.raises(openai.InternalServerError) as refused:
@@ -201,18 +206,18 @@ class Endless:
 def test_a_loop_that_no_process_can_bring_back_gives_up(monkeypatch):
     """Who waits hears it, once; the server ends, as there is no thread to be started again."""
     heard, run = [], Endless()
-    loop = Loop(lambda lane: run, 1, 4, most_still=500.0)
+    loop = EngineLoop(lambda lane: run, 1, 4, most_still=500.0)
     loop.start()
-    loop.submit([Ticket("a", None, heard.append), Ticket("a", None, heard.append)])
+    loop.submit([PendingRequest("a", None, heard.append), PendingRequest("a", None, heard.append)])
     assert run.begun.wait(60)
     assert loop.alive
-    monkeypatch.setattr(Loop, "still", 1000.0)
+    monkeypatch.setattr(EngineLoop, "still", 1000.0)
     assert until(lambda: len(heard) == 2)
     assert not loop.alive
     assert all(isinstance(event.error, Broken) and event.over for event in heard)
-    assert told(loop.fault)[1]["error"]["code"] == "engine_stopped"
-    with pytest.raises(Stopped):
-        loop.submit([Ticket("a", None, heard.append)])
+    assert to_response(loop.fault)[1]["error"]["code"] == "engine_stopped"
+    with pytest.raises(EngineStoppedError):
+        loop.submit([PendingRequest("a", None, heard.append)])
     run.ends.set()
     loop.join(60)
     assert len(heard) == 2

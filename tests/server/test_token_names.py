@@ -3,8 +3,8 @@
 import pytest
 
 from outrider.cli import paint
-from outrider.server.answers import Chats, Completions
-from outrider.server.words import Words
+from outrider.server.response_builder import ChatFormat, CompletionFormat
+from outrider.server.token_formatter import TokenFormatter
 from tokenizers_of import EMOJI, byte_fallback, byte_level, word_pieces
 
 LEVEL = byte_level(b" " + EMOJI[:2], b" the")
@@ -27,13 +27,13 @@ FALLBACK = byte_fallback("▁the", "▁▁")
     ],
 )
 def test_bytes_are_those_that_the_decoder_writes(tokenizer, token, data):
-    entry = Words(tokenizer).entry(tokenizer.convert_tokens_to_ids(token), -1.0)
+    entry = TokenFormatter(tokenizer).entry(tokenizer.convert_tokens_to_ids(token), -1.0)
     assert bytes(entry["bytes"]) == data
     assert entry["token"] == data.decode("utf-8", "replace")
 
 
 def test_an_id_that_names_no_token_has_no_bytes():
-    assert Words(LEVEL).entry(9999, -1.0)["bytes"] == []
+    assert TokenFormatter(LEVEL).entry(9999, -1.0)["bytes"] == []
 
 
 def test_traces_show_the_space_ahead_of_a_word_and_no_special_token():
@@ -45,7 +45,7 @@ def test_traces_show_the_space_ahead_of_a_word_and_no_special_token():
 
 
 def entries(tokenizer, *tokens):
-    words = Words(tokenizer)
+    words = TokenFormatter(tokenizer)
     told = [words.entry(tokenizer.convert_tokens_to_ids(t), -1.0 - n) for n, t in enumerate(tokens)]
     return [told[0] | {"top_logprobs": told}]
 
@@ -63,13 +63,13 @@ HALVES = ["ð", "Ã", "Ł"]
     ],
 )
 def test_completions_name_each_candidate_apart(tokenizer, tokens, named):
-    logs = Completions().logs(entries(tokenizer, *tokens), lambda: [0], len(tokens))
+    logs = CompletionFormat().logs(entries(tokenizer, *tokens), lambda: [0], len(tokens))
     assert logs["top_logprobs"] == [{name: -1.0 - n for n, name in enumerate(named)}]
     assert logs["tokens"] == named[:1]
 
 
 def test_chats_have_openai_s_fields_alone():
-    logs = Chats().logs(entries(LEVEL, *HALVES), lambda: [0], 3)
+    logs = ChatFormat().logs(entries(LEVEL, *HALVES), lambda: [0], 3)
     first = logs["content"][0]
     assert set(first) == {"token", "logprob", "bytes", "top_logprobs"}
     assert [set(one) for one in first["top_logprobs"]] == [{"token", "logprob", "bytes"}] * 3

@@ -36,7 +36,7 @@ ASKED = [{"role": "user", "content": "the weather in Paris"}]
 def server(shipped):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
-        with serving(shipped, reasoning_parser="qwen3", capacity=512) as running:
+        with serving(shipped, reasoning_parser="qwen3", max_model_len=512) as running:
             yield running
 
 
@@ -209,6 +209,6 @@ def test_what_is_wrong_with_tools_is_named(client, options, word):
 
 
 def test_tools_need_a_template_that_tells_of_them(shipped, server, monkeypatch):
-    with serving(shipped, tool_call_parser="none", rows=1) as other:
+    with serving(shipped, tool_call_parser="none", max_num_seqs=1) as other:
         with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
             ask(other.client())

@@ -19,7 +19,7 @@ def narrow(request, shipped):
     """A server of two rows on each of uvicorn's implementations of HTTP."""
     if request.param == "httptools":
         pytest.importorskip("httptools", reason="needs httptools")
-    with serving(shipped, http=request.param, rows=2) as running:
+    with serving(shipped, http=request.param, max_num_seqs=2) as running:
         yield running
 
 

@@ -3,9 +3,9 @@
     python rename.py --root TREE --room server [--check]
 
 The table (table.tsv, beside this file) has tab-separated lines: room, kind, old, new.
-    module  outrider.server.apart          outrider.server.engine_process   (packages too)
-    name    outrider.server.apart:Asked    AddRequest        class, function or constant of a module
-    attr    outrider.server.loop:Loop.go   start             field, method, property (resolved by mypy)
+    module  outrider.server.engine_process          outrider.server.engine_process   (packages too)
+    name    outrider.server.engine_process:AddRequest    AddRequest        class, function or constant of a module
+    attr    outrider.server.engine_loop:EngineLoop.go   start             field, method, property (resolved by mypy)
     param   outrider.load:load.packed      pack_weights      keyword of a function or method (mypy)
     path    tests/law                      tests/exactness   any other file or folder
     text    docs/*.md|README.md            regex => text     what no resolver can see

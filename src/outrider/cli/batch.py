@@ -18,7 +18,7 @@ from outrider.errors import BackendUnavailable, ConfigurationError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from outrider.server.batch_file import Answers, Row
+    from outrider.server.batch_file import BatchResults, Row
 
 
 @with_setup
@@ -63,7 +63,7 @@ def batch(
             f"answers would be written over the requests; got {str(answers)!r} for both; name "
             "another file for the answers"
         )
-    with batch_file.Answers(answers) as file:
+    with batch_file.BatchResults(answers) as file:
         names = {wanted.name for wanted in batch_file.requests(requests)}
         file.check(names, requests)
         if file.names or file.dropped:
@@ -87,7 +87,7 @@ def _fleet() -> "ModuleType":
     if "RAY_ADDRESS" not in os.environ:  # Ray's own name for it: listen on loopback alone
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
-        from outrider.server.fleet import batches
+        from outrider.server.ray import batches
     except ImportError as error:
         raise BackendUnavailable(
             f"--ray needs the extra 'ray' ({error.name} is missing); pip install 'outrider[ray]', "
@@ -96,7 +96,7 @@ def _fleet() -> "ModuleType":
     return batches
 
 
-def _write(rows: "Generator[Row]", file: "Answers", total: int) -> None:
+def _write(rows: "Generator[Row]", file: "BatchResults", total: int) -> None:
     """Add the rows as they come."""
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:

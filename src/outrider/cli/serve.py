@@ -23,9 +23,9 @@ from outrider.errors import BackendUnavailable, ConfigurationError
 from outrider.models.calibrate import cores
 
 if TYPE_CHECKING:
-    from outrider.server.decoding import Room
-    from outrider.server.known import Known
-    from outrider.server.loop import Decoder
+    from outrider.server.engine_factory import EngineConfig
+    from outrider.server.engine_loop import EngineProtocol
+    from outrider.server.model_info import ModelInfo
     from outrider.text.speculator import Speculator
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -158,7 +158,8 @@ def _run(
     port: int,
     processes: int | None,
 ) -> None:
-    """Serve until it is ended. `settings` are `Service`'s: it is imported while this listens."""
+    """Serve until it is ended. `settings` are `ServerConfig`'s: it is imported while this
+    listens."""
     from outrider.server.loading_responder import answering
 
     with _ended(), _bound(host, port) as place, ExitStack() as loading:
@@ -168,22 +169,24 @@ def _run(
         at = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
         err.print(f"listening at {at}; until {name} is loaded all answers are 503, /health's too")
         with _extra():
-            from outrider.server.app import Service, around
+            from outrider.server.app import ServerConfig, build_app_for
             from outrider.server.http_server import HttpServer
-            from outrider.server.known import Hears
+            from outrider.server.model_info import SpeechModelInfo
         apart, how = _parted(processes)
-        service = Service(*settings)
-        known, engine = _engine(load, service.room, apart, service.still_seconds)
+        service = ServerConfig(*settings)
+        known, engine = _engine(load, service.engine_config, apart, service.still_seconds)
         try:
-            site = around(known, engine, service)
+            site = build_app_for(known, engine, service)
             loading.close()
-            room = f"{service.rows} rows of {service.capacity} tokens"
+            room = f"{service.max_num_seqs} rows of {service.max_model_len} tokens"
             page = (
-                "" if isinstance(known, Hears) else f"; a browser finds a page to try it at {at}/"
+                ""
+                if isinstance(known, SpeechModelInfo)
+                else f"; a browser finds a page to try it at {at}/"
             )
             err.print(f"serving {service.names[0]} at {at} ({room}; {how})")
             err.print(f"OpenAI's clients take base_url={at}/v1{page}")
-            if not isinstance(known, Hears):
+            if not isinstance(known, SpeechModelInfo):
                 err.print(f"chats have {service.parsers(known).told()}")
             with suppress(KeyboardInterrupt):
                 HttpServer(site, ends=True).run([place])
@@ -283,15 +286,15 @@ def _parted(processes: int | None) -> tuple[bool, str]:
 
 
 def _engine(
-    load: "Callable[[], Speculator]", room: "Room", apart: bool, still: float
-) -> "tuple[Known, Decoder]":
+    load: "Callable[[], Speculator]", room: "EngineConfig", apart: bool, still: float
+) -> "tuple[ModelInfo, EngineProtocol]":
     """What decodes, in this process or in another, and what is known of its model."""
-    from outrider.server.apart import started
-    from outrider.server.decoding import opened
+    from outrider.server.engine_factory import build_engine
+    from outrider.server.engine_process import launch_engine
 
     if not apart:
-        return opened(load(), room, still)
-    engine = started(load, room, still)
+        return build_engine(load(), room, still)
+    engine = launch_engine(load, room, still)
     return engine.known, engine
 
 

@@ -18,20 +18,29 @@ from starlette.exceptions import HTTPException
 
 import outrider
 from outrider.errors import OutriderError
-from outrider.server import faults
-from outrider.server.bodies import ChatBody, CompletionBody, FaultBody, StreamOptions
+from outrider.server import errors
 from outrider.server.chat_prompts import Parsers
-from outrider.server.counts import Counts
-from outrider.server.decoding import KEPT_BYTES, Room, opened
-from outrider.server.desk import Desk, running
-from outrider.server.guard import OPEN, App, Guard
-from outrider.server.guard import Limits as Sizes
-from outrider.server.known import Hears, Known, Writes
-from outrider.server.loop import STILL_SECONDS, Decoder
-from outrider.server.orders import Orders
+from outrider.server.engine_factory import KEPT_BYTES, EngineConfig, build_engine
+from outrider.server.engine_loop import STILL_SECONDS, EngineProtocol
+from outrider.server.metrics import ServerMetrics
+from outrider.server.middleware import OPEN, App, AuthLimitMiddleware
+from outrider.server.middleware import RequestLimits as Sizes
+from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
+from outrider.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ErrorResponse,
+    StreamOptions,
+)
+from outrider.server.request_handler import RequestHandler, running
+from outrider.server.request_parsing import RequestParser
 from outrider.server.responses_api import ResponseDraft, ResponseStore, ResponsesWriter
 from outrider.server.responses_bodies import ResponsesBody
 from outrider.server.serving import Events, Serving
+from outrider.server.serving_transcription import (
+    TranscriptionForm,
+    TranscriptionHandler,
+)
 from outrider.server.tokens_api import (
     DetokenizeBody,
     TokenizeBody,
@@ -39,7 +48,6 @@ from outrider.server.tokens_api import (
     tokenized,
     tokenizer_info,
 )
-from outrider.server.transcripts import Ear, TranscriptionForm
 from outrider.text.speculator import Speculator
 
 EVENTS = "text/event-stream"
@@ -55,7 +63,7 @@ _POLICY = (
 
 
 @dataclass(frozen=True)
-class Service:
+class ServerConfig:
     """How a server serves.
 
     rows          requests decoded side by side
@@ -74,63 +82,65 @@ class Service:
     """
 
     names: tuple[str, ...]
-    rows: int = 16
-    capacity: int = 2048
-    most_waiting: int = 64
+    max_num_seqs: int = 16
+    max_model_len: int = 2048
+    max_queued_requests: int = 64
     timeout: float = 600.0
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     public: bool = False
     metrics: bool = True
     prefix: str = "outrider:"
-    kept_bytes: int = KEPT_BYTES
+    prefix_cache_bytes: int = KEPT_BYTES
     hosts: Sequence[str] = ()
     still_seconds: float = STILL_SECONDS
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
-    def parsers(self, known: Writes) -> Parsers:
+    def parsers(self, known: TextModelInfo) -> Parsers:
         """How a model's answers are taken apart. Raises UnknownName."""
         return Parsers.of(known.tokenizer, self.tool_call_parser, self.reasoning_parser)
 
     @property
-    def room(self) -> Room:
+    def engine_config(self) -> EngineConfig:
         """What it needs of a loop."""
-        return Room(self.rows, self.capacity, self.most_waiting, self.kept_bytes)
+        return EngineConfig(
+            self.max_num_seqs, self.max_model_len, self.max_queued_requests, self.prefix_cache_bytes
+        )
 
 
-class Site(NamedTuple):
+class Server(NamedTuple):
     """What is served: the ASGI application, and what decodes while it runs."""
 
     app: App
-    loop: Decoder
+    loop: EngineProtocol
 
 
-def make(speculator: Speculator, service: Service) -> Site:
+def build_app(speculator: Speculator, service: ServerConfig) -> Server:
     """The application, with a loop in this process that runs while it does."""
-    return around(*opened(speculator, service.room), service)
+    return build_app_for(*build_engine(speculator, service.engine_config), service)
 
 
-def around(known: Known, loop: Decoder, service: Service) -> Site:
+def build_app_for(known: ModelInfo, loop: EngineProtocol, service: ServerConfig) -> Server:
     """The application of a model that is decoded by `loop`, here or in another process."""
-    counts = Counts(service.prefix, service.names[0])
+    counts = ServerMetrics(service.prefix, service.names[0])
     app = FastAPI(
         title="outrider",
         version=outrider.__version__,
         docs_url=None,  # those pages load scripts from elsewhere; /openapi.json stays
         redoc_url=None,
         lifespan=lambda app: running(loop, counts.spread),
-        responses={kind: {"model": FaultBody} for kind in ("4XX", "5XX")},
+        responses={kind: {"model": ErrorResponse} for kind in ("4XX", "5XX")},
     )
     _errors(app)
-    if isinstance(known, Hears):
+    if isinstance(known, SpeechModelInfo):
         _speech(app, known, loop, service, counts)
     else:
         _texts(app, known, loop, service, counts)
-    counts.watch(loop)
+    counts.register(loop)
     _about(app, service, loop, counts)
     free = (*OPEN, "/metrics", "/") if service.public else (*OPEN, "/")
-    site: App = Guard(
+    site: App = AuthLimitMiddleware(
         app,
         tuple(service.keys),
         free,
@@ -142,32 +152,45 @@ def around(known: Known, loop: Decoder, service: Service) -> Site:
         site = CORSMiddleware(
             site, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    return Site(site, loop)
+    return Server(site, loop)
 
 
-def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts: Counts) -> None:
+def _texts(
+    app: FastAPI,
+    known: TextModelInfo,
+    loop: EngineProtocol,
+    service: ServerConfig,
+    counts: ServerMetrics,
+) -> None:
     """Completions and chats, and the page on which they can be watched."""
     parsers = service.parsers(known)
-    most = service.rows + service.most_waiting
-    orders = Orders(known, service.names, service.rows, service.capacity, parsers, most)
-    desk, serving = Desk(loop, orders, service.metrics), Serving(loop, counts, service.timeout)
+    most = service.max_num_seqs + service.max_queued_requests
+    orders = RequestParser(
+        known, service.names, service.max_num_seqs, service.max_model_len, parsers, most
+    )
+    desk, serving = (
+        RequestHandler(loop, orders, service.metrics),
+        Serving(loop, counts, service.timeout),
+    )
 
-    async def answered(http: HttpRequest, body: CompletionBody | ChatBody) -> Response:
+    async def answered(
+        http: HttpRequest, body: CompletionRequest | ChatCompletionRequest
+    ) -> Response:
         try:
             choices = await asyncio.to_thread(desk.choices, body)
-        except (faults.Refusal, OutriderError) as error:
-            return faults.response(error)
-        echo = isinstance(body, CompletionBody) and body.echo
+        except (errors.APIError, OutriderError) as error:
+            return errors.response(error)
+        echo = isinstance(body, CompletionRequest) and body.echo
         writer = desk.writer(body)
         events = Events(body.stream_options or StreamOptions(), writer, echo)
         return await serving.answer(http, body, choices, writer, events, echo)
 
     @app.post(COMPLETIONS, responses=_also(EVENTS))
-    async def completions(http: HttpRequest, body: CompletionBody) -> Response:
+    async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
         return await answered(http, body)
 
     @app.post(CHATS, responses=_also(EVENTS))
-    async def chat(http: HttpRequest, body: ChatBody) -> Response:
+    async def chat(http: HttpRequest, body: ChatCompletionRequest) -> Response:
         return await answered(http, body)
 
     _responses(app, desk, serving)
@@ -182,7 +205,7 @@ def _texts(app: FastAPI, known: Writes, loop: Decoder, service: Service, counts:
     _unserved(app, service, what, TRANSCRIPTIONS)
 
 
-def _responses(app: FastAPI, desk: Desk, serving: Serving) -> None:
+def _responses(app: FastAPI, desk: RequestHandler, serving: Serving) -> None:
     """Responses: chats whose turns are kept here."""
     store = ResponseStore()
 
@@ -194,9 +217,9 @@ def _responses(app: FastAPI, desk: Desk, serving: Serving) -> None:
             chat = body.chat(before)
             choices = await asyncio.to_thread(desk.choices, chat)
         except ValidationError as error:
-            return JSONResponse(faults.rejected(error.errors()), 400)
-        except (faults.Refusal, OutriderError) as error:
-            return faults.response(error)
+            return JSONResponse(errors.rejected(error.errors()), 400)
+        except (errors.APIError, OutriderError) as error:
+            return errors.response(error)
         started = ResponseDraft(body, desk.orders.known.fingerprint)
         writer = ResponsesWriter(started, store, before)
         return await serving.answer(http, chat, choices, writer, writer.flow)
@@ -205,19 +228,19 @@ def _responses(app: FastAPI, desk: Desk, serving: Serving) -> None:
     async def response(response_id: str) -> Response:
         try:
             return JSONResponse(store.find(response_id, "response_id").response)
-        except faults.Refusal as error:
-            return faults.response(error)
+        except errors.APIError as error:
+            return errors.response(error)
 
     @app.delete(RESPONSES + "/{response_id}")
     async def forget(response_id: str) -> Response:
         try:
             store.forget(response_id)
-        except faults.Refusal as error:
-            return faults.response(error)
+        except errors.APIError as error:
+            return errors.response(error)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _tokens(app: FastAPI, orders: Orders) -> None:
+def _tokens(app: FastAPI, orders: RequestParser) -> None:
     """Tokens of texts, and texts of tokens."""
 
     @app.get("/tokenizer_info")
@@ -228,20 +251,26 @@ def _tokens(app: FastAPI, orders: Orders) -> None:
     async def tokenize(body: TokenizeBody) -> Response:
         try:
             return JSONResponse(await asyncio.to_thread(tokenized, orders, body))
-        except faults.Refusal as error:
-            return faults.response(error)
+        except errors.APIError as error:
+            return errors.response(error)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         try:
             return JSONResponse(await asyncio.to_thread(detokenized, orders, body))
-        except faults.Refusal as error:
-            return faults.response(error)
+        except errors.APIError as error:
+            return errors.response(error)
 
 
-def _speech(app: FastAPI, known: Hears, loop: Decoder, service: Service, counts: Counts) -> None:
+def _speech(
+    app: FastAPI,
+    known: SpeechModelInfo,
+    loop: EngineProtocol,
+    service: ServerConfig,
+    counts: ServerMetrics,
+) -> None:
     """Transcriptions."""
-    ear = Ear(known, service.names, loop, counts, service.timeout)
+    ear = TranscriptionHandler(known, service.names, loop, counts, service.timeout)
 
     @app.post(TRANSCRIPTIONS, responses=_also(EVENTS, "text/plain"))
     async def transcriptions(
@@ -259,18 +288,20 @@ def _also(*kinds: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {kind: {} for kind in kinds}}}
 
 
-def _unserved(app: FastAPI, service: Service, what: str, *paths: str) -> None:
+def _unserved(app: FastAPI, service: ServerConfig, what: str, *paths: str) -> None:
     """Routes of another kind of model say why they are not served."""
     message = f"{service.names[0]} {what}"
 
     async def refuse() -> Response:
-        return faults.response(faults.Refusal(message, "model"))
+        return errors.response(errors.APIError(message, "model"))
 
     for path in paths:
         app.post(path, include_in_schema=False)(refuse)
 
 
-def _about(app: FastAPI, service: Service, loop: Decoder, counts: Counts) -> None:
+def _about(
+    app: FastAPI, service: ServerConfig, loop: EngineProtocol, counts: ServerMetrics
+) -> None:
     """What is served, and how it is."""
     started = int(time.time())
 
@@ -284,7 +315,7 @@ def _about(app: FastAPI, service: Service, loop: Decoder, counts: Counts) -> Non
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name not in service.names:
-            return faults.response(faults.unknown_model(name, service.names))
+            return errors.response(errors.unknown_model(name, service.names))
         return JSONResponse(model(name))
 
     @app.get("/health")
@@ -298,7 +329,7 @@ def _about(app: FastAPI, service: Service, loop: Decoder, counts: Counts) -> Non
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(counts.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _errors(app: FastAPI) -> None:
@@ -310,14 +341,14 @@ def _errors(app: FastAPI) -> None:
         if kind != "application/json" and not kind.startswith("multipart/"):
             what = f"a body is JSON, said to be so; got content type {kind!r}; send "
             what += "'content-type: application/json' (curl: -H 'content-type: application/json')"
-            return JSONResponse(faults.content(what, 400), 400)
-        return faults.invalid(error)
+            return JSONResponse(errors.content(what, 400), 400)
+        return errors.from_validation_error(error)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: HttpRequest, error: HTTPException) -> JSONResponse:
         message = f"{http.method} {http.url.path}: {error.detail}"
-        return JSONResponse(faults.content(message, error.status_code), error.status_code)
+        return JSONResponse(errors.content(message, error.status_code), error.status_code)
 
     @app.exception_handler(Exception)
     async def crashed(http: HttpRequest, error: Exception) -> JSONResponse:
-        return faults.response(error)
+        return errors.response(error)

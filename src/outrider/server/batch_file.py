@@ -30,7 +30,7 @@ URLS = ("/v1/completions", "/v1/chat/completions")
 Row = dict[str, Any]
 
 
-class Wanted(NamedTuple):
+class BatchLine(NamedTuple):
     """One line of a file of requests: what it asks for, or in `fault` why it asks for nothing."""
 
     name: str  #: the `id` of its row
@@ -55,7 +55,7 @@ def _good(row: Row) -> bool:
     return (row["response"] or {}).get("status_code") == 200
 
 
-def requests(path: Path) -> Iterator[Wanted]:
+def requests(path: Path) -> Iterator[BatchLine]:
     """Every line of a file of requests but empty ones. Whatever is in a line: it raises nothing."""
     places: dict[str, int] = {}
     with path.open("rb") as file:
@@ -71,7 +71,7 @@ def requests(path: Path) -> Iterator[Wanted]:
             yield wanted
 
 
-def _read(line: bytes, number: int) -> Wanted:
+def _read(line: bytes, number: int) -> BatchLine:
     try:
         told = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -90,18 +90,18 @@ def _read(line: bytes, number: int) -> Wanted:
     if more := told.keys() - {"custom_id", "method", "url", "body"}:
         return _faulty(line, number, f"unknown field {min(more)!r}; leave it out")
     asked = json.dumps([custom_id, url, body], sort_keys=True)
-    return Wanted(_name(asked.encode()), custom_id, url, body)
+    return BatchLine(_name(asked.encode()), custom_id, url, body)
 
 
-def _faulty(line: bytes, number: int, why: str) -> Wanted:
-    return Wanted(_name(b"%d %s" % (number, line)), None, fault=f"line {number}: {why[:400]}")
+def _faulty(line: bytes, number: int, why: str) -> BatchLine:
+    return BatchLine(_name(b"%d %s" % (number, line)), None, fault=f"line {number}: {why[:400]}")
 
 
 def _name(text: bytes) -> str:
     return "batch_req_" + hashlib.sha256(text).hexdigest()[:24]
 
 
-class Answers:
+class BatchResults:
     """A file of answers, open for more of them: none twice, and none that is cut off.
 
     Rows with a status of 200 stay. Rows with errors and a last line that was cut off go: what they
@@ -201,7 +201,7 @@ class Answers:
                 ) from None
         return file
 
-    def __enter__(self) -> "Answers":
+    def __enter__(self) -> "BatchResults":
         return self
 
     def __exit__(
@@ -214,4 +214,4 @@ class Answers:
             self._file.close()
 
 
-__all__ = ["URLS", "Answers", "Row", "Wanted", "requests"]
+__all__ = ["URLS", "BatchLine", "BatchResults", "Row", "requests"]

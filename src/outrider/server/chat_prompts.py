@@ -7,11 +7,11 @@ from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.server.answer_grammar import Thought, ToolCalls, answer_grammar
-from outrider.server.bodies import ChatBody
-from outrider.server.faults import Refusal
-from outrider.server.known import Writes
+from outrider.server.errors import APIError
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import allowed
+from outrider.server.model_info import TextModelInfo
+from outrider.server.protocol import ChatCompletionRequest
 from outrider.server.reasoning_parsers import ReasoningParser, reasoning_parser
 from outrider.server.tool_parsers import ToolParser, chat_template, tool_parser
 from outrider.text.tokens import chat
@@ -83,7 +83,7 @@ class ChatPrompt:
         try:
             return answer_grammar(self.tokenizer, self.eos_ids, content, self.calls, thought)
         except ValueError as error:
-            raise Refusal(str(error), "tools") from error
+            raise APIError(str(error), "tools") from error
 
     def parser(self) -> MessageParser | None:
         """What takes an answer apart; None: it is text."""
@@ -94,14 +94,14 @@ class ChatPrompt:
         return MessageParser(self.reasoning, self.opened, tools, names)
 
 
-def chat_prompt(known: Writes, parsers: Parsers, body: ChatBody) -> ChatPrompt:
+def chat_prompt(known: TextModelInfo, parsers: Parsers, body: ChatCompletionRequest) -> ChatPrompt:
     """The next turn of a conversation. Raises Refusal."""
     tokenizer = known.tokenizer
     choice = allowed(body.tools, body.tool_choice, body.parallel_tool_calls)
     calls, more = None, _said_to_template(body)
     if choice is not None:
         if parsers.tools is None or "tools" not in chat_template(tokenizer):
-            raise Refusal(
+            raise APIError(
                 "this model's chat template says nothing of tools, or writes calls in a way that "
                 "is not known here; leave tools out, or start the server with --tool-call-parser",
                 "tools",
@@ -111,19 +111,19 @@ def chat_prompt(known: Writes, parsers: Parsers, body: ChatBody) -> ChatPrompt:
     try:
         ids = chat(tokenizer, [message.turn() for message in body.messages], template=more)
     except OutriderError as error:
-        raise Refusal(str(error), "messages") from error
+        raise APIError(str(error), "messages") from error
     state = None if parsers.reasoning is None else parsers.reasoning.state(tokenizer, ids)
     reasoning = None if state is None else parsers.reasoning
     return ChatPrompt(ids, tokenizer, known.eos_ids, calls, reasoning, bool(state))
 
 
-def _said_to_template(body: ChatBody) -> dict[str, Any]:
+def _said_to_template(body: ChatCompletionRequest) -> dict[str, Any]:
     """What a template is told besides the messages."""
     more = dict(body.chat_template_kwargs or {})
     own = next((name for name in more if name in _OWN), None)
     if own is not None:
         what = f"{own!r} is not for chat_template_kwargs to say; leave it out"
-        raise Refusal(what, "chat_template_kwargs")
+        raise APIError(what, "chat_template_kwargs")
     if body.reasoning_effort is not None:
         more.setdefault("reasoning_effort", body.reasoning_effort)
         more.setdefault("enable_thinking", body.reasoning_effort != "none")

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.errors import ConfigurationError
-from outrider.server.bodies import GUIDED, Common
-from outrider.server.faults import Refusal
+from outrider.server.errors import APIError
+from outrider.server.protocol import GUIDED, BaseRequest
 
 MOST_BYTES = 64 << 10  #: of a schema or a grammar
 _PRIVATE = 0x100000  #: the last plane of Unicode, for private use
@@ -82,7 +82,7 @@ class GrammarAsked(NamedTuple):
     given: Any
 
 
-def asked_for(body: Common) -> GrammarAsked | None:
+def asked_for(body: BaseRequest) -> GrammarAsked | None:
     """What a request asks for; None: free text."""
     form, structured = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
@@ -99,13 +99,13 @@ def asked_for(body: Common) -> GrammarAsked | None:
     return None
 
 
-def grammar_field(body: Common) -> str:
+def grammar_field(body: BaseRequest) -> str:
     """The field by which a request asks for a grammar, if it does; else its tools do."""
     asked = asked_for(body)
     return "tools" if asked is None else asked.field
 
 
-def grammar_of(body: Common) -> str | None:
+def grammar_of(body: BaseRequest) -> str | None:
     """The grammar that a request asks for; None for free text. Raises Refusal."""
     asked = asked_for(body)
     if asked is None:
@@ -115,9 +115,9 @@ def grammar_of(body: Common) -> str | None:
         text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
     except ValueError as error:
         what = "a number in the schema is infinite or not a number; JSON has no such values"
-        raise Refusal(what, name) from error
+        raise APIError(what, name) from error
     if len(text.encode()) > MOST_BYTES:
-        raise Refusal(f"{name} has more than {MOST_BYTES} bytes; shorten it", name)
+        raise APIError(f"{name} has more than {MOST_BYTES} bytes; shorten it", name)
     try:
         if kind == "regex":
             return str(LLMatcher.grammar_from_regex(text))
@@ -129,7 +129,7 @@ def grammar_of(body: Common) -> str | None:
         compact = {"whitespace_flexible": False}
         return str(LLMatcher.grammar_from_json_schema(text, overrides=compact))
     except ValueError as error:
-        raise Refusal(f"{name} cannot be read: {error}", name) from error
+        raise APIError(f"{name} cannot be read: {error}", name) from error
 
 
 class Grammar:

@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from outrider.server.app import Site
+from outrider.server.app import Server
 
 HEADER_SECONDS = 30.0  #: in which the head of a request must be there, from its first byte on
 GRACE = 5.0  #: seconds in which answers under way may come to their end
@@ -83,7 +83,7 @@ class HttpServer(uvicorn.Server):
     503. uvicorn alone would cut connections off. One that `ends` does so when its engine has, too.
     """
 
-    def __init__(self, site: Site, grace: float = GRACE, ends: bool = False) -> None:
+    def __init__(self, site: Server, grace: float = GRACE, ends: bool = False) -> None:
         config = TimedConfig(
             site.app,
             ws="none",

@@ -9,26 +9,26 @@ from typing import Any
 from pydantic import ValidationError
 
 from outrider.errors import OutriderError
-from outrider.server.batch_file import URLS, Row, Wanted
-from outrider.server.bodies import ChatBody, CompletionBody
+from outrider.server.batch_file import URLS, BatchLine, Row
 from outrider.server.chat_prompts import Parsers
-from outrider.server.decoding import Room, opened
-from outrider.server.desk import Desk, running
-from outrider.server.faults import Refusal, content, rejected, told
-from outrider.server.known import Writes
-from outrider.server.loop import Stopped
-from outrider.server.orders import Orders
-from outrider.server.serving import Going
+from outrider.server.engine_factory import EngineConfig, build_engine
+from outrider.server.engine_loop import EngineStoppedError
+from outrider.server.errors import APIError, content, rejected, to_response
+from outrider.server.model_info import TextModelInfo
+from outrider.server.protocol import ChatCompletionRequest, CompletionRequest
+from outrider.server.request_handler import RequestHandler, running
+from outrider.server.request_parsing import RequestParser
+from outrider.server.serving import ActiveStream
 from outrider.text.speculator import Speculator
 
-_BODIES: dict[str, type[CompletionBody | ChatBody]] = dict(
-    zip(URLS, (CompletionBody, ChatBody), strict=True)
+_BODIES: dict[str, type[CompletionRequest | ChatCompletionRequest]] = dict(
+    zip(URLS, (CompletionRequest, ChatCompletionRequest), strict=True)
 )
 _AHEAD = 2  #: requests under way for each row: a row that is free finds the next one waiting
 
 
 def answers(
-    speculator: Speculator, name: str, rows: int, capacity: int, wanted: Iterable[Wanted]
+    speculator: Speculator, name: str, rows: int, capacity: int, wanted: Iterable[BatchLine]
 ) -> Generator[Row]:
     """The row of every line, as it is there.
 
@@ -39,10 +39,10 @@ def answers(
     Raises what has stopped the engine. Whatever is wrong with a request is told in its row.
     """
     most = _AHEAD * rows * rows  # a request asks for `rows` choices at most
-    known, loop = opened(speculator, Room(rows, capacity, most))
-    assert isinstance(known, Writes)
-    orders = Orders(known, (name,), rows, capacity, Parsers.of(known.tokenizer, None, None))
-    every = _running(Desk(loop, orders), wanted)
+    known, loop = build_engine(speculator, EngineConfig(rows, capacity, most))
+    assert isinstance(known, TextModelInfo)
+    orders = RequestParser(known, (name,), rows, capacity, Parsers.of(known.tokenizer, None, None))
+    every = _running(RequestHandler(loop, orders), wanted)
 
     async def following() -> Row | None:
         return await anext(every, None)
@@ -55,7 +55,7 @@ def answers(
             runner.run(every.aclose())
 
 
-async def _running(desk: Desk, wanted: Iterable[Wanted]) -> AsyncGenerator[Row, None]:
+async def _running(desk: RequestHandler, wanted: Iterable[BatchLine]) -> AsyncGenerator[Row, None]:
     """Rows in the order in which they are ready; some more requests than seats are under way."""
     source, under_way = iter(wanted), set[asyncio.Task[Row]]()
     async with running(desk.loop):
@@ -78,31 +78,33 @@ async def _running(desk: Desk, wanted: Iterable[Wanted]) -> AsyncGenerator[Row, 
             await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def _row(desk: Desk, wanted: Wanted) -> Row:
+async def _row(desk: RequestHandler, wanted: BatchLine) -> Row:
     if wanted.body is None:
         return wanted.refused()
     return wanted.answered(*await _answer(desk, wanted.url, wanted.body))
 
 
-async def _answer(desk: Desk, url: str, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+async def _answer(
+    desk: RequestHandler, url: str, asked: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
     """Status and body of what is said to a request's body."""
     try:
         body = _BODIES[url].model_validate(asked)
         if body.stream:
-            raise Refusal("a file of answers has no streams; leave stream out", "stream")
+            raise APIError("a file of answers has no streams; leave stream out", "stream")
         choices = await asyncio.to_thread(desk.choices, body)
         wait = None if body.timeout is None else time.monotonic() + body.timeout
-        async for _ in Going(desk.loop, choices, wait).blocks():
+        async for _ in ActiveStream(desk.loop, choices, wait).blocks():
             pass
     except ValidationError as error:
         return 400, rejected(error.errors())
-    except (Refusal, OutriderError, TimeoutError) as error:
+    except (APIError, OutriderError, TimeoutError) as error:
         if desk.loop.fault is not None:
             raise
-        return told(error)
+        return to_response(error)
     except Exception as error:
-        if desk.loop.fault is not None or isinstance(error, Stopped):
+        if desk.loop.fault is not None or isinstance(error, EngineStoppedError):
             raise
         return 500, content(f"internal error: {type(error).__name__}: {error}", 500)
-    echo = isinstance(body, CompletionBody) and body.echo
+    echo = isinstance(body, CompletionRequest) and body.echo
     return 200, desk.writer(body).whole(choices, echo)

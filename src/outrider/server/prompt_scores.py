@@ -27,7 +27,7 @@ class _PromptRead:
 
 
 class PromptScores:
-    """Prompts being read, a piece of each in every step. A `Running`.
+    """Prompts being read, a piece of each in every step. A `BatchRunner`.
 
     The one block of a request has no tokens, and `logprobs` and `likeliest` for every token of its
     prompt but the first one, by the model's own law.

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.answers import usage
-from outrider.server.faults import Refusal, told
+from outrider.server.errors import APIError, to_response
 from outrider.server.message_parser import CallDelta, MessageParts
-from outrider.server.orders import Choice
+from outrider.server.request_parsing import ChoiceState
+from outrider.server.response_builder import usage
 from outrider.server.responses_bodies import ResponsesBody, turn_of
-from outrider.server.serving import Blocks, Going
+from outrider.server.serving import ActiveStream, Blocks
 from outrider.text.results import TextBlock
 
 #: Of what is kept for `previous_response_id`: responses, and bytes of all of them.
@@ -57,7 +57,7 @@ class ResponseStore:
     def find(self, name: str, param: str) -> KeptResponse:
         """A response. Raises Refusal."""
         if name not in self._kept:
-            raise Refusal(
+            raise APIError(
                 f"no response {name!r} here; the last {self._most} of this process are kept, "
                 "if they were stored",
                 param,
@@ -83,7 +83,7 @@ class ResponseDraft:
     output: list[dict[str, Any]] = field(default_factory=list)
     _open: str | None = None  #: the kind of the last item, while it grows
 
-    def object(self, status: str, choice: Choice | None = None) -> dict[str, Any]:
+    def object(self, status: str, choice: ChoiceState | None = None) -> dict[str, Any]:
         """The response as it stands."""
         body = self.body
         given = body.model_dump(by_alias=True, exclude_none=True)
@@ -124,7 +124,7 @@ class ResponseDraft:
         for call in parts.calls:
             yield from self._call(call)
 
-    def end(self, choice: Choice) -> Iterator[Told]:
+    def end(self, choice: ChoiceState) -> Iterator[Told]:
         """Its end, and what is told of it."""
         if not self.output:
             yield from self._item("message", {"role": "assistant", "content": []})
@@ -221,7 +221,7 @@ _TEXTS = {
 }
 
 
-def _usage(choice: Choice, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _usage(choice: ChoiceState, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """As this route counts. Tokens of thoughts are those of their text, its marks left out."""
     told = usage([choice])
     tokenizer: Any = choice.answer.tokenizer
@@ -246,7 +246,7 @@ class ResponsesWriter:
     before: list[dict[str, Any]]  #: the turns of the response that it goes on from
     _count: int = 0
 
-    def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
         """The response in one piece."""
         (choice,) = choices
         *_, (_, last) = self._all(choice, choice.answer.text, last=True)
@@ -254,7 +254,7 @@ class ResponsesWriter:
         return response
 
     async def flow(
-        self, going: Going, first: Sequence[tuple[Choice, TextBlock]], blocks: Blocks
+        self, going: ActiveStream, first: Sequence[tuple[ChoiceState, TextBlock]], blocks: Blocks
     ) -> AsyncIterator[bytes]:
         """Events; a fault is one, too, and the last one then."""
         (choice,) = going.choices
@@ -268,12 +268,12 @@ class ResponsesWriter:
                 for event in self._all(choice, said.text, said.finish_reason is not None):
                     yield self._event(event)
         except Exception as error:
-            fault = told(error)[1]["error"]
+            fault = to_response(error)[1]["error"]
             failed = self.response.object("failed")
             failed["error"] = {"code": "server_error", "message": fault["message"]}
             yield self._event(("response.failed", {"response": failed}))
 
-    def _all(self, choice: Choice, text: str, last: bool) -> Iterator[Told]:
+    def _all(self, choice: ChoiceState, text: str, last: bool) -> Iterator[Told]:
         """The events of a text, and of its end."""
         parser = choice.parser
         parts = MessageParts(content=text) if parser is None else parser.push(text, last)

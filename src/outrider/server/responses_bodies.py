@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from outrider.server.bodies import ChatBody, Count, StreamOptions
 from outrider.server.fields import Body
 from outrider.server.messages import MOST_TOOLS, FunctionName, NamedFunction
+from outrider.server.protocol import ChatCompletionRequest, Count, StreamOptions
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -158,7 +158,7 @@ class ResponsesBody(Body):
         hidden = ("reasoning.encrypted_content",)
         return [one for one in given if one not in hidden] if isinstance(given, list) else given
 
-    def chat(self, before: Sequence[dict[str, Any]]) -> ChatBody:
+    def chat(self, before: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
         """The chat that is asked for, behind these turns. Raises pydantic's ValidationError."""
         turns = [*before, *self.turns()]
         if self.instructions is not None:
@@ -186,7 +186,7 @@ class ResponsesBody(Body):
             if form.schema_ is not None:
                 schema = {"name": form.name or "answer", "schema": form.schema_}
                 asked["response_format"]["json_schema"] = schema
-        return ChatBody.model_validate(asked)
+        return ChatCompletionRequest.model_validate(asked)
 
     def turns(self) -> list[dict[str, Any]]:
         """What is said with this request, as turns of a chat."""

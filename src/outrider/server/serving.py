@@ -13,35 +13,51 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from outrider.engine.blocks import HostBlock
-from outrider.server.answers import Writer, absorb, padding, usage
-from outrider.server.bodies import Common, StreamOptions
-from outrider.server.counts import Counts
-from outrider.server.faults import response, told
-from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
-from outrider.server.orders import Choice
+from outrider.server.engine_loop import (
+    Broken,
+    EngineProtocol,
+    EngineStoppedError,
+    OutputEvent,
+    PendingRequest,
+    QueueFullError,
+)
+from outrider.server.errors import response, to_response
+from outrider.server.metrics import ServerMetrics
 from outrider.server.prompt_scores import LANE as SCORES
+from outrider.server.protocol import BaseRequest, StreamOptions
+from outrider.server.request_parsing import ChoiceState
+from outrider.server.response_builder import (
+    ResponseBuilder,
+    append_output,
+    padding,
+    usage,
+)
 from outrider.text.results import TextBlock
 
 T = TypeVar("T")
 LATE = 1.0  #: seconds behind a deadline in which an engine that works has said so
 #: What choices say, as it comes.
-Blocks = AsyncGenerator[tuple[Choice, TextBlock], None]
-Inbox = asyncio.Queue[tuple[int, Event]]
+Blocks = AsyncGenerator[tuple[ChoiceState, TextBlock], None]
+Inbox = asyncio.Queue[tuple[int, OutputEvent]]
 
 
-class Going:
+class ActiveStream:
     """The choices of one request under way."""
 
-    def __init__(self, loop: Decoder, choices: Sequence[Choice], deadline: float | None) -> None:
+    def __init__(
+        self, loop: EngineProtocol, choices: Sequence[ChoiceState], deadline: float | None
+    ) -> None:
         self.choices, self._loop = choices, loop
         self._inbox: Inbox = asyncio.Queue()
         self.tickets = {
-            at: Ticket(c.lane, c.request, partial(self._take, at), deadline)
+            at: PendingRequest(c.lane, c.request, partial(self._take, at), deadline)
             for at, c in enumerate(choices)
             if c.reason is None
         }
         self._scores = {  # by -1 - source: prompts of which log-probabilities are asked for
-            -1 - c.source: Ticket(SCORES, scored, partial(self._take, -1 - c.source), deadline)
+            -1 - c.source: PendingRequest(
+                SCORES, scored, partial(self._take, -1 - c.source), deadline
+            )
             for c in choices
             if (scored := c.scored) is not None
         }
@@ -49,7 +65,7 @@ class Going:
         loop.submit([*self.tickets.values(), *self._scores.values()])
         self._deadline = deadline
 
-    def _take(self, at: int, event: Event) -> None:
+    def _take(self, at: int, event: OutputEvent) -> None:
         self._inbox.put_nowait((at, event))
 
     async def blocks(self) -> Blocks:
@@ -68,7 +84,7 @@ class Going:
                     self._fail()
                     raise event.error
                 assert isinstance(event.block, HostBlock)
-                said = absorb(choice, event.block)
+                said = append_output(choice, event.block)
                 if choice.reason is not None:
                     self._left -= 1
                     if not event.over:
@@ -77,7 +93,7 @@ class Going:
         finally:
             self.cancel()
 
-    def _score(self, at: int, event: Event) -> None:
+    def _score(self, at: int, event: OutputEvent) -> None:
         """Log-probabilities of a prompt have come, for all choices that go on from it."""
         if event.error is not None:
             self._fail()
@@ -111,13 +127,15 @@ class Going:
 
 
 #: Makes the events of a stream from its first block and what comes behind.
-Flow = Callable[[Going, Sequence[tuple[Choice, TextBlock]], Blocks], AsyncIterator[bytes]]
+Flow = Callable[
+    [ActiveStream, Sequence[tuple[ChoiceState, TextBlock]], Blocks], AsyncIterator[bytes]
+]
 
 
 class Whole(Protocol):
     """Writes whole answers."""
 
-    def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
         """The answer in one piece."""
 
 
@@ -125,15 +143,15 @@ class Whole(Protocol):
 class Serving:
     """Answers requests by one loop."""
 
-    loop: Decoder
-    counts: Counts
+    loop: EngineProtocol
+    counts: ServerMetrics
     timeout: float
 
     async def answer(
         self,
         http: HttpRequest,
-        body: Common,
-        choices: Sequence[Choice],
+        body: BaseRequest,
+        choices: Sequence[ChoiceState],
         writer: Whole,
         flow: Flow,
         echo: bool = False,
@@ -141,8 +159,8 @@ class Serving:
         """The whole answer, or a stream of it: `flow` makes its events."""
         wait = min(body.timeout or self.timeout, self.timeout)
         try:
-            going = Going(self.loop, choices, time.monotonic() + wait)
-        except (Full, Stopped) as error:
+            going = ActiveStream(self.loop, choices, time.monotonic() + wait)
+        except (QueueFullError, EngineStoppedError) as error:
             return self._unseated(choices, error)
         blocks = going.blocks()
         try:
@@ -151,7 +169,7 @@ class Serving:
             return self._unseated(choices, error)
         if first is None:
             await blocks.aclose()
-            self.counts.over(choices)
+            self.counts.on_finish(choices)
             return Response(status_code=499)
         if body.stream:
             events = self._until_over(going, flow(going, first, blocks))
@@ -159,19 +177,19 @@ class Serving:
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(http, blocks, choices, writer, echo)
 
-    def _unseated(self, choices: Sequence[Choice], error: Exception) -> Response:
+    def _unseated(self, choices: Sequence[ChoiceState], error: Exception) -> Response:
         """The answer to a request that came to no text."""
-        if isinstance(error, Full):
+        if isinstance(error, QueueFullError):
             self.counts.refused.inc()
-        elif not isinstance(error, Stopped):
-            self.counts.over(choices)
+        elif not isinstance(error, EngineStoppedError):
+            self.counts.on_finish(choices)
         return response(error if self.loop.fault is None else Broken(str(self.loop.fault)))
 
     async def _whole(
         self,
         http: HttpRequest,
         blocks: Blocks,
-        choices: Sequence[Choice],
+        choices: Sequence[ChoiceState],
         writer: Whole,
         echo: bool,
     ) -> Response:
@@ -185,17 +203,19 @@ class Serving:
         except Exception as error:
             return response(error)
         finally:
-            self.counts.over(choices)
+            self.counts.on_finish(choices)
         return JSONResponse(writer.whole(choices, echo)) if done else Response(status_code=499)
 
-    async def _until_over(self, going: Going, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _until_over(
+        self, going: ActiveStream, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """The events, and the end of what nobody waits for."""
         try:
             async for event in events:
                 yield event
         finally:
             going.cancel()
-            self.counts.over(going.choices)
+            self.counts.on_finish(going.choices)
 
 
 @dataclass(frozen=True)
@@ -203,11 +223,11 @@ class Events:
     """Server-sent events of completions and chats. A `Flow`."""
 
     options: StreamOptions
-    writer: Writer
+    writer: ResponseBuilder
     echo: bool
 
     async def __call__(
-        self, going: Going, first: Sequence[tuple[Choice, TextBlock]], blocks: Blocks
+        self, going: ActiveStream, first: Sequence[tuple[ChoiceState, TextBlock]], blocks: Blocks
     ) -> AsyncIterator[bytes]:
         """A fault in mid-stream is an event of its own, and no [DONE]."""
         options, writer = self.options, self.writer
@@ -226,10 +246,10 @@ class Events:
                 yield event(writer.event([], **writer.tail(going.choices)), options)
             yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield b"data: " + json.dumps(told(error)[1]).encode() + b"\n\n"
+            yield b"data: " + json.dumps(to_response(error)[1]).encode() + b"\n\n"
 
 
-async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
+async def _opening(blocks: Blocks) -> list[tuple[ChoiceState, TextBlock]]:
     """The first block; none of a request that was over before."""
     async for first in blocks:
         return [first]
@@ -237,10 +257,10 @@ async def _opening(blocks: Blocks) -> list[tuple[Choice, TextBlock]]:
 
 
 def _chunks(
-    choice: Choice,
+    choice: ChoiceState,
     said: TextBlock,
-    choices: Sequence[Choice],
-    writer: Writer,
+    choices: Sequence[ChoiceState],
+    writer: ResponseBuilder,
     options: StreamOptions,
 ) -> list[bytes]:
     """The events of one block: one, or one for each token."""
@@ -257,7 +277,7 @@ def _chunks(
         }
     reason = said.finish_reason
     if options.chunk_tokens is None or len(said.token_ids) < 2:
-        pieces = [writer.more(choice, said.text, since, reason, **more)]
+        pieces = [writer.delta(choice, said.text, since, reason, **more)]
     else:
         pieces = _by_token(choice, said, since, reason, writer, more)
     beside = {"usage": usage(choices)} if options.continuous_usage_stats else {}
@@ -265,11 +285,11 @@ def _chunks(
 
 
 def _by_token(
-    choice: Choice,
+    choice: ChoiceState,
     said: TextBlock,
     since: int,
     reason: str | None,
-    writer: Writer,
+    writer: ResponseBuilder,
     more: dict[str, object],
 ) -> list[dict[str, Any]]:
     """A block's text cut where its tokens begin."""
@@ -285,7 +305,7 @@ def _by_token(
             extra["token_ids"] = said.token_ids[at : at + 1]
         if last:
             extra |= more
-        parts.append(writer.more(choice, piece, since, reason if last else None, **extra))
+        parts.append(writer.delta(choice, piece, since, reason if last else None, **extra))
     return parts
 
 

@@ -5,14 +5,14 @@ from typing import Any
 from pydantic import StrictBool, ValidationError, model_validator
 
 from outrider.errors import OutriderError
-from outrider.server.bodies import ChatBody, Size
 from outrider.server.chat_prompts import chat_prompt
-from outrider.server.faults import Refusal, rejected, unknown_model
+from outrider.server.errors import APIError, rejected, unknown_model
 from outrider.server.fields import Body
 from outrider.server.messages import Message, Tool
-from outrider.server.orders import Orders
+from outrider.server.protocol import ChatCompletionRequest, Size
+from outrider.server.request_parsing import RequestParser
+from outrider.server.token_formatter import TokenFormatter
 from outrider.server.tool_parsers import chat_template
-from outrider.server.words import Words
 from outrider.text.tokens import encode
 
 
@@ -45,15 +45,15 @@ class DetokenizeBody(Body):
     model: str | None = None
 
 
-def tokenized(orders: Orders, body: TokenizeBody) -> dict[str, Any]:
+def tokenized(orders: RequestParser, body: TokenizeBody) -> dict[str, Any]:
     """The tokens of a prompt. Raises Refusal."""
     known, name = orders.known, _named(orders, body.model)
     if body.messages is not None:
         given = body.model_dump(include={"messages", "tools", "chat_template_kwargs"})
         try:
-            chat = ChatBody.model_validate({"model": name} | given)
+            chat = ChatCompletionRequest.model_validate({"model": name} | given)
         except ValidationError as error:
-            raise Refusal(rejected(error.errors())["error"]["message"], "messages") from error
+            raise APIError(rejected(error.errors())["error"]["message"], "messages") from error
         ids = chat_prompt(known, orders.parsers, chat).ids
     elif body.add_special_tokens is False or not body.prompt:
         ids = known.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -62,7 +62,7 @@ def tokenized(orders: Orders, body: TokenizeBody) -> dict[str, Any]:
         try:
             ids = encode(known.tokenizer, body.prompt)
         except OutriderError as error:
-            raise Refusal(str(error), "prompt") from error
+            raise APIError(str(error), "prompt") from error
     told: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": min(orders.capacity, known.context),
@@ -73,18 +73,18 @@ def tokenized(orders: Orders, body: TokenizeBody) -> dict[str, Any]:
     return told
 
 
-def detokenized(orders: Orders, body: DetokenizeBody) -> dict[str, Any]:
+def detokenized(orders: RequestParser, body: DetokenizeBody) -> dict[str, Any]:
     """The text of tokens, special ones with it. Raises Refusal."""
     known = orders.known
     _named(orders, body.model)
     strange = next((token for token in body.tokens if token >= known.vocab_size), None)
     if strange is not None:
         what = f"token {strange} is outside the vocabulary of {known.vocab_size}"
-        raise Refusal(what, "tokens")
-    return {"prompt": Words(known.tokenizer).whole(body.tokens)}
+        raise APIError(what, "tokens")
+    return {"prompt": TokenFormatter(known.tokenizer).whole(body.tokens)}
 
 
-def tokenizer_info(orders: Orders) -> dict[str, Any]:
+def tokenizer_info(orders: RequestParser) -> dict[str, Any]:
     """What the tokenizer is: vLLM's `/tokenizer_info`, which lm-evaluation-harness asks."""
     tokenizer = orders.known.tokenizer
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -101,7 +101,7 @@ def _is_text(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _named(orders: Orders, model: str | None) -> str:
+def _named(orders: RequestParser, model: str | None) -> str:
     """The model's name, which may be left out."""
     if model is not None and model not in orders.names:
         raise unknown_model(model, orders.names)

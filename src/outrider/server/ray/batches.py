@@ -9,7 +9,7 @@ import ray
 import ray.data
 
 from outrider.server import offline
-from outrider.server.batch_file import Row, Wanted
+from outrider.server.batch_file import BatchLine, Row
 from outrider.text.speculator import Speculator
 
 _BLOCK = 2  #: requests that a worker takes at a time, for each of its rows
@@ -24,7 +24,7 @@ class Worker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Rows for lines."""
-        wanted = [Wanted(*json.loads(one)) for one in batch["wanted"]]
+        wanted = [BatchLine(*json.loads(one)) for one in batch["wanted"]]
         rows = offline.answers(self._speculator, *self._how, wanted)
         return {"row": np.array([json.dumps(row) for row in rows], dtype=object)}
 
@@ -34,7 +34,7 @@ def answers(
     name: str,
     rows: int,
     capacity: int,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[BatchLine],
     workers: int,
 ) -> Iterator[Row]:
     """As `offline.answers`, by `workers` processes of the cluster that RAY_ADDRESS names.

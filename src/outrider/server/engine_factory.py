@@ -10,12 +10,15 @@ from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.prefixes import Prefixes
-from outrider.server.known import Hears, Known, Writes
-from outrider.server.lanes import Lanes
-from outrider.server.loop import Loop
+from outrider.server.engine_loop import EngineLoop
+from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.prompt_scores import LANE as SCORES
 from outrider.server.prompt_scores import PromptScores
-from outrider.server.spoken import Recordings, Spoken
+from outrider.server.speculation_methods import MethodRouter
+from outrider.server.transcription_runner import (
+    TranscriptionRequest,
+    TranscriptionRunner,
+)
 from outrider.text.speculator import Speculator
 from outrider.text.speech.hearing import Hearing
 from outrider.text.speech.transcriber import Transcription, transcription
@@ -23,7 +26,7 @@ from outrider.text.speech.transcriber import Transcription, transcription
 KEPT_BYTES = 256 << 20  #: of prompts that were read, for requests that begin alike
 
 
-class Room(NamedTuple):
+class EngineConfig(NamedTuple):
     """How much of a loop there is.
 
     rows          requests decoded side by side
@@ -32,10 +35,10 @@ class Room(NamedTuple):
     kept_bytes    of prompts that were read, for requests that begin alike; 0: none
     """
 
-    rows: int = 16
-    capacity: int = 2048
-    most_waiting: int = 64
-    kept_bytes: int = KEPT_BYTES
+    max_num_seqs: int = 16
+    max_model_len: int = 2048
+    max_queued_requests: int = 64
+    prefix_cache_bytes: int = KEPT_BYTES
 
 
 def fingerprint(speculator: Speculator) -> str:
@@ -55,9 +58,9 @@ def fingerprint(speculator: Speculator) -> str:
     return "fp_" + hashlib.sha256(identity).hexdigest()[:16]
 
 
-def opened(
-    speculator: Speculator, room: Room, most_still: float | None = None
-) -> tuple[Known, Loop]:
+def build_engine(
+    speculator: Speculator, room: EngineConfig, most_still: float | None = None
+) -> tuple[ModelInfo, EngineLoop]:
     """A loop that is not yet started. A Whisper transcribes, others write text.
 
     most_still  seconds without a turn's end after which it is given up; None: never
@@ -67,15 +70,15 @@ def opened(
     if speculator.tokenizer is None:
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
-    engine.priced(room.rows)  # measured now, not while the first client waits
-    lanes, prefixes = Lanes(engine), Prefixes(room.kept_bytes)
+    engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
+    lanes, prefixes = MethodRouter(engine), Prefixes(room.prefix_cache_bytes)
 
     def run(lane: str) -> Run | PromptScores:
         if lane == SCORES:
             return PromptScores(engine.target)
-        return Run(lanes[lane], room.rows, room.capacity, prefixes=prefixes)
+        return Run(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
-    known = Writes(
+    known = TextModelInfo(
         speculator.tokenizer,
         speculator.eos_ids,
         engine.target.context,
@@ -84,19 +87,23 @@ def opened(
         fingerprint(speculator),
         speculator.defaults,
     )
-    return known, Loop(run, room.rows, room.most_waiting, most_still=most_still)
+    return known, EngineLoop(
+        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
+    )
 
 
 def _hears(
-    speculator: Speculator, hearing: Hearing, room: Room, most_still: float | None
-) -> tuple[Known, Loop]:
-    def begin(spoken: Spoken) -> Transcription:
+    speculator: Speculator, hearing: Hearing, room: EngineConfig, most_still: float | None
+) -> tuple[ModelInfo, EngineLoop]:
+    def begin(spoken: TranscriptionRequest) -> Transcription:
         given = {"array": spoken.samples, "sampling_rate": hearing.rate}
         return transcription(speculator.engine, hearing, given, spoken.settings)
 
-    known = Hears(hearing.name, hearing.vocabulary, hearing.rate)
+    known = SpeechModelInfo(hearing.name, hearing.vocabulary, hearing.rate)
 
-    def run(lane: str) -> Recordings:
-        return Recordings(begin)
+    def run(lane: str) -> TranscriptionRunner:
+        return TranscriptionRunner(begin)
 
-    return known, Loop(run, room.rows, room.most_waiting, most_still=most_still)
+    return known, EngineLoop(
+        run, room.max_num_seqs, room.max_queued_requests, most_still=most_still
+    )

@@ -18,7 +18,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Ids = Annotated[list[Size], Field(min_length=1)]
 
 
-class Fault(Body):
+class ErrorDetail(Body):
     """What went wrong."""
 
     message: str
@@ -27,10 +27,10 @@ class Fault(Body):
     code: str | None
 
 
-class FaultBody(Body):
+class ErrorResponse(Body):
     """An answer that is none."""
 
-    error: Fault
+    error: ErrorDetail
 
 
 class StreamOptions(Body):
@@ -81,14 +81,14 @@ class StructuredOutputs(Body):
         return self
 
 
-class Prediction(Body):
+class PredictedContent(Body):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
     content: str | list[Text]
 
 
-class Sent(Body):
+class ResumeState(Body):
     """What a client has of a choice that another server began."""
 
     token_ids: list[Size] = Field(default_factory=list)
@@ -118,7 +118,7 @@ class Routing(Body):
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-class Common(Routing):
+class BaseRequest(Routing):
     """What both routes take."""
 
     model: str
@@ -148,10 +148,10 @@ class Common(Routing):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative_config: SpeculativeConfig | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     timeout: float | None = Field(None, gt=0)
     return_token_ids: StrictBool = False
-    resume: list[Sent] | None = None  #: one for each choice: the stream goes on behind it
+    resume: list[ResumeState] | None = None  #: one for each choice: the stream goes on behind it
 
     @model_validator(mode="before")
     @classmethod
@@ -163,7 +163,7 @@ class Common(Routing):
         return given
 
     @model_validator(mode="after")
-    def _one_grammar(self) -> "Common":
+    def _one_grammar(self) -> "BaseRequest":
         names = [*GUIDED, "response_format", "structured_outputs"]
         asked = [name for name in names if getattr(self, name) is not None]
         if self.response_format is not None and self.response_format.type == "text":
@@ -184,7 +184,7 @@ class Common(Routing):
             raise ValueError("logprobs_law needs logprobs: set logprobs, or leave it out")
 
 
-class CompletionBody(Common):
+class CompletionRequest(BaseRequest):
     """`POST /v1/completions`."""
 
     prompt: (
@@ -210,7 +210,7 @@ class CompletionBody(Common):
         return given
 
     @model_validator(mode="after")
-    def _choosing(self) -> "CompletionBody":
+    def _choosing(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of is less than n; got {self.best_of} for n={self.n}")
         if self.best_of not in (None, self.n) and self.stream:
@@ -223,7 +223,7 @@ class CompletionBody(Common):
         return self
 
 
-class ChatBody(Common):
+class ChatCompletionRequest(BaseRequest):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -237,7 +237,7 @@ class ChatBody(Common):
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
 
     @model_validator(mode="after")
-    def _budget_and_logs(self) -> "ChatBody":
+    def _budget_and_logs(self) -> "ChatCompletionRequest":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens are one thing: give one")
         allowed(self.tools, self.tool_choice, self.parallel_tool_calls)  # or says what is wrong

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 
 from outrider.engine.blocks import HostBlock
 from outrider.server.message_parser import MessageParts
-from outrider.server.orders import Choice
-from outrider.server.words import Words
+from outrider.server.request_parsing import ChoiceState
+from outrider.server.token_formatter import TokenFormatter
 from outrider.stats import RequestStats
 from outrider.text.results import TextBlock
 
@@ -25,7 +25,7 @@ _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell 
 _FILLING = secrets.token_hex(_PADDED).encode()
 
 
-def absorb(choice: Choice, block: HostBlock) -> TextBlock:
+def append_output(choice: ChoiceState, block: HostBlock) -> TextBlock:
     """A block's words, counted."""
     said = choice.answer.absorb(block)
     if choice.owed:
@@ -45,7 +45,7 @@ def absorb(choice: Choice, block: HostBlock) -> TextBlock:
     return said
 
 
-class Prediction(NamedTuple):
+class PredictionCounts(NamedTuple):
     """How much of a predicted text came: tokens of it that the answer has, or has not.
 
     Wherever they are: an alignment of two long texts would keep everybody else waiting.
@@ -55,7 +55,7 @@ class Prediction(NamedTuple):
     rejected: int
 
     @classmethod
-    def of(cls, choice: Choice) -> "Prediction":
+    def of(cls, choice: ChoiceState) -> "PredictionCounts":
         """For what is there of a choice."""
         predicted = choice.predicted or Counter()
         said = Counter(choice.answer.tokens).items()
@@ -63,7 +63,7 @@ class Prediction(NamedTuple):
         return cls(same, predicted.total() - same)
 
 
-def prompts(choices: Sequence[Choice]) -> tuple[int, int]:
+def prompts(choices: Sequence[ChoiceState]) -> tuple[int, int]:
     """Tokens of all prompts, and those that were copied. What several choices share counts once."""
     each: dict[int, RequestStats] = {}
     for choice in choices:
@@ -72,7 +72,7 @@ def prompts(choices: Sequence[Choice]) -> tuple[int, int]:
     return sum(one.prompt_tokens for one in stats), sum(one.cached_tokens for one in stats)
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """Tokens read and written. A prompt that several choices share counts once."""
     read, copied = prompts(choices)
     written = sum(len(choice.answer.tokens) for choice in choices)
@@ -84,7 +84,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
     if all(choice.predicted is None for choice in choices):
         return told
-    each = [Prediction.of(choice) for choice in choices]
+    each = [PredictionCounts.of(choice) for choice in choices]
     details = {
         "accepted_prediction_tokens": sum(one.accepted for one in each),
         "rejected_prediction_tokens": sum(one.rejected for one in each),
@@ -92,7 +92,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     return told | {"completion_tokens_details": details}
 
 
-def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
+def metrics(choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """How the answer was decoded, under vLLM's names."""
     accepted = sum(choice.stats.accepted for choice in choices)
     drafted = sum(choice.stats.drafted for choice in choices)
@@ -126,7 +126,7 @@ def metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     return told
 
 
-class Form(Protocol):
+class RouteFormat(Protocol):
     """How one of the routes writes its answers."""
 
     @property
@@ -141,10 +141,10 @@ class Form(Protocol):
     def chunk(self) -> str:
         """And a part of one."""
 
-    def said(self, text: str, choice: Choice) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
         """A whole text."""
 
-    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
         """What is new of a text, and whether it is the last of it."""
 
     def logs(
@@ -153,18 +153,18 @@ class Form(Protocol):
         """Log-probabilities of some tokens, `top` of the likeliest with each."""
 
 
-class Completions:
+class CompletionFormat:
     """`/v1/completions`."""
 
     prefix: ClassVar[str] = "cmpl-"
     whole: ClassVar[str] = "text_completion"
     chunk: ClassVar[str] = "text_completion"
 
-    def said(self, text: str, choice: Choice) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
         """A whole text."""
         return {"text": text}
 
-    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
         """What is new of a text."""
         return {"text": text}
 
@@ -197,20 +197,20 @@ def _keyed(entry: Entry) -> tuple[str, dict[str, float]]:
     return names[entry["id"]], tops
 
 
-class Chats:
+class ChatFormat:
     """`/v1/chat/completions`."""
 
     prefix: ClassVar[str] = "chatcmpl-"
     whole: ClassVar[str] = "chat.completion"
     chunk: ClassVar[str] = "chat.completion.chunk"
 
-    def said(self, text: str, choice: Choice) -> dict[str, Any]:
+    def message(self, text: str, choice: ChoiceState) -> dict[str, Any]:
         """A message."""
         if choice.parser is None:
             return {"message": MessageParts(content=text).message()}
         return {"message": choice.parser.push(text, last=True).message()}
 
-    def more(self, text: str, choice: Choice, last: bool) -> dict[str, Any]:
+    def delta(self, text: str, choice: ChoiceState, last: bool) -> dict[str, Any]:
         """What is new of a message."""
         if choice.parser is None:
             return {"delta": {"content": text}}
@@ -232,13 +232,13 @@ def _plain(entry: Entry) -> Entry:
 
 
 @dataclass
-class Writer:
+class ResponseBuilder:
     """Writes the objects of one answer. `told` is whether metrics are in it."""
 
-    form: Form
+    form: RouteFormat
     model: str
     fingerprint: str
-    words: Words
+    words: TokenFormatter
     told: bool = True
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -254,16 +254,18 @@ class Writer:
             "system_fingerprint": self.fingerprint,
         }
 
-    def whole(self, choices: Sequence[Choice], echo: bool = False) -> dict[str, Any]:
+    def whole(self, choices: Sequence[ChoiceState], echo: bool = False) -> dict[str, Any]:
         """The answer in one piece."""
         written = [
-            self._piece(choice, self.form.said(self._text(choice, echo), choice), 0, choice.reason)
+            self._piece(
+                choice, self.form.message(self._text(choice, echo), choice), 0, choice.reason
+            )
             | self._prompt(choice, echo)
             for choice in chosen(choices)
         ]
         return self.head(self.form.whole) | {"choices": written} | self.tail(choices)
 
-    def _prompt(self, choice: Choice, echo: bool) -> dict[str, Any]:
+    def _prompt(self, choice: ChoiceState, echo: bool) -> dict[str, Any]:
         """What is told of a prompt's tokens."""
         told: dict[str, Any] = {}
         if choice.scored is None:
@@ -307,7 +309,7 @@ class Writer:
             for one, (value, rank) in ranks.items()
         }
 
-    def tail(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def tail(self, choices: Sequence[ChoiceState]) -> dict[str, Any]:
         """What an answer ends with."""
         told = {"metrics": metrics(choices)} if self.told else {}
         return {"usage": usage(choices)} | told
@@ -320,30 +322,30 @@ class Writer:
         rest = b"," + to_json(more)[1:] if more else b"}"
         return self._begun + to_json(pieces) + rest
 
-    def opening(self, choice: Choice, echo: bool) -> dict[str, Any] | None:
+    def opening(self, choice: ChoiceState, echo: bool) -> dict[str, Any] | None:
         """The piece that a stream tells of a choice before anything is decoded, if any."""
         piece: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
-        if isinstance(self.form, Chats):
+        if isinstance(self.form, ChatFormat):
             piece["delta"] = {"role": "assistant", "content": ""}
         elif echo:
-            piece |= self.form.more(self.words.text(choice.request.asked), choice, False)
+            piece |= self.form.delta(self.words.text(choice.request.asked), choice, False)
         else:
             return None
         return piece
 
-    def more(
-        self, choice: Choice, text: str, since: int, reason: str | None, **more: object
+    def delta(
+        self, choice: ChoiceState, text: str, since: int, reason: str | None, **more: object
     ) -> dict[str, Any]:
         """A part of an answer: the text since a number of tokens."""
-        said = self.form.more(text, choice, reason is not None)
+        said = self.form.delta(text, choice, reason is not None)
         return self._piece(choice, said, since, reason) | more
 
-    def _text(self, choice: Choice, echo: bool) -> str:
+    def _text(self, choice: ChoiceState, echo: bool) -> str:
         before = self.words.text(choice.request.asked) if echo else ""
         return before + choice.answer.text
 
     def _piece(
-        self, choice: Choice, said: dict[str, Any], since: int, reason: str | None
+        self, choice: ChoiceState, said: dict[str, Any], since: int, reason: str | None
     ) -> dict[str, Any]:
         ids = {}
         if choice.tells_ids:
@@ -357,7 +359,7 @@ class Writer:
             **ids,
         }
 
-    def logs(self, choice: Choice, since: int) -> dict[str, Any] | None:
+    def logs(self, choice: ChoiceState, since: int) -> dict[str, Any] | None:
         """Log-probabilities since a number of tokens, if they were asked for."""
         asked = choice.request.logprobs
         if asked is None or choice.silent:
@@ -366,7 +368,7 @@ class Writer:
         offsets = partial(self.words.offsets, choice.answer.tokens, since, len(entries))
         return self.form.logs(entries, offsets, asked.top)
 
-    def _entries(self, choice: Choice, since: int) -> list[Entry]:
+    def _entries(self, choice: ChoiceState, since: int) -> list[Entry]:
         """One entry for each token of the text; the token that ended it is none."""
         answer = choice.answer
         ids, logs = answer.tokens[since:], (answer.logprobs or [])[since:]
@@ -382,12 +384,12 @@ class Writer:
         return self.words.entry(token, log) | {"top_logprobs": tops}
 
 
-def chosen(choices: Sequence[Choice]) -> Sequence[Choice]:
+def chosen(choices: Sequence[ChoiceState]) -> Sequence[ChoiceState]:
     """The choices that are told: all, or the likeliest by token of each prompt (`best_of`)."""
     best = choices[0].best
     if best is None:
         return choices
-    kept: list[Choice] = []
+    kept: list[ChoiceState] = []
     for source in dict.fromkeys(choice.source for choice in choices):
         own = [choice for choice in choices if choice.source == source]
         own.sort(key=_likelihood, reverse=True)
@@ -397,13 +399,13 @@ def chosen(choices: Sequence[Choice]) -> Sequence[Choice]:
     return kept
 
 
-def _likelihood(choice: Choice) -> float:
+def _likelihood(choice: ChoiceState) -> float:
     """Mean log-probability of a choice's tokens."""
     logs = choice.answer.logprobs or [0.0]
     return sum(logs) / len(logs)
 
 
-def _finish(choice: Choice, reason: str) -> str:
+def _finish(choice: ChoiceState, reason: str) -> str:
     """Why an answer has ended. One that calls what its request names has simply stopped."""
     called = choice.parser is not None and choice.parser.called
     if reason == "stop" and called and not choice.named:

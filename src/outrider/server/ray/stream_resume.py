@@ -7,15 +7,15 @@ would have. Without a seed what comes is drawn anew behind what was sent, which 
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.server.bodies import Common
+from outrider.server.protocol import BaseRequest
 
 Chunk = dict[str, Any]
 
 
-class GoingOn:
+class StreamState:
     """A stream as its client has it, from whatever replicas its chunks come."""
 
-    def __init__(self, asked: Mapping[str, Any], body: Common) -> None:
+    def __init__(self, asked: Mapping[str, Any], body: BaseRequest) -> None:
         self._asked, self._told_ids = asked, body.return_token_ids
         self._sent: dict[int, dict[str, Any]] = {}
         self._name: Chunk = {}

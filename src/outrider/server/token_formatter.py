@@ -13,7 +13,7 @@ _UNFINISHED = 3  #: bytes of a character without its last one, at most
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenFormatter:
     """What tokens of a tokenizer are called."""
 
     tokenizer: PreTrainedTokenizerBase

@@ -28,22 +28,22 @@ from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.models.native import build
-from outrider.server.decoding import Room, opened
-from outrider.server.grammar import vocabulary
-from outrider.server.known import Known, Writes
-from outrider.server.loop import (
+from outrider.server.engine_factory import EngineConfig, build_engine
+from outrider.server.engine_loop import (
     STILL_SECONDS,
     Broken,
-    Delivery,
-    Event,
-    Full,
-    Load,
-    Loop,
-    Stopped,
-    Ticket,
-    spread,
+    EngineLoop,
+    EngineStoppedError,
+    OutputCallback,
+    OutputEvent,
+    PendingRequest,
+    QueueFullError,
+    QueueStats,
+    dispatch,
 )
-from outrider.server.spoken import Spoken
+from outrider.server.grammar import vocabulary
+from outrider.server.model_info import ModelInfo, TextModelInfo
+from outrider.server.transcription_runner import TranscriptionRequest
 from outrider.text.speculator import Speculator
 
 PATIENCE = 120.0  #: seconds from its start that an engine waits for kernels being compiled
@@ -53,28 +53,28 @@ _log = logging.getLogger("outrider.server")
 _PATIENCE = 5.0  #: seconds in which the other process ends once nobody wants it
 
 
-class Asked(NamedTuple):
+class AddRequest(NamedTuple):
     """A ticket on its way."""
 
     key: int
     lane: str
-    request: Request | Spoken
+    request: Request | TranscriptionRequest
     deadline: float | None
     arrived: float
 
 
-class Dropped(NamedTuple):
+class AbortRequest(NamedTuple):
     """Nobody waits for a ticket any more."""
 
     key: int
     reason: str
 
 
-class Said(NamedTuple):
+class RequestOutput(NamedTuple):
     """An event on its way, with what the loop has noted on its ticket."""
 
     key: int
-    event: Event
+    event: OutputEvent
     seated: float | None
     cached: int
 
@@ -85,11 +85,13 @@ class Pulse(NamedTuple):
     still: float
 
 
-class EngineLost(Broken):
+class EngineDeadError(Broken):
     """The other process has ended by itself."""
 
 
-def started(load: Callable[[], Speculator], room: Room, still: float = STILL_SECONDS) -> "Apart":
+def launch_engine(
+    load: Callable[[], Speculator], room: EngineConfig, still: float = STILL_SECONDS
+) -> "EngineClient":
     """A process in which `load` makes a speculator, and a loop over it. Both are pickled.
 
     It is started again if it ends by itself, or ends no turn for `still` seconds: texts go on.
@@ -100,7 +102,9 @@ def started(load: Callable[[], Speculator], room: Room, still: float = STILL_SEC
 
     def begin() -> tuple[Connection, BaseProcess]:
         here, there = context.Pipe()
-        process = context.Process(target=decode, args=(there, load, room), name="outrider-engine")
+        process = context.Process(
+            target=run_engine_process, args=(there, load, room), name="outrider-engine"
+        )
         process.start()
         there.close()
         return here, process
@@ -113,11 +117,12 @@ def started(load: Callable[[], Speculator], room: Room, still: float = STILL_SEC
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    return Apart(here, process, room.rows, begin, still)
+    return EngineClient(here, process, room.max_num_seqs, begin, still)
 
 
-class Apart:
-    """A `Decoder` whose loop is at the other end of a pipe, in a process that ends with this one.
+class EngineClient:
+    """A `EngineProtocol` whose loop is at the other end of a pipe, in a process that ends with this
+    one.
 
     known  what that process says of its model
     begin  starts another such process where this one ends by itself; None: nothing does
@@ -136,10 +141,10 @@ class Apart:
         self._begin, self._most_still = begin, still
         self._life, self._starts, self._reviving = 0, deque[float](), False
         self._pulse = time.monotonic()
-        self.deliver: Delivery = spread
+        self.deliver: OutputCallback = dispatch
         self.fault: BaseException | None = None
         self._lock = threading.Lock()
-        self._open: dict[int, Ticket] = {}
+        self._open: dict[int, PendingRequest] = {}
         self._orders: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._closing = False
         self.known = self._introduction()
@@ -150,10 +155,10 @@ class Apart:
         if begin is not None:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    def _introduction(self) -> Known:
+    def _introduction(self) -> ModelInfo:
         """What the other process says first."""
         try:
-            said: Known | Exception = self._pipe.recv()
+            said: ModelInfo | Exception = self._pipe.recv()
         except EOFError:
             raise self._loss() from None
         except BaseException:  # asked to end while the model is loaded
@@ -176,26 +181,26 @@ class Apart:
         return time.monotonic() - self._pulse
 
     @property
-    def load(self) -> Load:
+    def load(self) -> QueueStats:
         """As of what is known here: who came first sits, as many as there are rows."""
         count = len(self._open)
-        return Load(min(count, self.rows), max(count - self.rows, 0), self.rows)
+        return QueueStats(min(count, self.rows), max(count - self.rows, 0), self.rows)
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
+    def submit(self, tickets: Sequence[PendingRequest]) -> None:
         """Send requests, all or none. Raises Stopped; events of the tickets say if it is Full."""
-        asked = [Asked(t.key, t.lane, t.request, t.deadline, t.arrived) for t in tickets]
+        asked = [AddRequest(t.key, t.lane, t.request, t.deadline, t.arrived) for t in tickets]
         with self._lock:
             if self.fault is not None or self._closing:
-                raise Stopped
+                raise EngineStoppedError
             self._open |= {ticket.key: ticket for ticket in tickets}
             self._orders.put((self._life, _pickled(asked)))
 
-    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
         """Nobody waits for it any more; its row is free at the next turn."""
         with self._lock:
             if self._open.pop(ticket.key, None) is not None:
                 ticket.over = True
-                self._orders.put((self._life, _pickled(Dropped(ticket.key, reason))))
+                self._orders.put((self._life, _pickled(AbortRequest(ticket.key, reason))))
 
     def start(self) -> None:
         """It decodes from the beginning."""
@@ -239,7 +244,7 @@ class Apart:
         while True:
             with suppress(EOFError, OSError):
                 while True:
-                    self._hear(self._pipe.recv())
+                    self._on_outputs(self._pipe.recv())
             error = self._loss()
             if not self._revived(error):
                 break
@@ -247,10 +252,10 @@ class Apart:
             if not self._closing:
                 self.fault = error
             left, self._open = list(self._open.values()), {}
-        why = self.fault or Stopped("the server is closing")
-        self._give([(ticket, Event(error=why, over=True)) for ticket in left])
+        why = self.fault or EngineStoppedError("the server is closing")
+        self._give([(ticket, OutputEvent(error=why, over=True)) for ticket in left])
 
-    def _revived(self, loss: EngineLost) -> bool:
+    def _revived(self, loss: EngineDeadError) -> bool:
         """Start another process in place of one that has ended; what is open goes on there."""
         now = time.monotonic()
         while self._starts and self._starts[0] < now - _RECENTLY:
@@ -276,10 +281,10 @@ class Apart:
                 self._orders.put((self._life, _pickled(None)))
             lost = [ticket for ticket in self._open.values() if _again(ticket) is None]
             self._reviving, self._pulse = False, time.monotonic()
-        self._give([(ticket, Event(error=loss, over=True)) for ticket in lost])
+        self._give([(ticket, OutputEvent(error=loss, over=True)) for ticket in lost])
         return True
 
-    def _hear(self, said: Sequence[Said] | Pulse) -> None:
+    def _on_outputs(self, said: Sequence[RequestOutput] | Pulse) -> None:
         if isinstance(said, Pulse):
             self._pulse = time.monotonic() - said.still
             return
@@ -294,19 +299,21 @@ class Apart:
                 events.append((ticket, event))
         self._give(events)
 
-    def _give(self, events: list[tuple[Ticket, Event]]) -> None:
+    def _give(self, events: list[tuple[PendingRequest, OutputEvent]]) -> None:
         for ticket, event in events:
             ticket.over = event.over
             if event.over:
                 self._open.pop(ticket.key, None)
         self.deliver(events)
 
-    def _loss(self) -> EngineLost:
+    def _loss(self) -> EngineDeadError:
         self._process.join(_PATIENCE)
-        return EngineLost(f"the engine's process has ended; got exit code {self._process.exitcode}")
+        return EngineDeadError(
+            f"the engine's process has ended; got exit code {self._process.exitcode}"
+        )
 
 
-def _again(ticket: Ticket) -> Asked | None:
+def _again(ticket: PendingRequest) -> AddRequest | None:
     """What is asked of another process, behind what is told; None: that cannot be gone on with."""
     request = ticket.request
     if not isinstance(request, Request):
@@ -323,13 +330,15 @@ def _again(ticket: Ticket) -> Asked | None:
             limits=replace(request.limits, max_new_tokens=left),
             written=request.written + len(ticket.had),
         )
-    return Asked(ticket.key, ticket.lane, request, ticket.deadline, ticket.arrived)
+    return AddRequest(ticket.key, ticket.lane, request, ticket.deadline, ticket.arrived)
 
 
 # ---------------------------------------------------------------------- in the other process
 
 
-def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None:
+def run_engine_process(
+    pipe: Connection, load: Callable[[], Speculator], room: EngineConfig
+) -> None:
     """Take orders from a pipe and tell events there, until nobody is at its other end."""
     if multiprocessing.parent_process() is not None:  # one that was started later has the usual
         for one in (signal.SIGINT, signal.SIGTERM):
@@ -338,21 +347,21 @@ def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None
     # neither is to go on without kernels that are still being compiled.
     build.PATIENCE = PATIENCE
     try:
-        known, loop = opened(load(), room)
+        known, loop = build_engine(load(), room)
     except Exception as error:
         pipe.send(_portable(error))
         return
-    tickets: dict[int, Ticket] = {}
+    tickets: dict[int, PendingRequest] = {}
     telling = threading.Lock()  # the loop's thread and the one that takes orders
 
-    def deliver(events: list[tuple[Ticket, Event]]) -> None:
+    def deliver(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
         said = []
         for ticket, event in events:
             if event.error is not None:
                 event = event._replace(error=_portable(event.error))
             if event.over:
                 tickets.pop(ticket.key, None)
-            said.append(Said(ticket.key, event, ticket.seated, ticket.cached))
+            said.append(RequestOutput(ticket.key, event, ticket.seated, ticket.cached))
         with telling, suppress(OSError):
             pipe.send_bytes(pickle.dumps(said, pickle.HIGHEST_PROTOCOL))
 
@@ -368,35 +377,37 @@ def decode(pipe: Connection, load: Callable[[], Speculator], room: Room) -> None
                     pipe.send_bytes(pickle.dumps(Pulse(loop.still), pickle.HIGHEST_PROTOCOL))
 
     threading.Thread(target=live, daemon=True).start()
-    obey = threading.Thread(target=_obey, args=(pipe, known, loop, tickets), daemon=True)
+    obey = threading.Thread(target=_handle_commands, args=(pipe, known, loop, tickets), daemon=True)
     obey.start()
     loop.run()  # a fault of it is this process's
 
 
-def _obey(pipe: Connection, known: Known, loop: Loop, tickets: dict[int, Ticket]) -> None:
+def _handle_commands(
+    pipe: Connection, known: ModelInfo, loop: EngineLoop, tickets: dict[int, PendingRequest]
+) -> None:
     """Orders, one after the other. Whatever ends them ends the loop."""
     try:
         while (order := _Unpickler(pipe.recv_bytes(), known).load()) is not None:
-            if isinstance(order, Dropped):
+            if isinstance(order, AbortRequest):
                 if (dropped := tickets.pop(order.key, None)) is not None:
                     loop.cancel(dropped, order.reason)
                 continue
             fresh = [
-                Ticket(lane, request, _nothing, deadline, arrived, key=key)
+                PendingRequest(lane, request, _nothing, deadline, arrived, key=key)
                 for key, lane, request, deadline, arrived in order
             ]
             tickets |= {ticket.key: ticket for ticket in fresh}
             try:
                 loop.submit(fresh)
-            except (Full, Stopped) as error:
-                loop.deliver([(ticket, Event(error=error, over=True)) for ticket in fresh])
+            except (QueueFullError, EngineStoppedError) as error:
+                loop.deliver([(ticket, OutputEvent(error=error, over=True)) for ticket in fresh])
     except (EOFError, OSError):
         pass  # nobody is there any more
     finally:
         loop.close()
 
 
-def _nothing(event: Event) -> None:
+def _nothing(event: OutputEvent) -> None:
     """Events are told to the other process."""
 
 
@@ -421,18 +432,18 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, known: Known) -> None:
+    def __init__(self, data: bytes, known: ModelInfo) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
 
     def persistent_load(self, name: Any) -> LLTokenizer:
         """The words of this side."""
-        assert isinstance(self._known, Writes)
+        assert isinstance(self._known, TextModelInfo)
         known = self._known
         return vocabulary(known.tokenizer, known.vocab_size, known.eos_ids)
 
 
-def _pickled(order: Sequence[Asked] | Dropped | None) -> bytes:
+def _pickled(order: Sequence[AddRequest] | AbortRequest | None) -> bytes:
     data = io.BytesIO()
     _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(order)
     return data.getvalue()

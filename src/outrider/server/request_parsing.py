@@ -15,14 +15,20 @@ from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Limits, Request
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.laws.sampling import Sampling
-from outrider.server import lanes as lane
-from outrider.server.bodies import MOST_STOPS, ChatBody, Common, CompletionBody, Sent
+from outrider.server import speculation_methods as lane
 from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt
-from outrider.server.faults import Refusal, unknown_model
+from outrider.server.errors import APIError, unknown_model
 from outrider.server.grammar import Grammar, grammar_field, grammar_of, vocabulary
-from outrider.server.known import Writes
 from outrider.server.message_parser import MessageParser
 from outrider.server.messages import plain
+from outrider.server.model_info import TextModelInfo
+from outrider.server.protocol import (
+    MOST_STOPS,
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResumeState,
+)
 from outrider.stats import RequestStats
 from outrider.text.answer import Answer
 from outrider.text.opening import RULES, ruled
@@ -33,7 +39,7 @@ _COMPLETION = 16  #: tokens of a completion that names no number, as OpenAI has 
 
 
 @dataclass(eq=False)
-class Choice:
+class ChoiceState:
     """One text that is being written for a request."""
 
     index: int
@@ -65,7 +71,7 @@ class Choice:
     waits: list[float] = field(default_factory=list)  #: seconds a token of each block behind those
 
 
-class Asked(NamedTuple):
+class TokenBudget(NamedTuple):
     """What a route calls a prompt and the most tokens of its answer, and what was asked of these.
 
     usual  tokens where none are asked for; None: as many as there is room for
@@ -78,17 +84,17 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Orders:
+class RequestParser:
     """Reads bodies for one model. Raises Refusal, and the engine's own errors."""
 
-    known: Writes
+    known: TextModelInfo
     names: tuple[str, ...]
     rows: int
     capacity: int
     parsers: Parsers = field(default_factory=Parsers)
     most: int | None = None  #: choices of one request; None: as many as there are rows
 
-    def completions(self, body: CompletionBody) -> list[Choice]:
+    def completions(self, body: CompletionRequest) -> list[ChoiceState]:
         """Every prompt of a completion, each `n` times."""
         asked = body.prompt
         one = isinstance(asked, str) or isinstance(asked[0], int)
@@ -97,31 +103,31 @@ class Orders:
         with _blamed("prompt"):
             tokenizer = self.known.tokenizer
             ids = [encode(tokenizer, prompt, number) for number, prompt in enumerate(prompts)]
-        asked_for = Asked("prompt", "max_tokens", body.max_tokens, _COMPLETION)
+        asked_for = TokenBudget("prompt", "max_tokens", body.max_tokens, _COMPLETION)
         return self._choices(body, ids, logs, asked_for)
 
-    def chat(self, body: ChatBody) -> list[Choice]:
+    def chat(self, body: ChatCompletionRequest) -> list[ChoiceState]:
         """The next turn of a conversation, `n` times."""
         logs = Logprobs(body.top_logprobs or 0, body.logprobs_law) if body.logprobs else None
         prompt = chat_prompt(self.known, self.parsers, body)
         asked = "max_tokens" if body.max_tokens else "max_completion_tokens"
-        asked_for = Asked("messages", asked, body.max_tokens or body.max_completion_tokens)
+        asked_for = TokenBudget("messages", asked, body.max_tokens or body.max_completion_tokens)
         return self._choices(body, [prompt.ids], logs, asked_for, prompt)
 
     def _choices(
         self,
-        body: Common,
+        body: BaseRequest,
         prompts: Sequence[list[int]],
         logs: Logprobs | None,
-        asked: Asked,
+        asked: TokenBudget,
         chat: ChatPrompt | None = None,
-    ) -> list[Choice]:
+    ) -> list[ChoiceState]:
         if body.model not in self.names:
             raise unknown_model(body.model, self.names)
         copies, most = _copies(body), self.rows if self.most is None else self.most
         if copies * len(prompts) > most:
             what = f"{copies} completions of {len(prompts)} prompts; there is room for {most}"
-            raise Refusal(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
+            raise APIError(f"{what}; ask for fewer", "n" if copies == body.n else "best_of")
         stop = self._stop(body)
         with _blamed("stop_token_ids"):
             ends = stop_ids(stop, self.known.tokenizer, self.known.eos_ids, self.known.vocab_size)
@@ -138,7 +144,7 @@ class Orders:
         silent = best is not None and logs is None
         logs = Logprobs(0, "raw") if silent else logs
         top = _scores(body)
-        choices: list[Choice] = []
+        choices: list[ChoiceState] = []
         for source, ids in enumerate(prompts):
             for copy in range(copies):
                 index = len(choices)
@@ -146,7 +152,7 @@ class Orders:
                 self._within("resume", had)
                 left = self._budget(ids, asked, method) - len(had)
                 if left < 1 and sent[index].finish_reason is None and asked.given != 0:
-                    raise Refusal(f"choice {index} has all of its tokens already", "resume")
+                    raise APIError(f"choice {index} has all of its tokens already", "resume")
                 request = Request(
                     [*ids, *had],
                     self._sampling(body, copy, ids, grammar),
@@ -178,29 +184,31 @@ class Orders:
         request: Request,
         stop: Stop,
         chat: ChatPrompt | None,
-    ) -> Choice:
+    ) -> ChoiceState:
         """A choice of which nothing is written yet."""
         tokenizer, ends = self.known.tokenizer, request.limits.stop_ids
         if chat is None:
             answer = Answer(tokenizer, stop, request.asked, ends)
-            return Choice(index, source, method, request, answer)
+            return ChoiceState(index, source, method, request, answer)
         special, behind = chat.special, chat.behind
         answer = Answer(tokenizer, stop, request.asked, ends, special=special, behind=behind)
         named = chat.calls is not None and chat.calls.allowed.named
-        return Choice(index, source, method, request, answer, parser=chat.parser(), named=named)
+        return ChoiceState(
+            index, source, method, request, answer, parser=chat.parser(), named=named
+        )
 
-    def _stop(self, body: Common) -> Stop:
+    def _stop(self, body: BaseRequest) -> Stop:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if len(strings) > MOST_STOPS:
-            raise Refusal(f"at most {MOST_STOPS} stop strings; got {len(strings)}", "stop")
+            raise APIError(f"at most {MOST_STOPS} stop strings; got {len(strings)}", "stop")
         if "" in strings:
-            raise Refusal("a stop string is empty, and would be everywhere; leave it out", "stop")
+            raise APIError("a stop string is empty, and would be everywhere; leave it out", "stop")
         own = () if body.ignore_eos else self.known.eos_ids
         ids = tuple(dict.fromkeys((*own, *(body.stop_token_ids or ()))))
         with _blamed("stop"):
             return Stop(None, tuple(strings), ids)
 
-    def _method(self, body: Common) -> tuple[str, int | None]:
+    def _method(self, body: BaseRequest) -> tuple[str, int | None]:
         """The lane, and how deep its drafts may be."""
         config, predicted = body.speculative_config, body.prediction is not None
         depth = None if config is None else config.num_speculative_tokens
@@ -208,7 +216,7 @@ class Orders:
             try:
                 method = self.known.methods.named(config.method)
             except UnknownName as error:
-                raise Refusal(str(error), "speculative_config") from error
+                raise APIError(str(error), "speculative_config") from error
         elif depth == 0:
             method = lane.NONE
         elif predicted:
@@ -218,18 +226,18 @@ class Orders:
         if predicted and (depth == 0 or method not in self.known.methods.copying):
             asked = f"{depth} tokens" if depth == 0 else f"method {method!r}"
             what = f"a prediction is drafted from by method {lane.PREDICTION!r}; got {asked}"
-            raise Refusal(f"{what}; leave speculative_config or prediction out", "prediction")
+            raise APIError(f"{what}; leave speculative_config or prediction out", "prediction")
         return method, None if method == lane.NONE else depth
 
-    def _budget(self, ids: Sequence[int], asked: Asked, method: str) -> int:
+    def _budget(self, ids: Sequence[int], asked: TokenBudget, method: str) -> int:
         """Tokens that are asked for; or what is usual, if a row has room for it."""
         if not ids:
-            raise Refusal("the prompt has no tokens; write at least one", asked.prompt)
+            raise APIError("the prompt has no tokens; write at least one", asked.prompt)
         self._within(asked.prompt, ids)
         most, context = self.capacity - self.known.methods.nodes[method], self.known.context
         room = min(context, most) - len(ids)
         if room < 1:
-            raise Refusal(
+            raise APIError(
                 f"the prompt's {len(ids)} tokens leave no room for an answer; a row has "
                 f"{min(context, most)} here; shorten it",
                 asked.prompt,
@@ -238,7 +246,7 @@ class Orders:
         if asked.given is None:
             return room if asked.usual is None else min(room, asked.usual)
         if min(len(ids) + asked.given, context) > most:  # the context's own end is no error
-            raise Refusal(
+            raise APIError(
                 f"a prompt of {len(ids)} tokens and {asked.given} more need a row of "
                 f"{len(ids) + asked.given}; it has {most} here; ask for at most {room}",
                 asked.budget,
@@ -251,22 +259,22 @@ class Orders:
         size = self.known.vocab_size
         strange = next((token for token in ids if token >= size), None)
         if strange is not None:
-            raise Refusal(f"token {strange} is outside the vocabulary of {size}", param)
+            raise APIError(f"token {strange} is outside the vocabulary of {size}", param)
 
     def _sampling(
-        self, body: Common, copy: int, ids: Sequence[int], grammar: str | None
+        self, body: BaseRequest, copy: int, ids: Sequence[int], grammar: str | None
     ) -> Sampling:
         """How a row is sampled; a request without a seed gets one that nobody can guess."""
         seed = secrets.randbits(63) if body.seed is None else (body.seed + copy) % 2**64
         processors: tuple[Grammar, ...] = ()
         if grammar is not None:
             if not isinstance(self.known.tokenizer, PreTrainedTokenizerBase):
-                raise Refusal("grammars need a tokenizer of transformers", grammar_field(body))
+                raise APIError("grammars need a tokenizer of transformers", grammar_field(body))
             words = vocabulary(self.known.tokenizer, self.known.vocab_size, self.known.eos_ids)
             try:
                 processors = (Grammar(words, grammar, len(ids)),)
             except ConfigurationError as error:
-                raise Refusal(str(error), grammar_field(body)) from error
+                raise APIError(str(error), grammar_field(body)) from error
         given = {
             "temperature": body.temperature,
             "top_p": body.top_p,
@@ -285,7 +293,7 @@ class Orders:
             rules = self.known.defaults.rules_without(len(ids), set(said).intersection(RULES))
             return ruled(sampling, rules)
         except OutriderError as error:
-            raise Refusal(str(error)) from error
+            raise APIError(str(error)) from error
 
     def _biases(self, given: dict[str, float] | None) -> dict[int, float] | None:
         if given is None:
@@ -294,11 +302,11 @@ class Orders:
             (token for token in given if not (token.isascii() and token.isdecimal())), None
         )
         if wrong is not None:
-            raise Refusal(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
+            raise APIError(f"logit_bias names tokens by their ids; got {wrong!r}", "logit_bias")
         long = next((token for token in given if len(token) > 9), None)  # int() has a limit
         if long is not None:
             what = f"token {long[:20]} is outside the vocabulary of {self.known.vocab_size}"
-            raise Refusal(what, "logit_bias")
+            raise APIError(what, "logit_bias")
         biases = {int(token): bias for token, bias in given.items()}
         self._within("logit_bias", biases)
         return biases
@@ -316,31 +324,31 @@ def _blamed(param: str) -> Iterator[None]:
     try:
         yield
     except OutriderError as error:
-        raise Refusal(str(error), param) from error
+        raise APIError(str(error), param) from error
 
 
-def _copies(body: Common) -> int:
+def _copies(body: BaseRequest) -> int:
     """How many answers are written to each prompt."""
-    best = body.best_of if isinstance(body, CompletionBody) else None
+    best = body.best_of if isinstance(body, CompletionRequest) else None
     return body.n if best is None else best
 
 
-def _scores(body: Common) -> int | None:
+def _scores(body: BaseRequest) -> int | None:
     """How many of the likeliest tokens are told at each place of a prompt; None: nothing is."""
-    echoed = body.logprobs if isinstance(body, CompletionBody) and body.echo else None
+    echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
     asked = [one for one in (echoed, body.prompt_logprobs) if one is not None]
     return max(asked, default=None)
 
 
-def _sent(body: Common, count: int) -> list[Sent]:
+def _sent(body: BaseRequest, count: int) -> list[ResumeState]:
     """What the client has of each choice."""
-    sent = [Sent()] * count if body.resume is None else body.resume
+    sent = [ResumeState()] * count if body.resume is None else body.resume
     if len(sent) != count:
-        raise Refusal(f"resume says of {len(sent)} choices what is there; got {count}", "resume")
+        raise APIError(f"resume says of {len(sent)} choices what is there; got {count}", "resume")
     return sent
 
 
-def _resumed(choice: Choice, sent: Sent) -> None:
+def _resumed(choice: ChoiceState, sent: ResumeState) -> None:
     """The choice as it was when these tokens had been told."""
     answer, ids, logs = choice.answer, sent.token_ids, choice.request.logprobs
     text = ""

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from outrider.server.answers import prompts
-from outrider.server.loop import Decoder, Event, Ticket, spread
-from outrider.server.orders import Choice
+from outrider.server.engine_loop import (
+    EngineProtocol,
+    OutputEvent,
+    PendingRequest,
+    dispatch,
+)
+from outrider.server.request_parsing import ChoiceState
+from outrider.server.response_builder import prompts
 from outrider.stats import RequestStats
 from outrider.text.speech.result import Transcript
 
@@ -21,7 +26,7 @@ _NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 _RATES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
-class Counts:
+class ServerMetrics:
     """Counters, gauges and histograms of one server, in a registry of its own."""
 
     def __init__(self, prefix: str, model: str) -> None:
@@ -72,7 +77,7 @@ class Counts:
             "planner_nodes", "Of a step: most drafted tokens of a row, and its pending one", _NODES
         )
 
-    def watch(self, loop: Decoder) -> None:
+    def register(self, loop: EngineProtocol) -> None:
         """Gauges of the loop's load, read when somebody asks."""
         for name, text, read in (
             ("num_requests_running", "Rows under way", lambda: loop.load.running),
@@ -86,16 +91,17 @@ class Counts:
             gauge = Gauge(self._prefix + name, text, ["model_name"], registry=self.registry)
             gauge.labels(self._model).set_function(read)
 
-    def spread(self, events: list[tuple[Ticket, Event]]) -> None:
-        """Hand each ticket its events, and count the steps that brought them. A `Delivery`."""
+    def spread(self, events: list[tuple[PendingRequest, OutputEvent]]) -> None:
+        """Hand each ticket its events, and count the steps that brought them. A
+        `OutputCallback`."""
         for _, event in events:
             if event.step is not None:
                 self.step_seconds.observe(event.step.seconds)
                 self.step_tokens.observe(event.step.tokens)
                 self.nodes.observe(event.step.nodes)
-        spread(events)
+        dispatch(events)
 
-    def over(self, choices: Sequence[Choice]) -> None:
+    def on_finish(self, choices: Sequence[ChoiceState]) -> None:
         """Count an answer, whole or cut off by its client."""
         read, copied = prompts([choice for choice in choices if choice.seated is not None])
         self.prompt_tokens.inc(read)
@@ -104,7 +110,7 @@ class Counts:
         for choice in choices:
             self._count(choice)
 
-    def heard(self, transcript: Transcript, ticket: Ticket) -> None:
+    def on_output(self, transcript: Transcript, ticket: PendingRequest) -> None:
         """Count a recording that was transcribed."""
         stats, now = transcript.stats.decoded, time.monotonic()
         self.seconds.inc(transcript.duration)
@@ -125,7 +131,7 @@ class Counts:
         if stats.drafted:
             self.rate.observe(stats.draft_acceptance_rate)
 
-    def _count(self, choice: Choice) -> None:
+    def _count(self, choice: ChoiceState) -> None:
         stats = choice.stats
         self._counted(stats)
         unfinished = "error" if choice.failed else "cancelled"
@@ -144,7 +150,7 @@ class Counts:
         if stats.new_tokens > 1:
             self.per_token.observe((choice.last - choice.first) / (stats.new_tokens - 1))
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self.registry)
 

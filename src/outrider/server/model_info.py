@@ -1,35 +1,36 @@
 """What is known of a served model where its requests are read and its answers are written.
 
-It holds no weights, so that it can go to another process: `outrider.server.apart`.
+It holds no weights, so that it can go to another process: `outrider.server.engine_process`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.server.lanes import Methods
+from outrider.server.speculation_methods import MethodSet
 from outrider.text.opening import SILENT, ModelDefaults
 from outrider.text.speech.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Writes:
+class TextModelInfo:
     """A model that goes on from text.
 
     context, vocab_size  tokens that it can read, and how many there are
-    fingerprint          names what a seeded text depends on: `outrider.server.decoding.fingerprint`
+    fingerprint          names what a seeded text depends on:
+    `outrider.server.engine_factory.fingerprint`
     """
 
     tokenizer: Any
     eos_ids: tuple[int, ...]
     context: int
     vocab_size: int
-    methods: Methods
+    methods: MethodSet
     fingerprint: str
     defaults: ModelDefaults = SILENT  #: of the model's generation configuration
 
 
 @dataclass(frozen=True)
-class Hears:
+class SpeechModelInfo:
     """A model that turns speech into text; `rate` is its samples per second."""
 
     name: str
@@ -37,4 +38,4 @@ class Hears:
     rate: int
 
 
-Known = Writes | Hears
+ModelInfo = TextModelInfo | SpeechModelInfo

@@ -13,14 +13,14 @@ LANE = "speech"
 
 
 @dataclass(frozen=True, eq=False)
-class Spoken:
+class TranscriptionRequest:
     """A recording, at the rate that the model hears, and how it is to be transcribed."""
 
     samples: Samples
     settings: Settings
 
 
-class Heard(NamedTuple):
+class TranscriptionOutput(NamedTuple):
     """What one step has brought of a recording; `finish_reason` and the transcript at its end."""
 
     row: int  #: the request's number
@@ -29,13 +29,13 @@ class Heard(NamedTuple):
     transcript: Transcript | None = None
 
 
-class Recordings:
-    """Requests of one Whisper model. A `Running`.
+class TranscriptionRunner:
+    """Requests of one Whisper model. A `BatchRunner`.
 
     `begin` is `transcription` with the model's engine.
     """
 
-    def __init__(self, begin: Callable[[Spoken], Transcription]) -> None:
+    def __init__(self, begin: Callable[[TranscriptionRequest], Transcription]) -> None:
         self._begin = begin
         self._going: dict[int, Transcription] = {}
         self._count = 0
@@ -46,30 +46,30 @@ class Recordings:
         """Whether nothing is left to do."""
         return not self._going
 
-    def submit(self, request: Spoken) -> int:
+    def submit(self, request: TranscriptionRequest) -> int:
         """Take a recording; its number. Raises what the model cannot honour."""
         self._going[self._count] = self._begin(request)
         self._count += 1
         return self._count - 1
 
-    def step(self) -> list[Heard]:
+    def step(self) -> list[TranscriptionOutput]:
         """A turn of each; what it brought, and who is over."""
         return [self._turn(number, one) for number, one in list(self._going.items())]
 
-    def _turn(self, number: int, one: Transcription) -> Heard:
+    def _turn(self, number: int, one: Transcription) -> TranscriptionOutput:
         try:
             segments = one.step()
         except Exception as error:  # this recording's own
             self.errors[number] = error
             del self._going[number]
-            return Heard(number, [], "error")
+            return TranscriptionOutput(number, [], "error")
         if not one.done:
-            return Heard(number, segments)
+            return TranscriptionOutput(number, segments)
         del self._going[number]
         if one.errors:
             self.errors[number] = one.errors[0]
-            return Heard(number, segments, "error")
-        return Heard(number, segments, "stop", one.transcripts[0])
+            return TranscriptionOutput(number, segments, "error")
+        return TranscriptionOutput(number, segments, "stop", one.transcripts[0])
 
     def end(self, number: int, reason: str) -> None:
         """Nobody wants it any more."""

@@ -2,7 +2,7 @@
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from outrider.server.fleet.routing import ranked
+from outrider.server.ray.routing import ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Servers on several machines, by Ray. Needs the extra `ray`; nothing else imports Ray.
 
-    serve run outrider.server.fleet.replicas:application target=HuggingFaceTB/SmolLM2-135M-Instruct
+    serve run outrider.server.ray.replicas:application target=HuggingFaceTB/SmolLM2-135M-Instruct
 
 replicas  a server as a Serve replica, and the application around several of them
 inside    that server asked in its own process

@@ -16,12 +16,23 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.errors import AudioError, OutriderError
-from outrider.server.counts import Counts
-from outrider.server.faults import Refusal, response, told, unknown_model
-from outrider.server.known import Hears
-from outrider.server.loop import Broken, Decoder, Event, Full, Stopped, Ticket
+from outrider.server.engine_loop import (
+    Broken,
+    EngineProtocol,
+    EngineStoppedError,
+    OutputEvent,
+    PendingRequest,
+    QueueFullError,
+)
+from outrider.server.errors import APIError, response, to_response, unknown_model
+from outrider.server.metrics import ServerMetrics
+from outrider.server.model_info import SpeechModelInfo
 from outrider.server.serving import unless_gone, within
-from outrider.server.spoken import LANE, Heard, Spoken
+from outrider.server.transcription_runner import (
+    LANE,
+    TranscriptionOutput,
+    TranscriptionRequest,
+)
 from outrider.text.speech import audio
 from outrider.text.speech.audio import Samples
 from outrider.text.speech.formats import written
@@ -31,7 +42,7 @@ from outrider.text.speech.vocabulary import language_name
 
 MOST_SECONDS = 4 * 3600.0  #: of a recording; a small file may hold much silence
 
-Blocks = AsyncGenerator[Heard, None]
+Blocks = AsyncGenerator[TranscriptionOutput, None]
 
 
 class TranscriptionForm(BaseModel):
@@ -62,13 +73,13 @@ class TranscriptionForm(BaseModel):
 
 
 @dataclass(frozen=True)
-class Ear:
+class TranscriptionHandler:
     """Transcribes what clients send, by one loop."""
 
-    known: Hears
+    known: SpeechModelInfo
     names: tuple[str, ...]
-    loop: Decoder
-    counts: Counts
+    loop: EngineProtocol
+    counts: ServerMetrics
     timeout: float
 
     async def answer(self, http: HttpRequest, form: TranscriptionForm) -> Response:
@@ -80,11 +91,11 @@ class Ear:
         except Exception as error:
             return response(error)
         wait = min(form.timeout or self.timeout, self.timeout)
-        blocks = self._blocks(Spoken(samples, settings), time.monotonic() + wait)
+        blocks = self._blocks(TranscriptionRequest(samples, settings), time.monotonic() + wait)
         try:
             first = await unless_gone(http, anext(blocks))
         except Exception as error:
-            if isinstance(error, Full):
+            if isinstance(error, QueueFullError):
                 self.counts.refused.inc()
             return response(error)
         if first is None:
@@ -115,7 +126,7 @@ class Ear:
         try:
             self.known.vocabulary.language(form.language, self.known.name)
         except OutriderError as error:
-            raise Refusal(str(error), "language") from error
+            raise APIError(str(error), "language") from error
         return Settings(
             language=form.language,
             temperature=form.temperature or TEMPERATURES,
@@ -132,28 +143,28 @@ class Ear:
             try:
                 recording = audio.look(path, 0, None, self.known.rate)
                 if recording.seconds > MOST_SECONDS:
-                    raise Refusal(f"the recording has more than {MOST_SECONDS:g} seconds", "file")
+                    raise APIError(f"the recording has more than {MOST_SECONDS:g} seconds", "file")
                 return recording.read(self.known.rate)
             except AudioError as error:
                 said = str(error).replace(str(path), "the recording")
-                raise Refusal(said, "file") from error
+                raise APIError(said, "file") from error
 
-    async def _blocks(self, spoken: Spoken, deadline: float) -> Blocks:
+    async def _blocks(self, spoken: TranscriptionRequest, deadline: float) -> Blocks:
         """What is heard, as it comes. Raises what went wrong; ends what is left then."""
-        inbox: asyncio.Queue[Event] = asyncio.Queue()
-        ticket = Ticket(LANE, spoken, inbox.put_nowait, deadline)
+        inbox: asyncio.Queue[OutputEvent] = asyncio.Queue()
+        ticket = PendingRequest(LANE, spoken, inbox.put_nowait, deadline)
         try:
             self.loop.submit([ticket])
-        except Stopped as error:
+        except EngineStoppedError as error:
             raise (error if self.loop.fault is None else Broken(str(self.loop.fault))) from error
         try:
             while True:
                 event = await within(inbox.get(), deadline)
                 if event.error is not None:
                     raise event.error
-                assert isinstance(event.block, Heard)
+                assert isinstance(event.block, TranscriptionOutput)
                 if event.block.transcript is not None:
-                    self.counts.heard(event.block.transcript, ticket)
+                    self.counts.on_output(event.block.transcript, ticket)
                 yield event.block
                 if event.over:
                     return
@@ -161,11 +172,11 @@ class Ear:
             if not ticket.over:
                 self.loop.cancel(ticket)
 
-    async def _events(self, first: Heard, blocks: Blocks) -> AsyncIterator[bytes]:
+    async def _events(self, first: TranscriptionOutput, blocks: Blocks) -> AsyncIterator[bytes]:
         """Server-sent events, one for each segment; a fault is the last event."""
         text = ""
 
-        def of(heard: Heard) -> list[dict[str, Any]]:
+        def of(heard: TranscriptionOutput) -> list[dict[str, Any]]:
             nonlocal text
             found: list[dict[str, Any]] = []
             for segment in heard.segments:
@@ -186,7 +197,7 @@ class Ear:
                 for event in of(heard):
                     yield _event(event)
         except Exception as error:
-            yield _event(told(error)[1])
+            yield _event(to_response(error)[1])
         finally:
             await blocks.aclose()
 

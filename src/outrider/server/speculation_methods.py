@@ -34,7 +34,7 @@ PREDICTED = 16
 
 
 @dataclass(frozen=True)
-class Methods:
+class MethodSet:
     """What requests may name: lanes with the nodes of their largest drafts.
 
     `drafter` is the server's own. One that cannot be made here has no nodes, and says so when it is
@@ -56,7 +56,7 @@ class Methods:
         return name
 
 
-class Lanes(Mapping[str, Engine]):
+class MethodRouter(Mapping[str, Engine]):
     """The engines of a server by lane; made when they are asked for."""
 
     def __init__(self, engine: Engine) -> None:
@@ -66,7 +66,7 @@ class Lanes(Mapping[str, Engine]):
         self._names = (DEFAULT, COUPLED, PREDICTION, NONE, *(n for n in free if n != Root.name))
 
     @property
-    def methods(self) -> Methods:
+    def methods(self) -> MethodSet:
         """What requests may name."""
         nodes = dict.fromkeys(self, 0)
         for lane in self:
@@ -75,7 +75,7 @@ class Lanes(Mapping[str, Engine]):
         own = self._engine.drafter.name
         drafters = {lane: lane for lane in self} | {DEFAULT: own, COUPLED: own}
         copying = {lane for lane, name in drafters.items() if _copies(name)}
-        return Methods(own, nodes, frozenset({PREDICTION, *copying}))
+        return MethodSet(own, nodes, frozenset({PREDICTION, *copying}))
 
     def __getitem__(self, lane: str) -> Engine:
         if lane not in self._made:

@@ -18,16 +18,19 @@ from typing import Any, NamedTuple, Protocol
 from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
-from outrider.server.spoken import Heard, Spoken
+from outrider.server.transcription_runner import (
+    TranscriptionOutput,
+    TranscriptionRequest,
+)
 
 STILL_SECONDS = 120.0  #: without the end of a turn, after which an engine is taken to stand still
 
 
-class Full(Exception):
+class QueueFullError(Exception):
     """The queue is as long as it may be."""
 
 
-class Stopped(Exception):
+class EngineStoppedError(Exception):
     """The engine's thread has died, or is being closed."""
 
 
@@ -35,7 +38,7 @@ class Broken(Exception):
     """The engine has ended by a fault of its own."""
 
 
-class Step(NamedTuple):
+class StepTiming(NamedTuple):
     """What one step of a lane took and brought."""
 
     seconds: float
@@ -43,22 +46,24 @@ class Step(NamedTuple):
     nodes: int  #: most tokens that a row's draft was given, and its pending one
 
 
-class Event(NamedTuple):
+class OutputEvent(NamedTuple):
     """What has happened to a request: a block of its answer, or why there will be none."""
 
-    block: HostBlock | Heard | None = None
+    block: HostBlock | TranscriptionOutput | None = None
     error: BaseException | None = None
     over: bool = False
-    step: Step | None = None  #: the step that brought the block: told with the first of its blocks
+    step: StepTiming | None = (
+        None  #: the step that brought the block: told with the first of its blocks
+    )
 
 
 @dataclass(eq=False)
-class Ticket:
+class PendingRequest:
     """One request on its way. `sink` is called with its events, on the thread that delivers."""
 
     lane: str
-    request: Request | Spoken
-    sink: Callable[[Event], None]
+    request: Request | TranscriptionRequest
+    sink: Callable[[OutputEvent], None]
     deadline: float | None = None  #: when it is given up, by `time.monotonic`
     arrived: float = field(default_factory=time.monotonic)
     seated: float | None = None  #: when a row was free for it
@@ -70,7 +75,7 @@ class Ticket:
     key: int = field(default_factory=itertools.count().__next__)  #: names it in its process
 
 
-class Load(NamedTuple):
+class QueueStats(NamedTuple):
     """How busy the loop is."""
 
     running: int
@@ -78,7 +83,7 @@ class Load(NamedTuple):
     rows: int
 
 
-class Running(Protocol):
+class BatchRunner(Protocol):
     """A lane's requests being decoded: an `outrider.Run`, or recordings being transcribed."""
 
     @property
@@ -92,7 +97,7 @@ class Running(Protocol):
     def submit(self, request: Any) -> int:
         """Take a request; its number."""
 
-    def step(self) -> Sequence[HostBlock | Heard]:
+    def step(self) -> Sequence[HostBlock | TranscriptionOutput]:
         """One step of all of them, and what it brought; the last block of each says why it ends."""
 
     def end(self, number: int, reason: str) -> None:
@@ -105,17 +110,17 @@ class Running(Protocol):
         """Tokens of its prompt that were copied from another one."""
 
 
-Delivery = Callable[[list[tuple[Ticket, Event]]], None]
+OutputCallback = Callable[[list[tuple[PendingRequest, OutputEvent]]], None]
 
 
-class Decoder(Protocol):
-    """What decodes for those who have tickets: a `Loop` of this process, or one in another.
+class EngineProtocol(Protocol):
+    """What decodes for those who have tickets: a `EngineLoop` of this process, or one in another.
 
     deliver  hands events to their tickets' sinks; set before it is started
     fault    what has ended it, if anything has
     """
 
-    deliver: Delivery
+    deliver: OutputCallback
     fault: BaseException | None
 
     @property
@@ -131,13 +136,13 @@ class Decoder(Protocol):
         """Seconds since it has last ended a turn."""
 
     @property
-    def load(self) -> Load:
+    def load(self) -> QueueStats:
         """Rows under way, requests in the queue, rows in all."""
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
+    def submit(self, tickets: Sequence[PendingRequest]) -> None:
         """Queue requests, all or none. Raises Full or Stopped, or the tickets' events tell it."""
 
-    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
         """Nobody waits for it any more."""
 
     def start(self) -> None:
@@ -150,51 +155,51 @@ class Decoder(Protocol):
         """Wait until it has stopped."""
 
 
-class Loop(threading.Thread):
+class EngineLoop(threading.Thread):
     """Decodes requests of all lanes, `rows` at a time, first come first served.
 
     opened        makes a lane's run when its first request sits down
-    most_waiting  requests in the queue beyond which more are refused: `Full`
+    most_waiting  requests in the queue beyond which more are refused: `QueueFullError`
     deliver       hands events to their tickets' sinks on another thread; None: at once
     most_still    seconds without a turn's end after which it is given up; None: never
     """
 
     def __init__(
         self,
-        opened: Callable[[str], Running],
+        opened: Callable[[str], BatchRunner],
         rows: int,
         most_waiting: int,
-        deliver: Delivery | None = None,
+        deliver: OutputCallback | None = None,
         most_still: float | None = None,
     ) -> None:
         super().__init__(name="outrider-engine", daemon=True)
         self._most_still = most_still
         self._opened, self.rows, self.most_waiting = opened, rows, most_waiting
-        self.deliver = deliver or spread
+        self.deliver = deliver or dispatch
         self.fault: BaseException | None = None
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued = 0  # orders under way included
-        self._waiting: deque[Ticket] = deque()
-        self._runs: dict[str, Running] = {}
-        self._seated: dict[tuple[str, int], Ticket] = {}
-        self._events: list[tuple[Ticket, Event]] = []
+        self._waiting: deque[PendingRequest] = deque()
+        self._runs: dict[str, BatchRunner] = {}
+        self._seated: dict[tuple[str, int], PendingRequest] = {}
+        self._events: list[tuple[PendingRequest, OutputEvent]] = []
         self._closing = False
         self._turned = time.monotonic()
 
     # ------------------------------------------------------------------ from any thread
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
+    def submit(self, tickets: Sequence[PendingRequest]) -> None:
         """Queue requests, all or none. Raises Full, or Stopped."""
         with self._lock:
             if self.fault is not None or self._closing:
-                raise Stopped
+                raise EngineStoppedError
             if self._queued + len(tickets) > self.most_waiting + self.rows - len(self._seated):
-                raise Full
+                raise QueueFullError
             self._queued += len(tickets)
             self._orders.put(lambda: self._waiting.extend(tickets))
 
-    def cancel(self, ticket: Ticket, reason: str = "cancelled") -> None:
+    def cancel(self, ticket: PendingRequest, reason: str = "cancelled") -> None:
         """Nobody waits for it any more; its row is free at the next turn."""
         self._orders.put(lambda: self._end(ticket, reason))
 
@@ -229,9 +234,9 @@ class Loop(threading.Thread):
         return time.monotonic() - self._turned
 
     @property
-    def load(self) -> Load:
+    def load(self) -> QueueStats:
         """Rows under way, requests in the queue, rows in all."""
-        return Load(len(self._seated), self._queued, self.rows)
+        return QueueStats(len(self._seated), self._queued, self.rows)
 
     def _watch(self, most_still: float) -> None:
         """Tell whoever waits once it stands still: a thread cannot be ended, nor started again."""
@@ -257,7 +262,7 @@ class Loop(threading.Thread):
                     if not run.done:
                         self._tell(lane, run)
                 self._flush()
-            self._give_up(Stopped("the server is closing"))
+            self._give_up(EngineStoppedError("the server is closing"))
         except BaseException as error:
             with self._lock:
                 self.fault = self.fault or error
@@ -280,7 +285,7 @@ class Loop(threading.Thread):
         every = [*self._waiting, *self._seated.values()]
         for ticket in every:
             if ticket.deadline is not None and ticket.deadline < now:
-                self._event(ticket, Event(error=TimeoutError(), over=True))
+                self._event(ticket, OutputEvent(error=TimeoutError(), over=True))
                 self._end(ticket, "cancelled")
 
     def _seat(self) -> None:
@@ -291,18 +296,18 @@ class Loop(threading.Thread):
                 run = self._run(ticket.lane)
                 ticket.number = run.submit(ticket.request)
             except Exception as error:  # this request's own
-                self._event(ticket, Event(error=_of_a_row(error), over=True))
+                self._event(ticket, OutputEvent(error=_of_a_row(error), over=True))
             else:
                 self._seated[ticket.lane, ticket.number] = ticket
             self._waiting.popleft()
             self._left(1)
 
-    def _run(self, lane: str) -> Running:
+    def _run(self, lane: str) -> BatchRunner:
         if lane not in self._runs:
             self._runs[lane] = self._opened(lane)
         return self._runs[lane]
 
-    def _tell(self, lane: str, run: Running) -> None:
+    def _tell(self, lane: str, run: BatchRunner) -> None:
         """One step of a lane."""
         began = time.perf_counter()
         blocks = run.step()
@@ -314,12 +319,14 @@ class Loop(threading.Thread):
             ticket.cached = run.cached(block.row)
             reason = block.finish_reason
             error = _of_a_row(run.errors[block.row]) if reason == "error" else None
-            self._event(ticket, Event(block, error, reason is not None, step))
+            self._event(ticket, OutputEvent(block, error, reason is not None, step))
             ticket.begun, step = True, None
             if reason is not None:
                 self._leave(ticket, run)
 
-    def _step(self, lane: str, blocks: Sequence[HostBlock | Heard], seconds: float) -> Step | None:
+    def _step(
+        self, lane: str, blocks: Sequence[HostBlock | TranscriptionOutput], seconds: float
+    ) -> StepTiming | None:
         """The step that wrote these blocks; None where nothing was written, and for recordings."""
         wrote = [block for block in blocks if isinstance(block, HostBlock) and block.token_ids]
         if not wrote:
@@ -329,9 +336,9 @@ class Loop(threading.Thread):
             ticket = self._seated.get((lane, block.row))
             if ticket is not None and not ticket.begun and isinstance(ticket.request, Request):
                 tokens += len(ticket.request.asked)
-        return Step(seconds, tokens, 1 + max(block.drafted for block in wrote))
+        return StepTiming(seconds, tokens, 1 + max(block.drafted for block in wrote))
 
-    def _end(self, ticket: Ticket, reason: str) -> None:
+    def _end(self, ticket: PendingRequest, reason: str) -> None:
         """End a request from outside, wherever it stands; one that is over stays so."""
         if ticket in self._waiting:
             self._waiting.remove(ticket)
@@ -342,7 +349,7 @@ class Loop(threading.Thread):
             self._leave(ticket, run)
         ticket.over = True
 
-    def _leave(self, ticket: Ticket, run: Running) -> None:
+    def _leave(self, ticket: PendingRequest, run: BatchRunner) -> None:
         assert ticket.number is not None
         del self._seated[ticket.lane, ticket.number]
         run.forget(ticket.number)
@@ -351,7 +358,7 @@ class Loop(threading.Thread):
         with self._lock:
             self._queued -= count
 
-    def _event(self, ticket: Ticket, event: Event) -> None:
+    def _event(self, ticket: PendingRequest, event: OutputEvent) -> None:
         if not ticket.over:
             ticket.over = event.over
             self._events.append((ticket, event))
@@ -371,7 +378,7 @@ class Loop(threading.Thread):
             with suppress(Exception):  # the engine may be broken; who waits matters
                 order()
         for ticket in [*self._waiting, *self._seated.values()]:
-            self._event(ticket, Event(error=error, over=True))
+            self._event(ticket, OutputEvent(error=error, over=True))
         self._flush()
 
 
@@ -385,7 +392,7 @@ def _of_a_row(error: Exception) -> OutriderError:
     )
 
 
-def spread(events: list[tuple[Ticket, Event]]) -> None:
+def dispatch(events: list[tuple[PendingRequest, OutputEvent]]) -> None:
     """Hand each ticket its events."""
     for ticket, event in events:
         ticket.sink(event)

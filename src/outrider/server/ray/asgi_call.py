@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from outrider.server.guard import App, Message
+from outrider.server.middleware import App, Message
 
 Header = tuple[bytes, bytes]
 

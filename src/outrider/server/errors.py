@@ -14,10 +14,10 @@ from outrider.errors import (
     OutriderError,
     PromptError,
 )
-from outrider.server.loop import Broken, Full, Stopped
+from outrider.server.engine_loop import Broken, EngineStoppedError, QueueFullError
 
 
-class Refusal(Exception):
+class APIError(Exception):
     """A request that cannot be answered, with the field that is to blame."""
 
     def __init__(
@@ -27,10 +27,10 @@ class Refusal(Exception):
         self.param, self.status, self.code = param, status, code
 
 
-def unknown_model(name: str, served: Sequence[str]) -> Refusal:
+def unknown_model(name: str, served: Sequence[str]) -> APIError:
     """Nobody of this name is served."""
     message = f"no model {name!r} here; served: {', '.join(served)}"
-    return Refusal(message, "model", 404, "model_not_found")
+    return APIError(message, "model", 404, "model_not_found")
 
 
 _TRIED = re.compile(r"str|.*\[.+\]")  #: how pydantic names a kind: list[str]; not a form's field[]
@@ -48,11 +48,11 @@ def content(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def told(error: BaseException) -> tuple[int, dict[str, Any]]:
+def to_response(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Status and body for an error of a request. What is not the request's own says nothing."""
-    if isinstance(error, Refusal):
+    if isinstance(error, APIError):
         return error.status, content(str(error), error.status, error.param, error.code)
-    if isinstance(error, Full):
+    if isinstance(error, QueueFullError):
         return 429, content("the queue is full; try again", 429, code="queue_full")
     if isinstance(error, TimeoutError):
         return 504, content("the answer took longer than its deadline", 504, code="deadline")
@@ -60,7 +60,7 @@ def told(error: BaseException) -> tuple[int, dict[str, Any]]:
         return 400, content(str(error), 400)
     if isinstance(error, OutriderError):
         return 500, content(str(error), 500, code="decoding_failed")
-    if isinstance(error, Stopped):
+    if isinstance(error, EngineStoppedError):
         return 503, content("the server is closing", 503, code="closing")
     if isinstance(error, Broken):
         return 503, content("the engine has stopped", 503, code="engine_stopped")
@@ -69,11 +69,11 @@ def told(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 def response(error: BaseException) -> JSONResponse:
     """An error as an answer; a full queue says when to come back."""
-    status, body = told(error)
+    status, body = to_response(error)
     return JSONResponse(body, status, {"Retry-After": "1"} if status == 429 else None)
 
 
-def invalid(error: RequestValidationError) -> JSONResponse:
+def from_validation_error(error: RequestValidationError) -> JSONResponse:
     """What a body or a path lacks or has too much of, as an answer."""
     return JSONResponse(rejected(error.errors()), 400)
 

@@ -14,14 +14,22 @@ from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
 from outrider.server.app import CHATS, COMPLETIONS
-from outrider.server.bodies import ChatBody, Common, CompletionBody, StreamOptions
-from outrider.server.faults import content
-from outrider.server.fleet.going_on import GoingOn
-from outrider.server.fleet.routing import key
-from outrider.server.guard import Limits, Message
+from outrider.server.errors import content
+from outrider.server.middleware import Message, RequestLimits
+from outrider.server.protocol import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    StreamOptions,
+)
+from outrider.server.ray.routing import key
+from outrider.server.ray.stream_resume import StreamState
 from outrider.server.serving import event
 
-_BODIES: dict[str, type[Common]] = {COMPLETIONS: CompletionBody, CHATS: ChatBody}
+_BODIES: dict[str, type[BaseRequest]] = {
+    COMPLETIONS: CompletionRequest,
+    CHATS: ChatCompletionRequest,
+}
 _ATTEMPTS = 8  #: replicas that may die under one request
 _PAUSE = 0.5  #: seconds before another replica is asked
 
@@ -42,7 +50,7 @@ class Ingress:
         """One request."""
         body = await http.body()
         try:
-            asked = json.loads(body) if len(body) <= Limits().body_bytes else None
+            asked = json.loads(body) if len(body) <= RequestLimits().body_bytes else None
         except (ValueError, RecursionError):
             asked = None  # a replica says what is wrong with it
         if isinstance(asked, dict) and asked.get("stream") and http.url.path in _BODIES:
@@ -70,9 +78,9 @@ class Ingress:
         return _gone()
 
     async def _streamed(
-        self, http: HttpRequest, asked: Mapping[str, Any], body: Common
+        self, http: HttpRequest, asked: Mapping[str, Any], body: BaseRequest
     ) -> Response:
-        going = GoingOn(asked, body)
+        going = StreamState(asked, body)
         options = body.stream_options or StreamOptions()
         for _ in range(_ATTEMPTS):
             messages = self._messages(http, json.dumps(going.body()).encode(), key(asked))
@@ -92,7 +100,7 @@ class Ingress:
     async def _events(
         self,
         http: HttpRequest,
-        going: GoingOn,
+        going: StreamState,
         messages: AsyncGenerator[Message, None],
         options: StreamOptions,
         key: str,

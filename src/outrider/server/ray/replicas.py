@@ -9,15 +9,15 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from outrider.loading import load
-from outrider.server.app import Service, make
-from outrider.server.desk import running
-from outrider.server.fleet.ingress import Ingress
-from outrider.server.fleet.inside import Header, asked
-from outrider.server.fleet.router import PrefixRouter
-from outrider.server.guard import Message
+from outrider.server.app import ServerConfig, build_app
+from outrider.server.middleware import Message
+from outrider.server.ray.asgi_call import Header, asked
+from outrider.server.ray.ingress import Ingress
+from outrider.server.ray.router import PrefixRouter
+from outrider.server.request_handler import running
 
 
-class Settings(BaseModel):
+class ReplicaConfig(BaseModel):
     """What replicas serve, and how.
 
     `deployment` and `ingress` are options of Serve's deployments as it has them: `num_replicas` or
@@ -32,9 +32,9 @@ class Settings(BaseModel):
     dtype: str = "auto"
     device: str | None = None
     threads: int | None = None
-    rows: int = 16
-    capacity: int = 2048
-    most_waiting: int = 64
+    max_num_seqs: int = 16
+    max_model_len: int = 2048
+    max_queued_requests: int = 64
     timeout: float = 600.0
     keys: tuple[str, ...] = ()
     deployment: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class Settings(BaseModel):
 class Replica:
     """The server's own application, asked in this process; one loop decodes."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: ReplicaConfig) -> None:  # type: ignore[misc]
         threads = "auto" if settings.threads is None else settings.threads
         speculator = load(
             settings.target,
@@ -53,15 +53,15 @@ class Replica:
             device=settings.device,
             threads=threads,
         )
-        service = Service(
+        service = ServerConfig(
             (settings.name,),
-            settings.rows,
-            settings.capacity,
-            settings.most_waiting,
+            settings.max_num_seqs,
+            settings.max_model_len,
+            settings.max_queued_requests,
             settings.timeout,
             settings.keys,
         )
-        site = make(speculator, service)
+        site = build_app(speculator, service)
         self._app, self._loop = site.app, site.loop
         self._running = AsyncExitStack()
         await self._running.enter_async_context(running(self._loop))
@@ -79,14 +79,14 @@ class Replica:
             raise RuntimeError("the engine has stopped")
 
 
-def application(settings: Settings) -> serve.Application:
+def application(settings: ReplicaConfig) -> serve.Application:
     """An application for `serve run` or `serve.run`: replicas, and one ingress in front of them."""
     router = RequestRouterConfig(request_router_class=PrefixRouter)
     replicas = serve.deployment(Replica).options(
         **{
             "name": "outrider",
             "request_router_config": router,
-            "max_ongoing_requests": settings.rows + settings.most_waiting,
+            "max_ongoing_requests": settings.max_num_seqs + settings.max_queued_requests,
             **settings.deployment,
         }
     )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.faults import content
+from outrider.server.errors import content
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,7 +24,7 @@ _PATIENCE = 8  #: how many times too long a body may be before its sender is cut
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request may take."""
 
     body_bytes: int = 1 << 20
@@ -33,7 +33,7 @@ class Limits:
     depth: int | None = 32  #: of JSON; None: it is none
 
 
-class _Over(Exception):
+class _RequestRejected(Exception):
     """A request is refused."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -42,14 +42,14 @@ class _Over(Exception):
 
 
 @dataclass(frozen=True)
-class Guard:
+class AuthLimitMiddleware:
     """The routes behind limits and keys; no keys: everybody may ask for everything."""
 
     app: App
     keys: Sequence[str] = ()
     open: Sequence[str] = OPEN
-    limits: Limits = Limits()
-    others: Mapping[str, Limits] = field(default_factory=dict)  #: of some paths
+    limits: RequestLimits = RequestLimits()
+    others: Mapping[str, RequestLimits] = field(default_factory=dict)  #: of some paths
     hosts: Sequence[str] = ()  #: what the header Host may name; none: anything
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -60,12 +60,12 @@ class Guard:
         try:
             try:
                 self._check_headers(scope)
-            except _Over:
-                with suppress(_Over):  # who still sends hears no answer
+            except _RequestRejected:
+                with suppress(_RequestRejected):  # who still sends hears no answer
                     await self._body(scope, receive)
                 raise
             whole = await self._body(scope, receive)
-        except _Over as error:
+        except _RequestRejected as error:
             await _refuse(send, error)
             return
         given = False
@@ -82,7 +82,7 @@ class Guard:
     def _check_headers(self, scope: Message) -> None:
         headers = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self.limits.header_bytes:
-            raise _Over(431, f"headers have more than {self.limits.header_bytes} bytes")
+            raise _RequestRejected(431, f"headers have more than {self.limits.header_bytes} bytes")
         self._check_host([value for name, value in headers if name == b"host"])
         if not self.keys or scope["path"] in self.open:
             return
@@ -93,14 +93,16 @@ class Guard:
         # all of them are compared, so that time tells nothing
         fits = [hmac.compare_digest(key, known.encode()) for known in self.keys]
         if not any(fits):
-            raise _Over(401, "no valid key; send 'Authorization: Bearer KEY'", "invalid_api_key")
+            raise _RequestRejected(
+                401, "no valid key; send 'Authorization: Bearer KEY'", "invalid_api_key"
+            )
 
     def _check_host(self, said: Sequence[bytes]) -> None:
         """Refuse a page that came by another name, which now means this machine (DNS rebinding)."""
         for value in said if self.hosts else ():
             name = host_of(value.decode("latin-1"))
             if name not in self.hosts:
-                raise _Over(
+                raise _RequestRejected(
                     403,
                     f"this server is not called {name!r}; ask it as {' or '.join(self.hosts)}, or "
                     f"start it with --allowed-host {name or 'NAME'} or with a key",
@@ -118,7 +120,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _Over(400, "the body broke off")
+                        raise _RequestRejected(400, "the body broke off")
                     part = message.get("body", b"")
                     size += len(part)
                     if size <= most:
@@ -127,12 +129,12 @@ class Guard:
                     if not message.get("more_body", False) or size > _PATIENCE * most:
                         break
         except TimeoutError:
-            raise _Over(408, f"no body within {limits.body_seconds:g} s") from None
+            raise _RequestRejected(408, f"no body within {limits.body_seconds:g} s") from None
         if size > most:
-            raise _Over(413, f"the body has more than {most} bytes")
+            raise _RequestRejected(413, f"the body has more than {most} bytes")
         whole = b"".join(parts)
         if limits.depth is not None and nesting(whole) > limits.depth:
-            raise _Over(400, f"JSON is nested more than {limits.depth} levels deep")
+            raise _RequestRejected(400, f"JSON is nested more than {limits.depth} levels deep")
         return whole
 
 
@@ -174,7 +176,7 @@ def nesting(text: bytes) -> int:
     return deepest
 
 
-async def _refuse(send: Send, error: _Over) -> None:
+async def _refuse(send: Send, error: _RequestRejected) -> None:
     body = json.dumps(content(str(error), error.status, code=error.code)).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
