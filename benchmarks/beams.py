@@ -48,7 +48,7 @@ from outrider.engine.search.decode import search
 from outrider.engine.search.pace import Pace
 from outrider.models import adapt
 from outrider.models.calibrate import Setting
-from outrider.models.sources import Source
+from outrider.models.sources import ModelSource
 from outrider.types import Drafter, Inputs, LanguageModel
 
 FIRST, END = (50258, 50259, 50359, 50363), 50257  # English, transcribe, no timestamps
@@ -201,7 +201,7 @@ def whisper(asked: Any) -> None:
     folder = asked.models / "whisper-base"
     if not folder.is_dir() or not (asked.models / "speech").is_dir():
         return
-    source = Source(folder, "target")
+    source = ModelSource(folder, "target")
     network: Any = source.model("float32", CPU)
     rules = network.generation_config
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
@@ -295,7 +295,7 @@ def chat(asked: Any) -> None:
     folder = asked.models / "smollm2"
     if not folder.is_dir():
         return
-    network: Any = Source(folder, "target").model("float32", CPU)
+    network: Any = ModelSource(folder, "target").model("float32", CPU)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer(prompt, return_tensors="pt")["input_ids"] for prompt in PROMPTS]
     end, target = network.generation_config.eos_token_id, adapt(network)

@@ -19,8 +19,8 @@ import torch
 import outrider
 from outrider.lab.rates import Rates
 from outrider.lab.steps import Steps
-from outrider.models.sizes import sizes as sizes_of
-from outrider.models.sources import Source
+from outrider.models.flops import sizes as sizes_of
+from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
 from outrider.theory import capacity
 
@@ -46,7 +46,7 @@ def main() -> int:
     target = outrider.load(
         asked.target, drafter="recall", dtype=asked.dtype, threads=1, planner="fixed"
     ).engine.target
-    sizes = sizes_of(Source(asked.target, "target"), asked.dtype)
+    sizes = sizes_of(ModelSource(asked.target, "target"), asked.dtype)
     rates = Rates(target, sizes, asked.rounds)
     nodes = tuple(asked.nodes)
     groups = {

@@ -22,7 +22,7 @@ import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.lab.prompts import read_prompts
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.text.speculator import Speculator
 
 TREE = (3, 2, 1)

@@ -32,7 +32,7 @@ from outrider.drafters.ngram_table import Table, count
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.lab.prompts import read_prompts
 from outrider.lab.tasks.prompts import tasks, token_ids
-from outrider.models.part import part
+from outrider.models.early_exit import part
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
 from outrider.types import Drafter, LanguageModel

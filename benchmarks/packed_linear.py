@@ -12,9 +12,9 @@ import time
 
 import torch
 
-from outrider.models.native import build
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedLinear, PackedWeight
+from outrider.models.cpu_kernels import build
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
 
 LAYERS = [(576, 960), (576, 576), (576, 3072), (1536, 576)]  #: inputs and outputs
 COUNT, HEAD = 30, (576, 49152)

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import outrider
 from outrider import Engine, Limits, Root, Sampling
-from outrider.models import CausalModel, TransformersRunner, laid
+from outrider.models import TransformersRunner, TreeDecoder, weight_packing
 
 STEPS = 16
 Arm = Callable[[list[int], int], None]
@@ -73,12 +73,12 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         given.model, dtype=torch.bfloat16, trust_remote_code=False
     ).eval()
-    packed = laid.packed(model)
+    packed = weight_packing.pack_linear_layers(model)
     assert packed is not None
     arms = {
         "ours": ours(Engine(speculator.engine.target, Root())),
-        "its own forward": ours(Engine(CausalModel(TransformersRunner(model)), Root())),
-        "the same packed": ours(Engine(CausalModel(TransformersRunner(packed)), Root())),
+        "its own forward": ours(Engine(TreeDecoder(TransformersRunner(model)), Root())),
+        "the same packed": ours(Engine(TreeDecoder(TransformersRunner(packed)), Root())),
         "transformers": theirs(model),
     }
     for length in given.lengths:

@@ -93,14 +93,14 @@ def edge(args):
     by the time that the server's processor and the batch's thread have worked.
     """
     import outrider
-    from outrider.models.prefixes import Prefixes
+    from outrider.models.prefix_cache import PrefixCache
     from outrider.server.speculation_methods import COUPLED, MethodRouter
 
     server = Server(args, 8, more=("--planner", "fixed"))
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
     speculator = outrider.load(args.target, dtype=args.dtype, threads=1, planner="fixed")
     run = outrider.Run(
-        MethodRouter(speculator.engine)[COUPLED], 8, 512, prefixes=Prefixes(256 << 20)
+        MethodRouter(speculator.engine)[COUPLED], 8, 512, prefixes=PrefixCache(256 << 20)
     )
     ends = outrider.Limits(96, speculator.eos_ids)
     requests = [

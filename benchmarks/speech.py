@@ -40,10 +40,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
+from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Setting
-from outrider.models.rounding import Rows
-from outrider.models.shallow_source import Layers, ShallowSource
-from outrider.models.sources import Source
+from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.sources import ModelSource
 from outrider.types import Inputs
 
 BUDGET = 220
@@ -94,18 +94,21 @@ class Bench:
 
     def __init__(self, asked: Any) -> None:
         path = Path(asked.models)
-        source, setting = Source(path / "whisper-base", "target"), Setting(1, asked.dtype, True)
+        source, setting = (
+            ModelSource(path / "whisper-base", "target"),
+            Setting(1, asked.dtype, True),
+        )
         cpu = torch.device("cpu")
         self.language = asked.language
         self.whole: Any = source.model(asked.dtype, cpu)
         self.whole.generation_config.max_length = None
         vocab = self.whole.config.vocab_size
         self.target = source.driven(setting, cpu, vocab)
-        made = ShallowSource(source, asked.draft or Layers((0, 5)))
+        made = LayerSubsetSource(source, asked.draft or LayerSubset((0, 5)))
         self.draft = made.driven(setting, cpu, vocab)
         self.eight = made.driven(replace(setting, draft_dtype="int8"), cpu, vocab)
         for draft in (self.draft, self.eight):  # as `load` does: no dummy nodes
-            draft.rounding = draft.rounding._replace(rows=Rows())
+            draft.rounding = draft.rounding._replace(rows=PaddingPolicy())
         self.assistant = assistant(made.model(asked.dtype, cpu))
         self.lean = asked.lean
         self.depths = [int(depth) for depth in asked.depths.split(",")]

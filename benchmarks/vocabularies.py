@@ -29,7 +29,7 @@ import outrider
 from outrider import DraftModel, Root, Sampling, Stop
 from outrider.drafters import StringMatch, Translated
 from outrider.lab.prompts import read_prompts
-from outrider.models.translated import TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.shipped import shipped
 
 

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 def pytest_sessionstart():
     """What is tested does not depend on how busy the machine is: tests wait for kernels."""
-    from outrider.models.native import build
+    from outrider.models.cpu_kernels import build
 
     build.PATIENCE = 900.0
 

@@ -1,8 +1,8 @@
 """A tokenizer of letters and pairs of letters, and draft models whose vocabulary is another."""
 
-from outrider.models.retold import Translation
-from outrider.models.spelling import Spelling
-from outrider.models.translated import TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedModel
+from outrider.models.token_bytes import TokenBytes
+from outrider.models.token_remap import VocabularyMap
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
@@ -37,5 +37,5 @@ DRAFT = (*LETTERS, "ab", "cd", "ef", "mn", "op", "bc")
 
 def translated(model, target=TARGET, draft=DRAFT):
     """The model as a draft over the target's tokens, its own ids standing for the draft's."""
-    words = Translation(Spelling(Letters(target)), Spelling(Letters(draft)))
+    words = VocabularyMap(TokenBytes(Letters(target)), TokenBytes(Letters(draft)))
     return TranslatedModel(model, words, len(target))

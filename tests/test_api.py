@@ -141,7 +141,7 @@ def test_no_address_of_a_package_index_is_pinned():
 
 ABOVE = {"cli", "bench", "server"}  # the only ones that write to a terminal
 #: Programs of their own, whose output is read by the process that starts them.
-PROGRAMS = {"models/native/build_process.py"}
+PROGRAMS = {"models/cpu_kernels/build_process.py"}
 
 
 def test_only_commands_print():
@@ -188,19 +188,19 @@ EXCEPTIONS = {
     "drafters/suffix.py:automata": "kept on a CPU alone",
     "drafters/either.py:_chains": "beside copies, on a CPU alone",
     "drafters/string_match.py:_texts": "another tokenizer cuts texts on the host",
-    "models/translated.py:": "another tokenizer cuts texts on the host",
+    "models/cross_tokenizer_model.py:": "another tokenizer cuts texts on the host",
     "models/heads/formats.py:": "reads a folder before any run",
     "models/heads/source.py:overlap": "looks at a head before any run",
-    "models/check.py:": "checks a model before any run",
+    "models/load_checks.py:": "checks a model before any run",
     "models/gguf_weights.py:": "reads a file before any run",
-    "models/native/packed_linear.py:from_groups": "lays weights before any run",
-    "models/native/packed_linear.py:rows": "packed weights lie on a CPU alone",
+    "models/cpu_kernels/packed_linear.py:from_groups": "lays weights before any run",
+    "models/cpu_kernels/packed_linear.py:rows": "packed weights lie on a CPU alone",
     "models/sources.py:not_numbers": "says what is wrong with a model that was just loaded",
-    "models/refusals.py:check_numbers": "looks at weights that were just read",
-    "models/shallow_source.py:": "reads a draft folder before any run",
-    "models/seq2seq/kinds.py:": "looks at a source when it comes and when its encoder reads it",
+    "models/unsupported.py:check_numbers": "looks at weights that were just read",
+    "models/layer_subset_source.py:": "reads a draft folder before any run",
+    "models/seq2seq/input_modality.py:": "looks at a source as it comes and as it is read",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
-    "models/sharded/orders.py:receive": "orders travel between hosts, on a CPU",
+    "models/distributed/rpc.py:receive": "orders travel between hosts, on a CPU",
     "laws/replay.py:": "processors are tried out before a run",
     "laws/processors.py:": "processors of transformers are Python",
 }

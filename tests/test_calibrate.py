@@ -11,7 +11,7 @@ from outrider.costs import Costs, Curve
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate
 from outrider.models.calibrate import Calibration, Setting, recall, remember
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 from tiny import pair
 
 
@@ -159,7 +159,7 @@ def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
 
     import torch
 
-    from outrider.models.settle import Wish, settle
+    from outrider.models.runtime_config import RuntimeOptions, resolve_runtime
 
     tried = []
 
@@ -173,7 +173,7 @@ def test_threads_are_tried_on_cores_that_the_process_may_use(monkeypatch):
     )
     for some in ({3}, {1, 3}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda who, some=some: some, raising=False)
-        settle(Wish(), target, (), None, torch.device("cpu"), 4)
+        resolve_runtime(RuntimeOptions(), target, (), None, torch.device("cpu"), 4)
     assert tried == [[1], [1, 2]]
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import embedding, silu
 from transformers import LlamaConfig, Qwen3Config
 
-from outrider.models.heads import Eagle3, Eagle3Config, Following, HeadModel
+from outrider.models.heads import AutoregressiveHead, Eagle3, Eagle3Config, HeadModel
 from outrider.testing import VOCAB, llama
 
 IDS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 14, 17, 20, 22, 25, 27, 30, 31])
@@ -43,7 +43,7 @@ def eagle3(taps=(0, 1, -1), kind=LlamaConfig, layers=1, seed=0, ids=IDS, **flags
 
 def driven(device="cpu", **settings):
     """The same as a draft model."""
-    return HeadModel(Following(eagle3(**settings).to(device)), VOCAB)
+    return HeadModel(AutoregressiveHead(eagle3(**settings).to(device)), VOCAB)
 
 
 def target(layers=6):

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from outrider.models import isa
-from outrider.models.native import build, prebuilt
+from outrider.models.cpu_kernels import build, prebuilt
 
 
 @dataclass(frozen=True)

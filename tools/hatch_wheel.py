@@ -33,7 +33,7 @@ class KernelsHook(BuildHookInterface):
                 f"platforms are {', '.join(TAGS)}"
             )
         for path in libraries:
-            inside = f"outrider/models/native/shipped/{path.name}"
+            inside = f"outrider/models/cpu_kernels/shipped/{path.name}"
             build_data["force_include"][str(path.resolve())] = inside
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{TAGS[platform]}"

@@ -23,25 +23,35 @@ from outrider.errors import (
     VocabularyMismatch,
 )
 from outrider.models import (
-    CausalModel,
+    TreeDecoder,
     budget,
     calibrate,
-    check,
+    distributed,
     isa,
+    load_checks,
     reads_more,
-    refusals,
-    sharded,
+    unsupported,
     weight_only,
 )
-from outrider.models.beside import Draft, source_of
+from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.calibrate import Calibration, Setting
+from outrider.models.cpu_kernels import build as native
+from outrider.models.draft_source import Draft, resolve_draft
 from outrider.models.heads import HeadModel
-from outrider.models.native import build as native
-from outrider.models.rounding import Rows
-from outrider.models.settle import Wish, settle, told
-from outrider.models.shallow_source import Layers
-from outrider.models.sources import ShareEncoder, Source, read_tokenizer, usable, usable_file
-from outrider.models.vocabularies import Words, shared
+from outrider.models.layer_subset_source import LayerSubset
+from outrider.models.runtime_config import (
+    RuntimeOptions,
+    describe_draft_dtype,
+    resolve_runtime,
+)
+from outrider.models.sources import (
+    ModelSource,
+    ShareEncoder,
+    read_tokenizer,
+    usable,
+    usable_file,
+)
+from outrider.models.vocabularies import VocabularyPair, shared
 from outrider.shipped import CORRECTOR, DRAFTS, SMOLLM2_HEAD, shipped
 from outrider.text.opening import ModelDefaults, Opening
 from outrider.text.speculator import Speculator
@@ -57,11 +67,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("outrider")
 
 #: The target ahead of its draft models.
-Sources: TypeAlias = tuple[Source, *tuple[Draft, ...]]
+Sources: TypeAlias = tuple[ModelSource, *tuple[Draft, ...]]
 
 #: What runs: a target, and what drafts beside it.
-Target: TypeAlias = CausalModel | sharded.ShardedModel
-Beside: TypeAlias = CausalModel | HeadModel
+Target: TypeAlias = TreeDecoder | distributed.ShardedModel
+Beside: TypeAlias = TreeDecoder | HeadModel
 
 
 @dataclass(frozen=True)
@@ -173,10 +183,10 @@ def load(
     sizes = num_speculative_tokens, branching, width, total_tokens, acceptance
     options = DraftOptions(*sizes, ngram, coupled, drafter_options)
     judge = verifiers.chosen(rule, rule_options, coupled)
-    wish = Wish(dtype, threads, packed, draft_dtype)
+    wish = RuntimeOptions(dtype, threads, packed, draft_dtype)
     draft = _draft(draft, draft_layers)
     target, draft, table = _beside(target, draft, table, drafter, options)
-    group = None if tensor_parallel is None else sharded.join(tensor_parallel, device)
+    group = None if tensor_parallel is None else distributed.join(tensor_parallel, device)
     first = seen(target, group, trust_remote_code)
     sources = _sources(first, drafters.models(draft), share_encoder)
     place = _place(sources, device)
@@ -202,8 +212,8 @@ def load(
 
 
 def seen(
-    target: "Model | None", group: sharded.Group | None = None, trust_remote_code: bool = False
-) -> Source:
+    target: "Model | None", group: distributed.Group | None = None, trust_remote_code: bool = False
+) -> ModelSource:
     """A target before its weights are read, with its configuration; shipped where there is none.
 
     >>> seen("corrector").config.is_encoder_decoder
@@ -211,7 +221,7 @@ def seen(
     """
     if target is None or target == CORRECTOR:
         target = shipped("target" if target is None else CORRECTOR)
-    return Source(target, "target", group, trust_remote_code)
+    return ModelSource(target, "target", group, trust_remote_code)
 
 
 def _spoken(
@@ -248,11 +258,11 @@ def _spoken(
 
 def _beside(
     target: "Model | None",
-    draft: "Model | Layers | Sequence[Model] | None",
+    draft: "Model | LayerSubset | Sequence[Model] | None",
     table: str | Path | Table | None,
     drafter: str | None,
     options: DraftOptions,
-) -> "tuple[Model | Path, Model | Layers | Sequence[Model] | None, str | Path | Table | None]":
+) -> "tuple[Model | Path, Model | LayerSubset | Sequence[Model] | None, str | Path | Table | None]":
     """Target, draft and table, shipped where there is no target.
 
     What a drafter lacks that is named is said before anything is read.
@@ -278,7 +288,7 @@ def _shipped_parts(
 
 def _draft(
     draft: "Model | Sequence[Model] | None", layers: Sequence[int] | None
-) -> "Model | Layers | Sequence[Model] | None":
+) -> "Model | LayerSubset | Sequence[Model] | None":
     """The draft as it is to be read: a shipped one by its name, or layers of the target."""
     if layers is None:
         return shipped(draft) if isinstance(draft, str) and draft in DRAFTS else draft
@@ -287,11 +297,11 @@ def _draft(
             f"draft_layers makes a draft of the target; got draft={arguments.shown(draft)}, too; "
             "leave one of them out"
         )
-    return Layers(tuple(layers))
+    return LayerSubset(tuple(layers))
 
 
 def _sources(
-    first: Source, drafts: "Sequence[Model | Layers]", share_encoder: ShareEncoder
+    first: ModelSource, drafts: "Sequence[Model | LayerSubset]", share_encoder: ShareEncoder
 ) -> Sources:
     """The target ahead of its drafts, some of which may be made of it.
 
@@ -301,10 +311,12 @@ def _sources(
         raise ConfigurationError(
             "share_encoder=True is for a draft model; got none; give draft=..., or leave it out"
         )
-    beside = [source_of(draft, first) for draft in drafts]
-    refusals.check_pair(first.config, [source.config for source in beside])
+    beside = [resolve_draft(draft, first) for draft in drafts]
+    unsupported.check_pair(first.config, [source.config for source in beside])
     if first.group is not None:
-        refusals.check_cut(first.config, all(isinstance(source, Source) for source in beside))
+        unsupported.check_cut(
+            first.config, all(isinstance(source, ModelSource) for source in beside)
+        )
     return first, *beside
 
 
@@ -335,7 +347,7 @@ def _engine(
     return engine
 
 
-def _tokenizer(target: Source) -> "PreTrainedTokenizerBase | None":
+def _tokenizer(target: ModelSource) -> "PreTrainedTokenizerBase | None":
     """The one beside the target; the shipped corrector has that of the shipped target."""
     if str(target) == str(shipped(CORRECTOR)):
         return read_tokenizer(shipped("target"))
@@ -379,9 +391,9 @@ class _Running(NamedTuple):
 
 
 def _usual(
-    first: Source,
+    first: ModelSource,
     draft: object,
-    words: Words,
+    words: VocabularyPair,
     place: torch.device,
     options: DraftOptions,
     rule: Verifier | None,
@@ -396,9 +408,9 @@ def _usual(
 
 def _run(
     sources: Sources,
-    wish: Wish,
+    wish: RuntimeOptions,
     place: torch.device,
-    words: Words,
+    words: VocabularyPair,
     ahead: int,
     share: ShareEncoder,
 ) -> _Running:
@@ -417,20 +429,20 @@ def _run(
         shares = source.shares(target, share, setting.dtype, place)
         return source.driven(setting, place, sizes[source], shares)
 
-    def of_target(setting: Setting) -> CausalModel:
+    def of_target(setting: Setting) -> TreeDecoder:
         own = target.driven(setting, place, words.size)
         budget.current().allow(target.model(setting.dtype, place).num_parameters())
         return own
 
-    def build(setting: Setting) -> tuple[CausalModel, Beside | None]:
+    def build(setting: Setting) -> tuple[TreeDecoder, Beside | None]:
         own = of_target(setting)
         return own, driven(drafts[0], setting) if drafts else None
 
-    setting, calibration = settle(wish, target, drafts, build, place, ahead)
+    setting, calibration = resolve_runtime(wish, target, drafts, build, place, ahead)
     if place.type == "cpu":
         torch.set_num_threads(setting.threads)
     whole = of_target(setting)
-    own = whole if target.group is None else sharded.split(whole, target.group)
+    own = whole if target.group is None else distributed.split(whole, target.group)
     beside = [driven(source, setting) for source in drafts]
     if wish.packed is True and not _packed(own):
         raise ConfigurationError(
@@ -438,8 +450,8 @@ def _run(
             "it out"
         )
     for draft in beside:  # a draft need not round alike in every call: no dummy nodes
-        if isinstance(draft, CausalModel):
-            draft.rounding = draft.rounding._replace(rows=Rows())
+        if isinstance(draft, TreeDecoder):
+            draft.rounding = draft.rounding._replace(rows=PaddingPolicy())
     worst = [
         _trees(source, model, setting, place) if model.trees and not model.taps else 0.0
         for source, model in zip(sources, (own, *beside), strict=True)
@@ -450,15 +462,15 @@ def _run(
 def _trees(source: Draft, model: Target | Beside, setting: Setting, place: torch.device) -> float:
     """How far a model's scores of trees are from those of their paths."""
     try:
-        return check.trees(model, source.role)
+        return load_checks.trees(model, source.role)
     except NumericalError as error:
-        if not isinstance(source, Source):
+        if not isinstance(source, ModelSource):
             raise
         raise source.not_numbers(source.model(setting.dtype, place), error) from error
 
 
 def _packed(model: Target | Beside) -> bool:
-    return isinstance(model, CausalModel) and model.runner.packed
+    return isinstance(model, TreeDecoder) and model.runner.packed
 
 
 def _check_shape(
@@ -484,14 +496,14 @@ _WHOSE = {"states": "the target's", "source": "its own"}
 def _notes(
     sources: Sources,
     running: _Running,
-    wish: Wish,
+    wish: RuntimeOptions,
     place: torch.device,
-    words: Words,
+    words: VocabularyPair,
     table: str | Path | Table | None,
 ) -> Notes:
     named = "a Table" if isinstance(table, Table) else None if table is None else str(table)
     target = running.models[0]
-    runner = target.runner if isinstance(target, CausalModel) else target.model.runner
+    runner = target.runner if isinstance(target, TreeDecoder) else target.model.runner
     return Notes(
         str(sources[0]),
         ", ".join(map(str, sources[1:])) or named,
@@ -507,13 +519,13 @@ def _notes(
         "; ".join(str(other) for other in words.drafts if other is not None) or None,
         sources[0].shards,
         runner.means,
-        told(wish, sources[1:], running.setting, place),
+        describe_draft_dtype(wish, sources[1:], running.setting, place),
         native.told() if place.type == "cpu" else "",
         _weights(sources[0], running.setting, place),
     )
 
 
-def _weights(target: Source, setting: Setting, place: torch.device) -> str:
+def _weights(target: ModelSource, setting: Setting, place: torch.device) -> str:
     """What weights are kept in, and what is computed in."""
     if not target.keeps(setting.dtype, place):
         return f"{setting.dtype}, and so are states"

@@ -30,7 +30,7 @@ from outrider.engine.search.decode import prepared
 from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Offered
 from outrider.engine.search.run import Search
-from outrider.models import CausalModel, LlamaRunner, adapt
+from outrider.models import LlamaRunner, TreeDecoder, adapt
 from tiny import llama
 
 WIDTHS, PENALTIES, ENDS = (2, 4, 5, 10), (-1.0, 0.0, 1.0, 2.0), (False, True, "never")
@@ -89,7 +89,7 @@ def of_llama():
     def expected(row, beams, more):
         return decoders.theirs(network, PROMPTS[row], beams, **more)
 
-    return CausalModel(LlamaRunner(network, False)), requests, expected
+    return TreeDecoder(LlamaRunner(network, False)), requests, expected
 
 
 def of_pair(family, dtype=torch.float32):

@@ -12,7 +12,7 @@ from outrider.engine.search.pace import Pace
 from outrider.engine.search.proposers import Drafted, Offered
 from outrider.engine.search.run import Search
 from outrider.engine.search.step import Rules
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama, perturbed
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
@@ -55,7 +55,7 @@ def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capa
     rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
     oracle = Oracle(model, prompts, capacity)
     if speculator == "draft":
-        draft = CausalModel(LlamaRunner(perturbed(llama(), 0.05), False))
+        draft = TreeDecoder(LlamaRunner(perturbed(llama(), 0.05), False))
         speculator = Drafted(Oracle(draft, prompts, capacity, roots=oracle.roots()), rules, 3)
     elif speculator == "reference":
         speculator = Offered(ReferenceLookup(4, width=2), "cpu", references(prompts))
@@ -100,7 +100,7 @@ MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not 
 @pytest.mark.parametrize(("width", "penalty", "stopping"), [*FEW, *MORE])
 def test_identical_to_transformers(width, penalty, stopping):
     network = llama()
-    model = CausalModel(LlamaRunner(network, False))
+    model = TreeDecoder(LlamaRunner(network, False))
     beams = Beams(width, penalty, stopping, width)
     expected = [theirs(network, prompt, beams) for prompt in PROMPTS]
     for speculator, settle in product(SPECULATORS, (False, True)):

@@ -13,7 +13,7 @@ from outrider.engine.search.run import Search
 from outrider.engine.search.shaped import shaper
 from outrider.engine.search.step import Rules
 from outrider.laws import shaping
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
@@ -42,7 +42,7 @@ ASKED = {
 
 
 def ours(settings, beams, proposer, seed=None):
-    model = CausalModel(LlamaRunner(llama(), False))
+    model = TreeDecoder(LlamaRunner(llama(), False))
     rules, shapers = [], []
     settings = Sampling(**settings)
     for prompt in PROMPTS:

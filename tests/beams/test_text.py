@@ -8,7 +8,7 @@ from outrider import Beams, Limits, Request, Sampling, Stop
 from outrider.engine.search.decode import search
 from outrider.engine.search.pace import Pace
 from outrider.errors import ConfigurationError
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.text import beamed
 
 PROMPT = "def add(first, second):\n    return"

@@ -27,7 +27,7 @@ from outrider.lab.papers import (
     trees,
 )
 from outrider.lab.papers.alpha_drafters import Source, cut
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.theory import length, transport
 from tiny import VOCAB, llama, pair
 
@@ -334,7 +334,7 @@ def test_a_cut_model_is_its_layers(tmp_path):
     state = {k: v for k, v in state.items() if ".layers.3." not in k}
     one.load_state_dict({k.replace(".layers.2.", ".layers.1."): v for k, v in state.items()})
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
-    sampled = DraftModel(made, (1,)), DraftModel(CausalModel(LlamaRunner(one, False)), (1,))
+    sampled = DraftModel(made, (1,)), DraftModel(TreeDecoder(LlamaRunner(one, False)), (1,))
     texts = [Text((3, 1), (4, 1, 5, 9))]
     ours, theirs = (score(d.model, texts, Sampling(1.0)).laws.logits_BRV for d in sampled)
     assert torch.allclose(ours, theirs, atol=1e-5)

@@ -9,7 +9,7 @@ from test_experiments import _Notes, _Words
 
 from outrider import DraftModel, Engine, Speculator
 from outrider.lab.papers import k_sweep
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import VOCAB, llama
 from outrider.theory import length
 
@@ -28,7 +28,7 @@ def constant(law):
         logits = torch.full((VOCAB,), -40.0)
         logits[: len(law)] = torch.tensor(law).log()
         made.lm_head.weight.copy_(logits[:, None] / made.config.hidden_size)
-    return CausalModel(LlamaRunner(made, False))
+    return TreeDecoder(LlamaRunner(made, False))
 
 
 @pytest.fixture(scope="module")

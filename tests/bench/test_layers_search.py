@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from outrider.errors import UnsupportedModel
 from outrider.lab.papers import app, layers
-from outrider.models import CausalModel, LlamaRunner, shallow
-from outrider.models.part import part
+from outrider.models import LlamaRunner, TreeDecoder, layer_subset
+from outrider.models.early_exit import part
 from outrider.shipped import shipped
 from outrider.testing import encoder_decoders
 from tiny import llama
@@ -27,7 +27,7 @@ def laws(model, text, kept, start):
     """Of the whole model and of some layers on its entries, place by place, by transformers."""
     with torch.inference_mode():
         whole = model(torch.tensor([text[:-1]]), use_cache=True)
-        cut, few = shallow.cut(model, kept), []
+        cut, few = layer_subset.cut(model, kept), []
         for at in range(start, len(text) - 1):
             past = DynamicCache()
             for place, number in enumerate(kept):
@@ -39,7 +39,7 @@ def laws(model, text, kept, start):
 
 def test_agreement_is_that_of_layers_on_the_whole_models_entries(model):
     target, prompt, answer = (
-        CausalModel(LlamaRunner(model, False)),
+        TreeDecoder(LlamaRunner(model, False)),
         [3, 1, 4, 1, 5],
         [9, 2, 6, 5, 3],
     )
@@ -65,7 +65,7 @@ def test_the_best_length_of_a_draft_and_no_draft_where_none_pays():
 
 
 def test_the_command_prints_and_keeps_the_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("outrider.models.settle.can_pack", lambda dtype: False)
+    monkeypatch.setattr("outrider.models.runtime_config.can_pack", lambda dtype: False)
     folder = tmp_path / "target"
     sizes = {"vocab_size": 4096, "max_position_embeddings": 1024}
     llama(num_hidden_layers=LAYERS, **sizes).save_pretrained(folder)

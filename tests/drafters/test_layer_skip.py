@@ -10,8 +10,8 @@ from outrider import ConfigurationError, Engine, Limits, Sampling, Stop, load, o
 from outrider.drafters import DraftOptions, LayerSkip, Parts, Root, make
 from outrider.engine import step
 from outrider.errors import UnsupportedModel
-from outrider.models import CausalModel, shallow
-from outrider.models.part import part
+from outrider.models import TreeDecoder, layer_subset
+from outrider.models.early_exit import part
 from outrider.testing import RUNNERS, encoder_decoders, p_value, text_law
 from tiny import PROMPTS, Mislabelled, Restless, begun, decode, llama
 
@@ -25,7 +25,7 @@ def model(vocab=32):
 
 @lru_cache
 def target(runner="lean", vocab=32):
-    return CausalModel(RUNNERS[runner](model(vocab)))
+    return TreeDecoder(RUNNERS[runner](model(vocab)))
 
 
 def expected(text, kept):
@@ -38,7 +38,7 @@ def expected(text, kept):
             if past is not None:
                 layer = past.layers[number]
                 few.update(layer.keys, layer.values, at)
-        cut = shallow.cut(model(), kept)
+        cut = layer_subset.cut(model(), kept)
         return cut(ids[:, -1:], past_key_values=few, use_cache=True).logits[0, -1].softmax(-1)
 
 

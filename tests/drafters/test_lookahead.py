@@ -7,7 +7,7 @@ from test_supports import inner_nodes
 from outrider import ConfigurationError, Engine, Limits, Sampling, verifiers
 from outrider.drafters import Lookahead
 from outrider.engine import step
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from tiny import PROMPTS, begun, decode, pair
 
 ROWS = PROMPTS[:3]

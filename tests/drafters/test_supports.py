@@ -14,7 +14,7 @@ from outrider.engine import step
 from outrider.laws import shaping
 from outrider.laws.sampling import rows, warp
 from outrider.laws.shaping import shape
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.tree import branching
 from outrider.types import Context, Kind, Output
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair

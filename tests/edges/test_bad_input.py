@@ -53,7 +53,7 @@ def test_a_draft_that_shares_no_token_with_its_target(tmp_path):
 
 
 def test_vocabulary_mismatch_names_the_first_difference():
-    from outrider.models.check import vocabulary
+    from outrider.models.load_checks import vocabulary
 
     with refused(outrider.VocabularyMismatch, "1 tokens exist on one side only", "'d'", "target"):
         vocabulary(words(*"abcd"), words(*"abc"), {"target": 4, "draft": 4})

@@ -23,7 +23,7 @@ IDS = torch.tensor([[5, 6, 7, 7, 7]])
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch):
-    monkeypatch.setattr("outrider.models.settle.can_pack", lambda dtype: False)
+    monkeypatch.setattr("outrider.models.runtime_config.can_pack", lambda dtype: False)
 
 
 @pytest.fixture

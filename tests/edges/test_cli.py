@@ -15,7 +15,7 @@ import pytest
 from outrider import Sampling, Stop, load, verifiers
 from outrider.cli import console
 from outrider.engine import step
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 from outrider.shipped import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
@@ -26,7 +26,9 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch):
     """Packing is left to "auto" on the command line; measuring it is not what is tested here."""
-    monkeypatch.setattr(sys.modules["outrider.models.settle"], "can_pack", lambda dtype: False)
+    monkeypatch.setattr(
+        sys.modules["outrider.models.runtime_config"], "can_pack", lambda dtype: False
+    )
 
 
 @pytest.mark.parametrize(

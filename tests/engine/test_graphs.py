@@ -14,7 +14,7 @@ from outrider.engine.request import Request
 from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.models.rounding import UNIT
+from outrider.models.batch_invariance import UNIT
 from outrider.types import LENGTH, RUNNING
 from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, begun, decode, pair
 

@@ -7,9 +7,9 @@ import outrider
 from outrider import Sampling, Stop
 from outrider.engine.request import Request
 from outrider.engine.run import Run
-from outrider.models import linear, rounding
-from outrider.models.native import build
-from outrider.models.prefixes import Prefixes
+from outrider.models import batch_invariance, linear
+from outrider.models.cpu_kernels import build
+from outrider.models.prefix_cache import PrefixCache
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -51,7 +51,7 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
 
     expected, nothing = written(None)
     assert nothing == 0
-    prefixes = Prefixes(1 << 28)
+    prefixes = PrefixCache(1 << 28)
     found, copied = written(prefixes)
     assert found == expected
     assert copied >= 61 + 140
@@ -64,7 +64,7 @@ def test_a_model_in_half_precision_says_what_it_pads(monkeypatch):
     packed = linear.can_pack(torch.bfloat16)
     target = outrider.load(dtype="bfloat16", threads=1, packed=packed).engine.target
     heads, size = target.runner.kv_heads, target.runner.size
-    found = rounding._found
+    found = batch_invariance._found
     assert any(f"{min(heads, 4)}x{size}-torch.bfloat16" in name for name in found)
     assert target.rounding.skipped is not None
     assert target.width(1000) == target.rounding.width(1000) >= 1000

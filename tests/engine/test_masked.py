@@ -10,7 +10,7 @@ from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
 from outrider.laws import shaping
 from outrider.laws.timestamps import Timestamps
-from outrider.models import CausalModel
+from outrider.models import TreeDecoder
 from outrider.ops import probs, use
 from outrider.types import Output
 from tiny import DRAFTERS, decode, pair
@@ -135,7 +135,7 @@ def test_what_is_impossible_behind_the_end_does_not_change_the_law(name, ops):
 def test_a_chain_ends_where_bans_leave_the_draft_nothing():
     """A draft model with a narrow output, and every token that it knows forbidden."""
     target, draft = pair()
-    narrow = CausalModel(draft.runner, draft.vocab_size)
+    narrow = TreeDecoder(draft.runner, draft.vocab_size)
 
     def forward(*args, **kwargs):
         logits = draft.forward(*args, **kwargs).logits_BQV.clone()

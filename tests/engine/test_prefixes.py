@@ -10,8 +10,8 @@ from outrider import Limits, Sampling
 from outrider.engine import seating
 from outrider.engine.request import Request
 from outrider.engine.run import Run
-from outrider.models.causal import CausalModel
-from outrider.models.prefixes import LEAST, WORTH, Prefixes
+from outrider.models.decoder import TreeDecoder
+from outrider.models.prefix_cache import LEAST, WORTH, PrefixCache
 from tiny import DRAFTERS, pair
 
 MEGABYTE = 1 << 20
@@ -23,14 +23,14 @@ PROMPTS = [[*HEAD, 7, 9], [*HEAD, 8], [*HEAD, 8], [*HEAD, 8, 3, 3], [*LONG[:40],
 @contextmanager
 def counted(monkeypatch):
     """Counts the nodes that each model is asked for: rows times tokens."""
-    nodes, forward = Counter(), CausalModel.forward
+    nodes, forward = Counter(), TreeDecoder.forward
 
     def count(model, cache, asked, **options):
         nodes[model] += asked.tokens_BQ.numel()
         return forward(model, cache, asked, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CausalModel, "forward", count)
+        patch.setattr(TreeDecoder, "forward", count)
         yield nodes
 
 
@@ -52,7 +52,7 @@ def texts(engine, prompts, prefixes, seats=3, budget=9):
 @pytest.mark.parametrize("name", [n for n in DRAFTERS if not n.startswith("coupled")])
 def test_texts_are_those_without_copies(name):
     engine = engine_of(name)
-    prefixes = Prefixes(MEGABYTE)
+    prefixes = PrefixCache(MEGABYTE)
     expected, nothing = texts(engine, PROMPTS, None)
     assert nothing == [0] * len(PROMPTS)
     found, copied = texts(engine, PROMPTS, prefixes)
@@ -71,7 +71,7 @@ def test_a_copy_of_another_beginning_is_seen(monkeypatch):
     """The negative control: a text that goes on from a prefix that is not its own is another."""
     engine = engine_of("coupled chain")
     expected, _ = texts(engine, PROMPTS, None)
-    prefixes, other = Prefixes(MEGABYTE), [*LONG[1:101], 8]
+    prefixes, other = PrefixCache(MEGABYTE), [*LONG[1:101], 8]
     texts(engine, [other], prefixes)
     monkeypatch.setattr(prefixes, "common", lambda one, known: min(len(one), len(known)))
     assert texts(engine, PROMPTS, prefixes)[0] != expected
@@ -85,7 +85,7 @@ def test_a_prompt_in_common_is_read_once(monkeypatch):
         texts(engine, prompts, None, seats=4, budget=1)
     apart = nodes[target], nodes[small]
     with counted(monkeypatch) as nodes:
-        texts(engine, prompts, Prefixes(MEGABYTE), seats=4, budget=1)
+        texts(engine, prompts, PrefixCache(MEGABYTE), seats=4, budget=1)
     saved = 3 * len(HEAD)
     assert apart[0] - nodes[target] == saved
     assert apart[1] - nodes[small] == saved
@@ -94,7 +94,7 @@ def test_a_prompt_in_common_is_read_once(monkeypatch):
 def test_copies_come_in_beside_those_who_run(monkeypatch):
     """A request whose prompt is known sits down at once, not after pieces of other prompts."""
     monkeypatch.setattr(seating, "CHUNK", 8)
-    prefixes = Prefixes(MEGABYTE)
+    prefixes = PrefixCache(MEGABYTE)
     run = Run(engine_of("chain"), 4, 256, prefixes=prefixes)
     run.submit(Request([*HEAD, 7], Sampling(0), Limits(60)))
     run.step()
@@ -107,11 +107,11 @@ def test_copies_come_in_beside_those_who_run(monkeypatch):
 def test_the_last_ones_are_kept_and_no_more():
     target, _ = pair()
     engine = engine_of("root")
-    one = Prefixes(MEGABYTE)
+    one = PrefixCache(MEGABYTE)
     texts(engine, [HEAD], one, budget=1)
     size = one.bytes
     assert size > 0
-    prefixes = Prefixes(2 * size)
+    prefixes = PrefixCache(2 * size)
     first, second, third = ([at, *HEAD[1:]] for at in (1, 2, 3))
     for prompt in (first, second, first, third):
         texts(engine, [prompt], prefixes, budget=1)
@@ -122,14 +122,14 @@ def test_the_last_ones_are_kept_and_no_more():
     texts(engine, [longer], prefixes, budget=1)
     assert len(prefixes) == 2  # in place of the one that it goes on from
     assert prefixes.known(target, first) == len(HEAD) - 1
-    small = Prefixes(size - 1)
+    small = PrefixCache(size - 1)
     assert texts(engine, [first] * 3, small, budget=1)[1] == [0, 0, 0]
     assert small.bytes == len(small) == 0
 
 
 def test_little_in_common_is_not_worth_a_copy():
     target, _ = pair()
-    prefixes = Prefixes(MEGABYTE)
+    prefixes = PrefixCache(MEGABYTE)
     texts(engine_of("root"), [HEAD], prefixes, budget=1)
     assert prefixes.known(target, [*HEAD[: LEAST - 1], 1, 1]) == 0
     assert prefixes.known(target, [*HEAD[:LEAST], 1, 1]) == LEAST
@@ -142,7 +142,7 @@ def test_little_in_common_is_not_worth_a_copy():
 
 def test_nothing_is_kept_after_a_row_with_nan():
     """Nobody is given entries of a model that went wrong."""
-    prefixes = Prefixes(MEGABYTE)
+    prefixes = PrefixCache(MEGABYTE)
     run = Run(engine_of("root"), 2, 256, prefixes=prefixes)
     run.submit(Request(HEAD, Sampling(0), Limits(9)))
     run.submit(Request([1, 2, 3], Sampling(0), Limits(9)))

@@ -9,7 +9,7 @@ from outrider.engine import seating
 from outrider.engine.planner import Report
 from outrider.engine.request import Request
 from outrider.engine.run import Run
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from tiny import DRAFTERS, PROMPTS, pair
 
 

@@ -12,7 +12,7 @@ import torch
 
 from outrider import DraftModel, Engine, Sampling, verifiers
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import p_value, text_law
 from outrider.tree import shallower
 from outrider.types import Kind
@@ -24,7 +24,7 @@ VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
 @lru_cache
 def other():
     """A second draft model, which disagrees with the first."""
-    return CausalModel(LlamaRunner(perturbed(llama(vocab_size=VOCAB), 0.6, seed=5), False))
+    return TreeDecoder(LlamaRunner(perturbed(llama(vocab_size=VOCAB), 0.6, seed=5), False))
 
 
 TREES = {

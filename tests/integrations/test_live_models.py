@@ -15,7 +15,7 @@ from outrider import Engine, Limits, Root, Sampling
 from outrider.errors import ConfigurationError
 from outrider.integrations.generate import speculative
 from outrider.models import adapt
-from outrider.models.guard import evaluating
+from outrider.models.model_lock import evaluating
 
 GREEDY = {"do_sample": False, "max_new_tokens": 8}
 

@@ -21,8 +21,8 @@ from outrider.lab.papers import (
 )
 from outrider.lab.papers.score import word_errors
 from outrider.lab.recordings import read_folder
-from outrider.models.shallow_source import ShallowSource
-from outrider.models.sources import Source
+from outrider.models.layer_subset_source import LayerSubsetSource
+from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
 
 
@@ -116,7 +116,7 @@ def test_a_draft_folder_proposes_its_ids_alone_by_the_layers_law(places):
     target = whispers.whisper(0)
     ids = list(range(55, 75))
     folder = draft_folder(target, places / "one", [0], ids)
-    source = ShallowSource(Source(target, "target"), folder)
+    source = LayerSubsetSource(ModelSource(target, "target"), folder)
     draft = wagner_speech.decoder(source, "float32", torch.device("cpu"))
     short = whispers.whisper(0)
     short.model.decoder.layers = short.model.decoder.layers[:1]

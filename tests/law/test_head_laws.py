@@ -8,17 +8,17 @@ from transformers import LlamaConfig
 
 from outrider import DraftModel, Engine, Sampling, verifiers
 from outrider.certify import Power, certify
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.heads import (
-    AtOnce,
+    AutoregressiveHead,
     Blockwise,
     DFlash,
     DFlashConfig,
     Eagle3,
     Eagle3Config,
-    Following,
     HeadModel,
-    Masked,
+    MaskedBlockHead,
+    ParallelHead,
 )
 from outrider.testing.law import p_value, text_law
 from tiny import Mislabelled, llama, pair
@@ -47,14 +47,14 @@ def head():
     made = Eagle3(Eagle3Config(config, (0, 1, -1), 4), ids_K=ids)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return HeadModel(Following(made.eval().requires_grad_(False)), SIZE)
+    return HeadModel(AutoregressiveHead(made.eval().requires_grad_(False)), SIZE)
 
 
 def blockwise():
     torch.manual_seed(2)
     ids = torch.tensor([1, 2, 4, 5])
     made = Blockwise(2, 32, 16, model().lm_head.weight[ids], ids)
-    return HeadModel(AtOnce(made.requires_grad_(False)), SIZE)
+    return HeadModel(ParallelHead(made.requires_grad_(False)), SIZE)
 
 
 def dflash():
@@ -69,7 +69,7 @@ def dflash():
     )
     ids = torch.tensor([0, 2, 3, 4, 5])
     made = DFlash(DFlashConfig(config, (0, 1), 4, 1, 5), ids_K=ids).eval().requires_grad_(False)
-    return HeadModel(Masked(made), SIZE)
+    return HeadModel(MaskedBlockHead(made), SIZE)
 
 
 CASES = [
@@ -83,7 +83,7 @@ CASES = [
 
 
 def chance(drafter, rule):
-    engine = Engine(CausalModel(LlamaRunner(model(), False)), drafter, verifiers.get(rule))
+    engine = Engine(TreeDecoder(LlamaRunner(model(), False)), drafter, verifiers.get(rule))
     found, run = p_value(engine, text_law(model(), PROMPT, 3), PROMPT, 3, 1500)
     assert 0 < run.stats.accepted < run.stats.drafted
     return found

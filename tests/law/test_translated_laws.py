@@ -14,7 +14,7 @@ import torch
 from letters import Letters, translated
 from outrider import Sampling, verifiers
 from outrider.certify.laws import Text, law
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
 
 TARGET, DRAFT = ("a", "b", "ab", "c", "bb", "d"), ("c", "a", "ba", "b", "cc")
@@ -56,7 +56,7 @@ def world(draft):
 
 
 def test_the_law_is_the_drafts_over_common_tokens(draft, world):
-    model = translated(CausalModel(LlamaRunner(draft, False)), TARGET, DRAFT)
+    model = translated(TreeDecoder(LlamaRunner(draft, False)), TARGET, DRAFT)
     for text in product(range(len(TARGET)), repeat=DEPTH):
         got = law(model, [Text(PROMPT, text)], Sampling(1.0))[0]
         code = 1 + text[0]

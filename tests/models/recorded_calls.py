@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 
 
 class RecordedCalls:

@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.models.nodes import causal, of_tree
+from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching
 
 TREE = branching((2, 2))

@@ -11,7 +11,7 @@ from pathlib import Path
 import seq2seq_families
 from families import EAGER_ONLY, FAMILIES
 
-from outrider.models import EXCEPTIONS, refusals, seq2seq
+from outrider.models import EXCEPTIONS, seq2seq, unsupported
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported-models.md"
 
@@ -159,7 +159,7 @@ def document() -> str:
         config = FAMILIES[name]()
         attention = "eager" if name in EAGER_ONLY else "eager, sdpa"
         lines.append(f"| {name} | `{config.model_type}` | {special(config)} | {attention} |\n")
-    reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(refusals.REASONS.items())]
+    reasons = [f"| `{kind}` | {why} |\n" for kind, why in sorted(unsupported.REASONS.items())]
     return HEAD + "".join(lines) + encoder_decoders() + MIDDLE + "".join(reasons) + TAIL
 
 

@@ -5,7 +5,7 @@ import torch
 
 from outrider import Engine, Limits, Sampling
 from outrider.drafters import DraftModel, DynamicTree
-from outrider.models import CausalModel, LlamaRunner, TransformersRunner, cache
+from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder, cache
 from outrider.models.cache import SlotCache
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
@@ -132,7 +132,7 @@ def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):
 @pytest.mark.parametrize("runner", [lambda m: LlamaRunner(m, False), TransformersRunner])
 def test_a_long_context_does_not_take_its_memory_at_once(runner):
     model = llama(max_position_embeddings=131_072)
-    target, small = (CausalModel(runner(m)) for m in (model, perturbed(model, 0.12)))
+    target, small = (TreeDecoder(runner(m)) for m in (model, perturbed(model, 0.12)))
     run = Engine(target, DraftModel(small, (2, 1))).run([PROMPTS[0]], Sampling(0), Limits(None))
     for _ in range(3):
         next(run)

@@ -14,7 +14,7 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models.heads import DFlash, DFlashConfig, HeadModel, Masked
+from outrider.models.heads import DFlash, DFlashConfig, HeadModel, MaskedBlockHead
 from outrider.models.heads.dflash_source import spread
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
@@ -85,7 +85,7 @@ def test_the_law_of_each_place_in_a_block(kind, counts):
     """Ragged rows, one of a token, plain steps between; behind the block nothing is drawn."""
     driven = pair(runner="transformers")[0]
     head = dflash(kind, (0, 1), IDS)
-    drafter = DraftModel(HeadModel(Masked(head), VOCAB), counts)
+    drafter = DraftModel(HeadModel(MaskedBlockHead(head), VOCAB), counts)
     prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[3])
     requests = [
         Request(prompt, Sampling(1.0, seed=row + 7), Limits(24))

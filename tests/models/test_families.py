@@ -17,9 +17,16 @@ from outrider.engine.request import Limits
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.laws.sampling import Sampling
 from outrider.loading import load
-from outrider.models import SUPPORTED, CausalModel, ChainRunner, adapt, check, runner_of
-from outrider.models.nodes import of_tree
+from outrider.models import (
+    SUPPORTED,
+    ChainRunner,
+    TreeDecoder,
+    adapt,
+    load_checks,
+    runner_of,
+)
 from outrider.models.prefill import ingest
+from outrider.models.tree_inputs import of_tree
 from outrider.tree import from_parents
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
@@ -29,7 +36,7 @@ CAPACITY = 128
 
 def driven(name, attention, seed=0):
     model = build(FAMILIES[name](), attention, seed)
-    return model, CausalModel(runner_of(model)(model))
+    return model, TreeDecoder(runner_of(model)(model))
 
 
 def test_at_least_twenty_families_and_every_supported_type():
@@ -82,7 +89,7 @@ def test_coupled_text_equals_plain_decoding(name, attention):
         for parameter in other.parameters():
             if parameter.dim() > 1:
                 parameter += 0.01 * torch.randn(parameter.shape, generator=random)
-    draft = CausalModel(runner_of(other)(other))
+    draft = TreeDecoder(runner_of(other)(other))
     prompts = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]]
     how = [Sampling(0.8, seed=11), Sampling(1.0, top_k=40, seed=12)]
     ends = Limits(14)
@@ -103,11 +110,11 @@ def test_coupled_text_equals_plain_decoding(name, attention):
 
 def test_the_probe_at_load_sees_a_wrong_window():
     model = build(FAMILIES["Mistral (window)"]())
-    wrong = CausalModel(runner_of(model)(model))
-    assert check.paths(wrong, "target") < 1e-4
+    wrong = TreeDecoder(runner_of(model)(model))
+    assert load_checks.paths(wrong, "target") < 1e-4
     wrong.runner.masks = lambda seen, at, keys: torch.where(seen, 0.0, -1e30)[:, None]
     with pytest.raises(UnsupportedModel, match="does not score trees as paths"):
-        check.paths(wrong, "target")
+        load_checks.paths(wrong, "target")
     assert model.config.sliding_window == 8
 
 
@@ -196,12 +203,12 @@ def quantised(kind):
 def test_weight_only_quantisation_is_honoured():
     model = adapt(quantised(Rounded))
     assert type(model.runner).__name__ == "TransformersRunner"
-    assert check.paths(model, "target") < 1e-5
+    assert load_checks.paths(model, "target") < 1e-5
 
 
 def test_activation_quantisation_over_the_whole_call_is_refused():
     with pytest.raises(UnsupportedModel, match="looks at the whole call"):
-        check.paths(adapt(quantised(Dynamic)), "target")
+        load_checks.paths(adapt(quantised(Dynamic)), "target")
 
 
 def test_int8_with_outlier_columns_is_refused_by_name():
@@ -215,10 +222,10 @@ def test_int8_with_outlier_columns_is_refused_by_name():
 @pytest.mark.parametrize("name", ["GPT-2", "BLOOM", "GPT-Neo", "Mistral (window)", "Gemma 3"])
 def test_the_chain_fallback_is_exact(name):
     model = build(FAMILIES[name]())
-    chain = CausalModel(ChainRunner(model))
+    chain = TreeDecoder(ChainRunner(model))
     assert not chain.trees
-    assert check.paths(chain, "target") < 1e-5
-    tree = CausalModel(runner_of(model)(model))
+    assert load_checks.paths(chain, "target") < 1e-5
+    tree = TreeDecoder(runner_of(model)(model))
     prompts, ends = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40]], Limits(12)
 
     def text(target, drafter):
@@ -264,7 +271,7 @@ def test_every_family_on_a_cuda_device():
     prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], Sampling(0.9, seed=11)
     for name, attention in CASES:
         target = adapt(build(FAMILIES[name](), attention).cuda())
-        assert check.paths(target, name) < 1e-4
+        assert load_checks.paths(target, name) < 1e-4
 
         def text(drafter, target=target):
             out = [[], []]

@@ -13,7 +13,7 @@ from outrider.certify import Power, certify
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, weight_only
 from outrider.models.gguf_file import GgufFile
-from outrider.models.sources import Source
+from outrider.models.sources import ModelSource
 
 pytest.importorskip("gguf", reason="needs pip install 'outrider[gguf]'")
 pytest.importorskip("accelerate", reason="needs pip install 'outrider[gguf]'")
@@ -53,7 +53,7 @@ def widened(path):
 @torch.inference_mode()
 def test_numbers_are_those_that_transformers_reads(files, name, kind):
     path = files(name, kind)
-    model = Source(path, "target").model(weight_only.STORED, CPU)
+    model = ModelSource(path, "target").model(weight_only.STORED, CPU)
     assert model.dtype == torch.float32
     expected = widened(path)(TEXT).logits
     torch.testing.assert_close(model(TEXT).logits, expected, rtol=1e-4, atol=1e-4)
@@ -67,7 +67,7 @@ def test_numbers_are_those_that_transformers_reads(files, name, kind):
 def test_weights_take_the_memory_that_the_file_takes(files, name, kind):
     path = files(name, kind)
     stored = [one.rows.nbytes for one in GgufFile(path).tensors.values() if len(one.shape) == 2]
-    model = Source(path, "target").model(weight_only.STORED, CPU)
+    model = ModelSource(path, "target").model(weight_only.STORED, CPU)
     form = kind.lower()
     assert set(weight_only.formats(model)) == {form}
     # panels have 16 outputs: what the vocabulary of 102 lacks to whole ones is empty
@@ -126,7 +126,7 @@ def test_blocks_that_no_kernel_reads_are_widened_and_that_is_said(files, caplog)
     said = "16 of type MXFP4 are widened to float16"
     assert said in caplog.text
     assert said in made.notes.weights
-    model = Source(path, "target").model(weight_only.STORED, CPU)
+    model = ModelSource(path, "target").model(weight_only.STORED, CPU)
     with torch.inference_mode():
         expected = widened(path)(TEXT).logits
         torch.testing.assert_close(model(TEXT).logits, expected, rtol=1e-2, atol=1e-2)

@@ -11,7 +11,7 @@ import outrider
 from outrider import Limits, Root, Sampling
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import heads
-from outrider.models.sources import Source
+from outrider.models.sources import ModelSource
 from tiny import PROMPTS, decode, llama
 from tiny_heads import FLAGS, IDS, SIZES, eagle3, original, speculators, target
 
@@ -171,7 +171,7 @@ def test_heads_of_other_vocabularies(tmp_path):
 
 def test_only_known_tokens_are_proposed(tmp_path):
     speculator = loaded(speculators(tmp_path, eagle3(TAPS)), branching=(3, 2))
-    source = Source(target(), "target")
+    source = ModelSource(target(), "target")
     assert torch.equal(heads.HeadSource(source, tmp_path).ids_K, IDS)
     from outrider.engine import step
 

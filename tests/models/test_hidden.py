@@ -5,9 +5,15 @@ import torch
 from families import FAMILIES, build
 
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.models import CausalModel, ChainRunner, LlamaRunner, TransformersRunner, runner_of
-from outrider.models.nodes import causal, of_tree
-from outrider.models.rounding import Rounding, Rows
+from outrider.models import (
+    ChainRunner,
+    LlamaRunner,
+    TransformersRunner,
+    TreeDecoder,
+    runner_of,
+)
+from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
+from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching
 from tiny import RUNNERS, llama
 
@@ -29,7 +35,7 @@ def scored(model, *, last=None, taps=(-1,), tokens=TOKENS):
 @torch.inference_mode()
 def test_hidden_states_of_every_family(name, fallback):
     model = build(FAMILIES[name]())
-    driven = CausalModel((ChainRunner if fallback else runner_of(model))(model))
+    driven = TreeDecoder((ChainRunner if fallback else runner_of(model))(model))
     base = model.model if model.base_model is model else model.base_model
     own = base(input_ids=TOKENS, use_cache=False, output_hidden_states=True)
     if name in SEVERAL:
@@ -54,7 +60,7 @@ def test_hidden_states_of_every_family(name, fallback):
 @torch.inference_mode()
 def test_hidden_states_of_trees(runner):
     model = llama()
-    driven = CausalModel(RUNNERS[runner](model))
+    driven = TreeDecoder(RUNNERS[runner](model))
     cache = driven.open(2, 128)
     at = torch.arange(3).expand(2, -1)
     driven.forward(cache, causal(TOKENS[:, :3], at, 128), last=1)
@@ -77,8 +83,8 @@ def test_hidden_states_of_trees(runner):
 def test_dummy_nodes_have_none(runner, last):
     """In half precision a call of two nodes may be widened: here it is, to four."""
     model = llama().bfloat16()
-    driven = CausalModel(runner(model))
-    driven.rounding = Rounding(Rows((4, 8), 4))
+    driven = TreeDecoder(runner(model))
+    driven.rounding = BatchInvariance(PaddingPolicy((4, 8), 4))
     logits, (states, low) = scored(driven, last=last, taps=(-1, 1), tokens=TOKENS[:, :2])[:2]
     assert states.shape == low.shape == (2, last or 2, 32)
     assert torch.allclose(model.lm_head(states).float(), logits, atol=0.05)
@@ -88,7 +94,7 @@ def test_another_threads_states_are_not_mixed_in():
     """Two threads drive one model: each hears its own call alone."""
     from concurrent.futures import ThreadPoolExecutor
 
-    driven = CausalModel(TransformersRunner(llama()))
+    driven = TreeDecoder(TransformersRunner(llama()))
 
     def states(row):
         with torch.inference_mode():
@@ -104,11 +110,11 @@ def test_a_model_without_a_named_output_layer_is_refused(monkeypatch):
     model = llama()
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
     with pytest.raises(UnsupportedModel, match="names no output layer"):
-        scored(CausalModel(TransformersRunner(model)))
+        scored(TreeDecoder(TransformersRunner(model)))
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("tap", [-2, 2])
 def test_layers_that_are_not_there_are_refused(runner, tap):
     with pytest.raises(ConfigurationError, match=rf"0 \(the embeddings\) to 1.*got \({tap},\)"):
-        scored(CausalModel(RUNNERS[runner](llama())), taps=(tap,))
+        scored(TreeDecoder(RUNNERS[runner](llama())), taps=(tap,))

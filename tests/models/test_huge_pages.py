@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from outrider.models.native import huge_pages
+from outrider.models.cpu_kernels import huge_pages
 
 
 @pytest.mark.parametrize("count", [1, 64, 100, 5 << 20, 17 << 20, (32 << 20) + 1])

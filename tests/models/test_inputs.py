@@ -14,9 +14,9 @@ from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.engine.request import Request
 from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
-from outrider.models import CausalModel, LlamaRunner, adapt, calibrate, check
+from outrider.models import LlamaRunner, TreeDecoder, adapt, calibrate, load_checks
 from outrider.models.seq2seq import Seq2SeqRunner
-from outrider.models.seq2seq.crossed import Crossed
+from outrider.models.seq2seq.cross_attention_cache import CrossAttentionCache
 from outrider.types import Inputs
 from tiny import llama
 
@@ -61,8 +61,8 @@ def pair():
 @torch.inference_mode()
 def test_checks_and_calibration_make_inputs_up():
     target, _ = pair()
-    assert check.paths(target, "target") < 1e-4
-    assert check.trees(target, "target") < 1e-4
+    assert load_checks.paths(target, "target") < 1e-4
+    assert load_checks.trees(target, "target") < 1e-4
     assert min(calibrate.cost(target, (1, 3), repeats=1).values()) > 0
 
 
@@ -70,11 +70,11 @@ def test_a_model_that_ignores_positions_is_caught():
     target, _ = pair()
     target.runner._patches = []
     with pytest.raises(ConfigurationError, match="T5ForConditionalGeneration"):
-        check.paths(target, "target")
+        load_checks.paths(target, "target")
 
 
 def test_inputs_for_a_model_of_text_alone_are_refused():
-    text = CausalModel(LlamaRunner(llama(), False))
+    text = TreeDecoder(LlamaRunner(llama(), False))
     assert text.probe(3) is None
     with pytest.raises(ConfigurationError, match=r"reads text alone.*leave inputs out"):
         text.open(3, 128, sources(LENGTHS))
@@ -88,15 +88,17 @@ def test_rows_that_join_and_leave_read_their_own_source():
 @pytest.mark.parametrize("broken", ["take", "put"])
 @torch.inference_mode()
 def test_inputs_that_do_not_follow_their_rows_are_noticed(broken, monkeypatch):
-    whole_take, whole_put = Crossed.take, Crossed.put
+    whole_take, whole_put = CrossAttentionCache.take, CrossAttentionCache.put
 
     def put(self, seats, other):
         return whole_put(self, seats, other) if max(seats) >= self.rows else self
 
     if broken == "take":  # the first rows instead of those asked for
-        monkeypatch.setattr(Crossed, "take", lambda self, rows: whole_take(self, range(len(rows))))
+        monkeypatch.setattr(
+            CrossAttentionCache, "take", lambda self, rows: whole_take(self, range(len(rows)))
+        )
     else:  # rows in new seats alone
-        monkeypatch.setattr(Crossed, "put", put)
+        monkeypatch.setattr(CrossAttentionCache, "put", put)
     assert played(pair()[0], sources((9, 5, 7, 12))) > 0.01
 
 
@@ -158,7 +160,7 @@ def test_greedy_text_is_transformers(name):
     assert texts == expected[:, 1:].tolist()
 
 
-class Counting(CausalModel):
+class Counting(TreeDecoder):
     """Counts what its encoder reads."""
 
     read = 0

@@ -11,11 +11,11 @@ from transformers.pytorch_utils import Conv1D
 import tiny_heads
 from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling, load, verifiers
 from outrider.certify.laws import Text, law
-from outrider.models import CausalModel, LlamaRunner, adapt, laid
+from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
+from outrider.models.cpu_kernels import build, cross_attention, int8
+from outrider.models.cpu_kernels.int8 import Int8Product, rounded
 from outrider.models.heads import HeadStates, blockwise
-from outrider.models.native import build, cross, int8
-from outrider.models.native.int8 import Int8Product, rounded
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.testing import llama
 from outrider.testing.law import p_value, text_law
 from tiny import PROMPTS, Mislabelled, decode, pair
@@ -85,20 +85,20 @@ def test_attention_over_a_window(slots, size, dtype, error):
     torch.manual_seed(2)
     keys, values = torch.randn(2, 2, 3, slots, size).to(dtype)
     q = torch.randn(2, 9, 3, size).to(dtype)
-    laid = cross.laid_keys(keys), cross.laid_values(values)
-    out = cross.attend(q, *laid, slots)
+    laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
+    out = cross_attention.attend(q, *laid, slots)
     weights = (q.transpose(1, 2).double() @ keys.double().mT).softmax(-1)
     expected = (weights @ values.double()).transpose(1, 2)
     torch.testing.assert_close(out.double(), expected, rtol=error, atol=error)
 
     with pytest.raises(TypeError, match="over keys of"):
-        cross.attend(q.double(), *laid, slots)
+        cross_attention.attend(q.double(), *laid, slots)
     for wrong in (q[:1], q[:, :, :2]):
         with pytest.raises(IndexError, match=f"{slots} slots of"):
-            cross.attend(wrong, *laid, slots)
+            cross_attention.attend(wrong, *laid, slots)
 
     def run(q_Q):
-        return cross.attend(q_Q[None].expand(2, -1, -1, -1), *laid, slots)[1]
+        return cross_attention.attend(q_Q[None].expand(2, -1, -1, -1), *laid, slots)[1]
 
     assert alike(run, q[1])
     assert not alike(lambda q: run(q) * (1 + error * (len(q) == 1)), q[1])
@@ -135,13 +135,13 @@ def test_a_model_without_layers_of_those_types_is_refused():
                 other = Other(child.in_features, child.out_features, bias=False)
                 setattr(part, name, other)
     with pytest.raises(ConfigurationError, match="layers of type Linear and Conv1D; got draft_d"):
-        laid.in_8_bits(model)
+        weight_packing.quantize_int8(model)
 
 
 def engines(drafter_of):
     model = llama(5, vocab_size=SIZE)
-    small = CausalModel(LlamaRunner(llama(3, vocab_size=SIZE), False, int8=True))
-    target = CausalModel(LlamaRunner(model, False))
+    small = TreeDecoder(LlamaRunner(llama(3, vocab_size=SIZE), False, int8=True))
+    target = TreeDecoder(LlamaRunner(model, False))
     engine = Engine(target, drafter_of(DraftModel(small, (1, 1))), verifiers.get("block"))
     return engine, text_law(model, PROMPT, LENGTH)
 
@@ -247,4 +247,6 @@ def test_without_kernels_it_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(build, "unbuilt", lambda: "no C compiler: 'cc' is not there")
     with pytest.raises(ConfigurationError, match="not to be had here: no C compiler"):
         load(llama(), llama(1), draft_dtype="int8", **QUICK)
-    assert "compiled for a CPU, and models run on cuda" in int8.unfit(torch.device("cuda"))
+    assert "compiled for a CPU, and models run on cuda" in int8.unsupported_reason(
+        torch.device("cuda")
+    )

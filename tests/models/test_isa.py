@@ -8,7 +8,7 @@ import outrider
 from outrider.cli import main
 from outrider.errors import ConfigurationError
 from outrider.models import calibrate, isa
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 
 ZEN_3 = "avx2 fma f16c bmi1 bmi2 abm movbe"
 ZEN_4 = f"{ZEN_3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 avx512_vnni"

@@ -15,9 +15,9 @@ from test_native import BF16, call_of, filled, random_nodes
 from test_packed_linear import FILES, blocks_of, grouped
 
 from outrider.models import isa
-from outrider.models.native import build, cross, int8, tiles
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedLinear, PackedWeight
+from outrider.models.cpu_kernels import build, cross_attention, int8, tile_kernels
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
 
 ROOT = Path(__file__).parents[2]
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -45,7 +45,7 @@ def recorded(monkeypatch):
     """Calls of every kernel whose numbers are the same on all processors, made here."""
     if build.unbuilt():
         pytest.skip(f"there is nothing to compare with: {build.unbuilt()}")
-    monkeypatch.setattr(tiles, "unfit", lambda like: "not on every processor")
+    monkeypatch.setattr(tile_kernels, "unsupported_reason", lambda like: "not on every processor")
     calls = RecordedCalls(monkeypatch)
     torch.manual_seed(1)
     with torch.inference_mode():
@@ -67,8 +67,8 @@ def between_products():
             call.norm(*state, torch.randn(512).to(kind))
             call.gate(state[0])
         keys, values = torch.randn(2, 2, 3, 150, 20).to(kind)
-        laid = cross.laid_keys(keys), cross.laid_values(values)
-        cross.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, 150)
+        laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
+        cross_attention.attend(torch.randn(2, 7, 3, 20).to(kind), *laid, 150)
 
 
 def products():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.models import isa
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 
 HERE, NATIVE = Path(__file__).parent, Path(build.__file__).parent
 DIGESTS = HERE / "kernel_digests.txt"

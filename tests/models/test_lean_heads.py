@@ -12,11 +12,11 @@ from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
 from outrider.models.cache import SlotCache
-from outrider.models.heads import Following, HeadModel
+from outrider.models.heads import AutoregressiveHead, HeadModel
 from outrider.models.heads.eagle3 import Eagle3
-from outrider.models.heads.lean import Lean, fits
+from outrider.models.heads.eagle3_cpu import Eagle3Cpu, fits
 from outrider.models.linear import can_pack
-from outrider.models.nodes import causal, of_tree
+from outrider.models.tree_inputs import causal, of_tree
 from outrider.tree import branching
 from tiny import PROMPTS, pair
 from tiny_heads import FLAGS, SIZES, VOCAB, eagle3, speculators, target
@@ -40,7 +40,7 @@ def both(head, packed=False, positions=0):
     text = causal(tokens[:, :30], at, wide)
     tree = of_tree(tokens[:, : TREE.nodes], TREE, torch.tensor([29, 17]), wide)
     found = []
-    for form in (head, Lean(head, packed, positions)):
+    for form in (head, Eagle3Cpu(head, packed, positions)):
         cache, made = SlotCache(head.depth, 2, wide), []
         for nodes in (text, tree):
             cache.begin(nodes.slots_BQ, wide, 0)
@@ -59,7 +59,7 @@ def test_it_computes_what_the_module_computes(flags, packed):
     for module, lean in zip(*both(head, packed), strict=True):
         torch.testing.assert_close(lean, module, rtol=1e-4, atol=1e-4)
     hidden = [torch.randn(1, 3, 32) for _ in head.taps]
-    lean = Lean(head, packed, 0).fuse(hidden)
+    lean = Eagle3Cpu(head, packed, 0).fuse(hidden)
     torch.testing.assert_close(lean, head.fuse(hidden), rtol=1e-4, atol=1e-4)
 
 
@@ -100,8 +100,8 @@ def test_drafts_are_those_of_the_module_step_by_step():
     first = pair()[0]
     head = eagle3()
     drafted = []
-    for form in (head, Lean(head, False, 256)):
-        drafter = DraftModel(HeadModel(Following(form), VOCAB), (2, 1))
+    for form in (head, Eagle3Cpu(head, False, 256)):
+        drafter = DraftModel(HeadModel(AutoregressiveHead(form), VOCAB), (2, 1))
         requests = [
             Request(prompt, Sampling(0.7, seed=row), Limits(16))
             for row, prompt in enumerate(PROMPTS[:3])
@@ -118,7 +118,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
     assert drafted[0] == drafted[1]
 
 
-@pytest.mark.parametrize(("kind", "form"), [(LlamaConfig, Lean), (Qwen3Config, Eagle3)])
+@pytest.mark.parametrize(("kind", "form"), [(LlamaConfig, Eagle3Cpu), (Qwen3Config, Eagle3)])
 def test_load_takes_it_where_it_fits(tmp_path, kind, form):
     folder = speculators(tmp_path, eagle3(kind=kind, taps=(1, 2, 3)))
     made = outrider.load(

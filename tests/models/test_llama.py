@@ -5,12 +5,12 @@ import torch
 from families import based
 from transformers import AutoModelForCausalLM
 
-from outrider.models import CausalModel, LlamaRunner, TransformersRunner, adapt
+from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder, adapt
 from outrider.models.linear import can_pack
 from outrider.models.llama import fits
-from outrider.models.nodes import causal as line
-from outrider.models.nodes import of_tree
 from outrider.models.prefill import ingest, width
+from outrider.models.tree_inputs import causal as line
+from outrider.models.tree_inputs import of_tree
 from outrider.tree import branching, from_parents
 from tiny import RUNNERS, llama
 
@@ -55,7 +55,7 @@ def test_lean_runner_equals_transformers(shape, packed):
     model = llama(seed=3, **SHAPES[shape])
     assert fits(model)
     ids = [(7 * i + 3) % 32 for i in range(60)]
-    causal = CausalModel(LlamaRunner(model, packed))
+    causal = TreeDecoder(LlamaRunner(model, packed))
     at = torch.arange(60)[None]
     with torch.inference_mode():
         logits = causal.forward(causal.open(1, 128), line(torch.tensor([ids]), at, 128)).logits_BQV
@@ -74,7 +74,7 @@ def test_its_like_equal_transformers(kind, size):
             parameter.add_(0.1 * torch.randn_like(parameter))
     runner = adapt(model).runner
     assert isinstance(runner, LlamaRunner)
-    causal = CausalModel(runner)
+    causal = TreeDecoder(runner)
     ids = [(7 * i + 3) % 32 for i in range(60)]
     at = torch.arange(60)[None]
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def score(causal, cache, prompts, tree, drafted):
 @pytest.mark.parametrize("name", TREES)
 def test_ragged_trees_score_as_their_paths(name, shape, runner):
     model, tree = llama(seed=4, **SHAPES[shape]), TREES[name]
-    causal = CausalModel(RUNNERS[runner](model))
+    causal = TreeDecoder(RUNNERS[runner](model))
     prompts = [[5, 1, 9, 2, 6, 5, 3], [8], [4, 4, 1]]
     torch.manual_seed(0)
     drafted = torch.randint(0, 32, (len(prompts), tree.nodes - 1))
@@ -138,7 +138,7 @@ def test_ragged_trees_score_as_their_paths(name, shape, runner):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_an_accepted_path_scores_as_if_it_had_always_been_there(rows, runner):
     model, tree = llama(seed=5), TREES["irregular"]
-    causal = CausalModel(RUNNERS[runner](model))
+    causal = TreeDecoder(RUNNERS[runner](model))
     prompts = [[5, 1, 9, 2, 6], [8], [4, 4, 1]][:rows]
     torch.manual_seed(1)
     drafted = torch.randint(0, 32, (rows, tree.nodes - 1))
@@ -166,13 +166,13 @@ def test_an_accepted_path_scores_as_if_it_had_always_been_there(rows, runner):
 
 
 def test_padded_output_layers_are_cut_to_the_tokenizer():
-    causal = CausalModel(LlamaRunner(llama(), False), vocab_size=30)
+    causal = TreeDecoder(LlamaRunner(llama(), False), vocab_size=30)
     at = torch.zeros(1, 1, dtype=torch.int64)
     assert causal.forward(causal.open(1, 128), line(at, at, 128)).logits_BQV.shape == (1, 1, 30)
 
 
 def test_the_last_nodes_alone_are_scored_alike():
-    causal = CausalModel(LlamaRunner(llama(), False))
+    causal = TreeDecoder(LlamaRunner(llama(), False))
     at = torch.arange(6)[None]
     with torch.inference_mode():
         whole = causal.forward(causal.open(1, 128), line(at + 2, at, 128)).logits_BQV

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from outrider.models import CausalModel, LlamaRunner, native
+from outrider.models import LlamaRunner, TreeDecoder, cpu_kernels
 from outrider.models.cache import SlotCache
-from outrider.models.native import build, tiles
-from outrider.models.nodes import causal
+from outrider.models.cpu_kernels import build, tile_kernels
+from outrider.models.tree_inputs import causal
 from outrider.testing import models
 from outrider.types import Nodes
 
@@ -28,12 +28,12 @@ def compiler():
 def call_of(heads, kv_heads, size, nodes, kind=BF16):
     shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, size=size, eps=1e-5)
     tables = torch.randn(2, 512, size, generator=torch.Generator().manual_seed(size)).to(kind)
-    return native.Compiled(shape, *tables).open(nodes), tables
+    return cpu_kernels.CpuKernels(shape, *tables).open(nodes), tables
 
 
 def tiled(size, kind=BF16):
     """Whether heads of this size are answered in tiles: queries and weights are rounded there."""
-    return size % 32 == 0 and tiles.unfit(torch.zeros(1, dtype=kind)) is None
+    return size % 32 == 0 and tile_kernels.unsupported_reason(torch.zeros(1, dtype=kind)) is None
 
 
 def filled(rows, kv_heads, size, slots, kind=BF16):
@@ -307,7 +307,7 @@ def test_a_llama_in_bfloat16_is_compiled():
     with torch.inference_mode():
         expected = model(ids).logits
         theirs = model.to(BF16)(ids).logits - expected
-        driven = CausalModel(LlamaRunner(model, False))
+        driven = TreeDecoder(LlamaRunner(model, False))
         assert driven.runner.means == "a lean decoder, compiled"
         nodes = causal(ids, torch.arange(60)[None], 128)
         logits, states = driven.forward(driven.open(1, 128), nodes, taps=(0, 1, -1))[:2]
@@ -324,7 +324,7 @@ def test_a_llama_in_float32_is_compiled():
     ids = torch.randint(32, (1, 60), generator=torch.Generator().manual_seed(1))
     nodes = causal(ids, torch.arange(60)[None], 128)
     with torch.inference_mode():
-        driven = CausalModel(LlamaRunner(model, False))
+        driven = TreeDecoder(LlamaRunner(model, False))
         assert driven.runner.means == "a lean decoder, compiled"
         logits = driven.forward(driven.open(1, 128), nodes)[0]
         torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-5)

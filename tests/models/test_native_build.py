@@ -15,8 +15,15 @@ import pytest
 import torch
 from test_native import BF16, call_of, filled, random_nodes
 
-from outrider.models import LlamaRunner, calibrate, isa, native
-from outrider.models.native import build, build_process, cross, int8, prebuilt, tiles
+from outrider.models import LlamaRunner, calibrate, cpu_kernels, isa
+from outrider.models.cpu_kernels import (
+    build,
+    build_process,
+    cross_attention,
+    int8,
+    prebuilt,
+    tile_kernels,
+)
 from outrider.testing import models
 
 WHOLE = (ctypes.c_int64,)
@@ -249,7 +256,7 @@ def test_whoever_waits_no_longer_runs_without_and_measures_apart(fresh, tmp_path
 
 WAITS = """
 import sys, time
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 build.TEXTS = dict.fromkeys(build.SOURCES, "")
 build.start()
 print(build._state.background._process.pid, flush=True)
@@ -367,15 +374,15 @@ def test_a_function_is_not_called_with_other_arguments(fresh):
 
 def test_every_function_is_called_as_its_source_declares():
     for name, types in (
-        ("outrider_cross", cross._CROSS),
+        ("outrider_cross", cross_attention._CROSS),
         ("outrider_int8", int8._PRODUCT),
-        ("outrider_tiles", tiles._PRODUCT),
+        ("outrider_tiles", tile_kernels._PRODUCT),
     ):
         assert build.taken(name, build.TEXTS) == types
         assert build.taken(name, build.TEXTS) != types[1:]
     fields = re.search(r"typedef struct \{([^}]*)\} Sizes;", build.TEXTS["attend.h"])[1]
     fields = re.sub(r"/\*.*?\*/|int64_t|\s", "", fields).replace(";", ",").strip(",").split(",")
-    assert [(name, ctypes.c_int64) for name in fields] == native._Sizes._fields_
+    assert [(name, ctypes.c_int64) for name in fields] == cpu_kernels._AttentionSizes._fields_
 
 
 @pytest.mark.parametrize(
@@ -408,8 +415,8 @@ def test_the_library_is_built_once_and_has_the_same_bits_on_plainer_processors(f
 
     def across(dtype):
         keys, values = torch.randn(2, 1, 3, 40, 20).to(dtype)
-        laid = cross.laid_keys(keys), cross.laid_values(values)
-        return cross.attend(torch.randn(1, 7, 3, 20).to(dtype), *laid, 40)
+        laid = cross_attention.laid_keys(keys), cross_attention.laid_values(values)
+        return cross_attention.attend(torch.randn(1, 7, 3, 20).to(dtype), *laid, 40)
 
     def answers():
         torch.manual_seed(2)

@@ -16,8 +16,14 @@ from outrider.engine.request import Request
 from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.integrations.generate import Speculative
-from outrider.models import CausalModel, TransformersRunner
-from outrider.models.heads import AtOnce, Blockwise, Following, HeadModel, blockwise
+from outrider.models import TransformersRunner, TreeDecoder
+from outrider.models.heads import (
+    AutoregressiveHead,
+    Blockwise,
+    HeadModel,
+    ParallelHead,
+    blockwise,
+)
 from outrider.models.heads.mtp import Mtp
 from outrider.types import PLAIN
 from outrider.verifiers import VERIFIERS
@@ -43,7 +49,7 @@ def test_the_law_of_a_level_is_that_of_its_head(ids):
     target = pair(runner="transformers")[0]
     model = target.runner.model
     small = heads(model, 2, ids)
-    drafter = DraftModel(HeadModel(AtOnce(small), VOCAB), (2, 1, 1))
+    drafter = DraftModel(HeadModel(ParallelHead(small), VOCAB), (2, 1, 1))
     requests = [
         Request(prompt, Sampling(1.0, seed=row), Limits(16))
         for row, prompt in enumerate(PROMPTS[:3])
@@ -165,8 +171,8 @@ def test_a_layer_drafts_as_transformers_has_it(family):
     for parameter in layer.layers.parameters():
         parameter.normal_(std=0.3)
     target, drafter = (
-        CausalModel(TransformersRunner(model)),
-        DraftModel(HeadModel(Following(Mtp(layer)), VOCAB), (1, 1, 1)),
+        TreeDecoder(TransformersRunner(model)),
+        DraftModel(HeadModel(AutoregressiveHead(Mtp(layer)), VOCAB), (1, 1, 1)),
     )
     requests = [Request(p, Sampling(1.0, seed=1), Limits(16)) for p in (PROMPTS[2], PROMPTS[1])]
     batch = begin(target, drafter, requests, 128)
@@ -234,7 +240,7 @@ def test_targets_without_such_a_layer_are_refused(tmp_path):
 def test_greedy_text_of_every_head_is_the_targets(tmp_path):
     """No head can propose what the target would not say."""
     target = pair()[0]
-    small = HeadModel(AtOnce(heads(target_model())), VOCAB)
+    small = HeadModel(ParallelHead(heads(target_model())), VOCAB)
     for counts in ((1, 1), (2, 2)):
         engine = Engine(target, DraftModel(small, counts))
         texts = decode(engine, PROMPTS, [Sampling(0)] * 5, Limits(9))[0]
@@ -242,7 +248,7 @@ def test_greedy_text_of_every_head_is_the_targets(tmp_path):
 
 
 def test_beams_have_no_use_for_a_head():
-    drafter = DraftModel(HeadModel(AtOnce(heads(target_model())), VOCAB), (1, 1))
+    drafter = DraftModel(HeadModel(ParallelHead(heads(target_model())), VOCAB), (1, 1))
     request = Request(PROMPTS[0], Sampling(0), Limits(4))
     with pytest.raises(ConfigurationError, match="'draft_model' with a head, which reads them"):
         search(pair()[0], drafter, [request], outrider.Beams(2))

@@ -6,9 +6,9 @@ from families import FAMILIES, build
 
 import outrider
 from outrider import ConfigurationError, Sampling, Stop
-from outrider.models import adapt, laid
+from outrider.models import adapt, weight_packing
 from outrider.models.linear import can_pack
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this torch packs no weights")
 
@@ -55,7 +55,7 @@ def test_a_model_without_linear_layers_has_nothing_to_pack():
     for part in model.modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = Other
-    assert laid.packed(model) is None
+    assert weight_packing.pack_linear_layers(model) is None
     assert not adapt(model, packed=True).runner.packed
     with pytest.raises(ConfigurationError, match="packed=True is for linear layers"):
         outrider.load(model, packed=True, drafter="root", threads=1)

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from outrider.errors import ConfigurationError
 from outrider.models import isa
-from outrider.models.native import build
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedLinear, PackedWeight, unfit
+from outrider.models.cpu_kernels import build
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import (
+    PackedLinear,
+    PackedWeight,
+    unfit,
+)
 
 pytestmark = pytest.mark.skipif(build.unbuilt() is not None, reason=str(build.unbuilt()))
 

@@ -6,18 +6,18 @@ from torch.nn import functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from outrider import Engine, Limits, PromptLookup, Root, Sampling
-from outrider.models import CausalModel, TransformersRunner, linear, rounding
-from outrider.models.guard import evaluating
-from outrider.models.native import tiles
-from outrider.models.parts import parts_of
-from outrider.models.rounding import Rows
+from outrider.models import TransformersRunner, TreeDecoder, batch_invariance, linear
+from outrider.models.batch_invariance import PaddingPolicy
+from outrider.models.cpu_kernels import tile_kernels
+from outrider.models.model_lock import evaluating
+from outrider.models.module_tree import parts_of
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch, tmp_path):
-    monkeypatch.setattr(rounding, "_found", {})
+    monkeypatch.setattr(batch_invariance, "_found", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -41,8 +41,8 @@ def narrow(monkeypatch):
 
     Yields the counts of rows that layers were called with.
     """
-    monkeypatch.setattr(tiles, "unfit", lambda like: "none here")
-    monkeypatch.setattr(linear, "rows_of", lambda *_, **__: Rows(tuple(range(3, 9)), 0))
+    monkeypatch.setattr(tile_kernels, "unsupported_reason", lambda like: "none here")
+    monkeypatch.setattr(linear, "rows_of", lambda *_, **__: PaddingPolicy(tuple(range(3, 9)), 0))
     counts, own = [], torch.nn.functional.linear
 
     def switching(x, weight, bias=None):
@@ -58,7 +58,7 @@ def narrow(monkeypatch):
 
 def texts(model, drafter, prompts):
     """Greedy ones of the prompts in a batch."""
-    run = Engine(CausalModel(TransformersRunner(model)), drafter, "match").run(
+    run = Engine(TreeDecoder(TransformersRunner(model)), drafter, "match").run(
         prompts, [Sampling(0)] * len(prompts), Limits(24, ())
     )
     found = [[] for _ in prompts]
@@ -80,7 +80,7 @@ def test_a_batch_writes_what_each_row_writes_alone(narrow):
 
 
 def test_layers_left_to_themselves_round_otherwise(narrow, monkeypatch):
-    monkeypatch.setattr(linear, "rows_of", lambda *_, **__: Rows())
+    monkeypatch.setattr(linear, "rows_of", lambda *_, **__: PaddingPolicy())
     model = qwen()
     assert not parts_of(model).products
     alone = [texts(model, Root(), [prompt])[0] for prompt in PROMPTS]
@@ -144,7 +144,7 @@ def test_on_this_processor_a_batch_writes_what_each_row_writes_alone():
 def test_on_this_processor_layers_are_read_as_they_lie_if_it_has_tiles():
     model = qwen()
     layer, product = next(iter(parts_of(model).products), (None, None))
-    if tiles.unfit(torch.zeros(1).to(BF16)) is not None:
+    if tile_kernels.unsupported_reason(torch.zeros(1).to(BF16)) is not None:
         pytest.skip("no tiles")
     x = torch.randn(70, 64).to(BF16)
     with torch.inference_mode():
@@ -168,5 +168,5 @@ class Elsewhere(torch.Tensor):
 def test_weights_of_another_kind_are_left_to_torch():
     layer = torch.nn.Linear(64, 64).to(BF16)
     layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Elsewhere))
-    assert not tiles.lies_right(layer.weight)
-    assert "Elsewhere" in tiles.unfit(layer.weight)
+    assert not tile_kernels.lies_right(layer.weight)
+    assert "Elsewhere" in tile_kernels.unsupported_reason(layer.weight)

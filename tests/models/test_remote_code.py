@@ -16,7 +16,7 @@ from outrider.cli import app
 from outrider.loading import load
 from outrider.models import pretrained
 from outrider.models.heads import formats
-from outrider.models.sources import Source, read_tokenizer
+from outrider.models.sources import ModelSource, read_tokenizer
 from outrider.shipped import shipped
 from tiny import llama
 
@@ -70,7 +70,7 @@ def test_a_configuration_that_names_code_is_refused(tmp_path, answers_yes, auto_
         lambda: load(path, **PLAIN),
         lambda: load(shipped("target"), path, **PLAIN),
         lambda: load(shipped("target"), [path, path], drafter="paths", **PLAIN),
-        lambda: Source(path, "target"),
+        lambda: ModelSource(path, "target"),
         lambda: load(llama(), path, **PLAIN),
     ):
         with pytest.raises(outrider.errors.RemoteCodeRefused, match=REFUSED):

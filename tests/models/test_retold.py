@@ -7,8 +7,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from letters import DRAFT, TARGET, Letters
-from outrider.models.retold import Retold, Translation, common
-from outrider.models.spelling import Spelling
+from outrider.models.token_bytes import TokenBytes
+from outrider.models.token_remap import (
+    RetokenizedText,
+    VocabularyMap,
+    common_prefix_length,
+)
 from outrider.shipped import shipped
 
 TEXTS = ("def f(x):\n    return x\n", "été ☃ 日本語", "  two  spaces\n\n\ttab", "a" * 300)
@@ -57,7 +61,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokens_spell_their_text(name, text):
-    spelling = Spelling(TOKENIZERS[name]())
+    spelling = TokenBytes(TOKENIZERS[name]())
     assert spelling.spelled(spelling.encode(text.encode())) == text.encode()
     half = "é☃".encode()[:-1]  # a character whose last byte is yet to come
     assert spelling.spelled(spelling.encode(half)) == half
@@ -66,7 +70,7 @@ def test_tokens_spell_their_text(name, text):
 def test_a_tokenizer_that_changes_the_text_is_spelled_by_its_longest_tokens():
     small = byte_level(MERGES)
     small.backend_tokenizer.normalizer = normalizers.Lowercase()
-    spelling = Spelling(small)
+    spelling = TokenBytes(small)
     ids = spelling.encode(b"Re re")
     assert spelling.spelled(ids) == b"Re re"
     assert len(ids) == 3  # "R", "e", " re"
@@ -77,9 +81,9 @@ def test_a_tokenizer_that_changes_the_text_is_spelled_by_its_longest_tokens():
 @pytest.mark.parametrize("draft", TOKENIZERS)
 def test_a_text_that_grows_and_is_cut_reads_as_from_the_start(target, draft, text):
     """As the draft's own tokenizer reads it: wherever it was cut, whatever stood there before."""
-    words = Translation(Spelling(TOKENIZERS[target]()), Spelling(TOKENIZERS[draft]()))
+    words = VocabularyMap(TokenBytes(TOKENIZERS[target]()), TokenBytes(TOKENIZERS[draft]()))
     ids = list(words.target.encode(text.encode() * 3))
-    retold, choose, length = Retold(words, 10_000), random.Random(0), 0
+    retold, choose, length = RetokenizedText(words, 10_000), random.Random(0), 0
     while length < len(ids):
         wrong = [choose.choice(ids) for _ in range(choose.randint(0, 2))]
         retold.follow([*ids[:length], *wrong], length)
@@ -92,9 +96,9 @@ def test_a_text_that_grows_and_is_cut_reads_as_from_the_start(target, draft, tex
 
 
 def test_a_text_that_is_too_long_is_read_from_a_later_place_on():
-    words = Translation(Spelling(byte_level(MERGES)), Spelling(byte_level(())))
+    words = VocabularyMap(TokenBytes(byte_level(MERGES)), TokenBytes(byte_level(())))
     ids = list(words.target.encode(b"return x\n" * 40))
-    retold = Retold(words, limit=50)
+    retold = RetokenizedText(words, limit=50)
     for length in range(1, len(ids) + 1):
         retold.follow(ids[:length], length - 1)
         assert len(retold.ids) <= 50
@@ -104,10 +108,10 @@ def test_a_text_that_is_too_long_is_read_from_a_later_place_on():
 
 
 def test_special_tokens_are_read_by_name_or_role_and_end_what_is_said():
-    words = Translation(Spelling(byte_level(MERGES)), Spelling(TOKENIZERS["shipped"]()))
+    words = VocabularyMap(TokenBytes(byte_level(MERGES)), TokenBytes(TOKENIZERS["shipped"]()))
     bos, eos = words.target.roles["bos"], words.target.roles["eos"]
     text = [bos, *words.target.encode(b"re"), eos, *words.target.encode(b"x")]
-    retold = Retold(words, 100)
+    retold = RetokenizedText(words, 100)
     retold.follow(text, 0)
     end = words.draft.roles["eos"]  # the shipped tokenizer opens texts with it, too
     assert retold.ids == [end, *words.draft.encode(b"re"), end, *words.draft.encode(b"x")]
@@ -117,10 +121,10 @@ def test_special_tokens_are_read_by_name_or_role_and_end_what_is_said():
 
 
 def test_common_tokens_are_those_of_the_same_bytes():
-    words = Translation(Spelling(Letters(TARGET)), Spelling(Letters(DRAFT)))
+    words = VocabularyMap(TokenBytes(Letters(TARGET)), TokenBytes(Letters(DRAFT)))
     assert words.common == 29
     assert all(TARGET[ours] == DRAFT[theirs] for ours, theirs in words.shared)
-    words = Translation(Spelling(pieces()), Spelling(byte_level(MERGES)))
+    words = VocabularyMap(TokenBytes(pieces()), TokenBytes(byte_level(MERGES)))
     by_bytes = {words.target.spelled([t]): words.draft.spelled([d]) for t, d in words.shared}
     assert {b" re", b"de", b"\n"} <= set(by_bytes)
     assert all(ours == theirs for ours, theirs in by_bytes.items())
@@ -130,5 +134,5 @@ def test_common_tokens_are_those_of_the_same_bytes():
     ("one", "other", "count"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 4], [1, 2, 3], 2)]
 )
 def test_the_common_beginning_of_two_texts(one, other, count):
-    assert common(one, other) == count
-    assert common(list(range(99)) + one, list(range(99)) + other) == 99 + count
+    assert common_prefix_length(one, other) == count
+    assert common_prefix_length(list(range(99)) + one, list(range(99)) + other) == 99 + count

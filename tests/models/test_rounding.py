@@ -15,15 +15,15 @@ from outrider.models import (
     LlamaRunner,
     TransformersRunner,
     attention,
+    batch_invariance,
     calibrate,
     layer,
     linear,
-    rounding,
 )
-from outrider.models.causal import CausalModel
-from outrider.models.nodes import causal
+from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
+from outrider.models.decoder import TreeDecoder
 from outrider.models.prefill import ingest, width
-from outrider.models.rounding import Rounding, Rows
+from outrider.models.tree_inputs import causal
 from outrider.testing import models
 
 BF16 = torch.bfloat16
@@ -48,14 +48,14 @@ def planted(switch):
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch, tmp_path):
-    monkeypatch.setattr(rounding, "_found", {})
+    monkeypatch.setattr(batch_invariance, "_found", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def found(switch):
-    rounding._found.clear()
+    batch_invariance._found.clear()
     shutil.rmtree(calibrate.cache_dir(), ignore_errors=True)
-    return rounding.of_attention(planted(switch), 1, 8, BF16)
+    return batch_invariance.of_attention(planted(switch), 1, 8, BF16)
 
 
 def test_planted_paths_of_attention_are_found():
@@ -84,13 +84,13 @@ def test_what_was_found_is_kept():
         calls.append(1)
         return attention.fused(q, keys, values, mask)
 
-    first = rounding.of_attention(attend, 2, 8, BF16)
+    first = batch_invariance.of_attention(attend, 2, 8, BF16)
     tried = len(calls)
-    assert rounding.of_attention(attend, 2, 8, BF16) == first
-    rounding._found.clear()  # as in another process
-    assert rounding.of_attention(attend, 2, 8, BF16) == first
+    assert batch_invariance.of_attention(attend, 2, 8, BF16) == first
+    batch_invariance._found.clear()  # as in another process
+    assert batch_invariance.of_attention(attend, 2, 8, BF16) == first
     assert len(calls) == tried > 100
-    rounding.of_attention(attend, 3, 8, BF16)
+    batch_invariance.of_attention(attend, 3, 8, BF16)
     assert len(calls) > tried
 
 
@@ -103,8 +103,8 @@ def test_what_was_found_is_kept():
 )
 def test_a_file_of_another_shape_is_measured_anew(wrong):
     def found():
-        rounding._found.clear()
-        return rounding.of_product(lambda w: lambda x: F.linear(x, w), 4, 4, BF16, "own")
+        batch_invariance._found.clear()
+        return batch_invariance.of_product(lambda w: lambda x: F.linear(x, w), 4, 4, BF16, "own")
 
     first = found()
     (path,) = calibrate.cache_dir().glob("rounding-*.json")
@@ -116,9 +116,9 @@ def test_a_file_of_another_shape_is_measured_anew(wrong):
 
 
 def test_nothing_is_tried_in_float32(monkeypatch):
-    monkeypatch.setattr(rounding, "_kept", None)
-    driven = CausalModel(LlamaRunner(models.llama(), False))
-    assert driven.rounding == Rounding()
+    monkeypatch.setattr(batch_invariance, "_kept", None)
+    driven = TreeDecoder(LlamaRunner(models.llama(), False))
+    assert driven.rounding == BatchInvariance()
     assert driven.width(130) == 256
 
 
@@ -158,17 +158,17 @@ def few_or_wide(rows, slots, batch):
 
 def lean():
     model = models.llama(num_key_value_heads=2, max_position_embeddings=512)
-    return CausalModel(LlamaRunner(model.to(BF16), False))
+    return TreeDecoder(LlamaRunner(model.to(BF16), False))
 
 
 def compiled():
     model = models.llama(num_key_value_heads=2, head_dim=16, max_position_embeddings=512)
-    return CausalModel(LlamaRunner(model.to(BF16), False))
+    return TreeDecoder(LlamaRunner(model.to(BF16), False))
 
 
 def transformers_own():
     model = models.llama(max_position_embeddings=512).to(BF16)
-    return CausalModel(TransformersRunner(model))
+    return TreeDecoder(TransformersRunner(model))
 
 
 @torch.inference_mode()
@@ -210,20 +210,20 @@ def test_a_row_has_the_same_bits_in_any_call(make, monkeypatch):
 @pytest.mark.parametrize("make", [lean, transformers_own])
 def test_without_what_was_found_calls_differ(make, monkeypatch):
     patch(monkeypatch)
-    monkeypatch.setattr(rounding, "of_attention", lambda *_: Rounding())
+    monkeypatch.setattr(batch_invariance, "of_attention", lambda *_: BatchInvariance())
     assert not alike(make)
 
 
 def test_long_blocks_are_cut_where_they_round_otherwise(monkeypatch):
     patch(monkeypatch, lambda rows, slots, batch: rows > 40)
     assert alike(lean)
-    monkeypatch.setattr(rounding, "of_attention", lambda *_: Rounding())
+    monkeypatch.setattr(batch_invariance, "of_attention", lambda *_: BatchInvariance())
     assert not alike(lean)
 
 
 def patch(monkeypatch, switch=few_or_wide):
     """Plant another path below the lean runner and below transformers' own attention."""
-    rounding._found.clear()  # what was tried without it
+    batch_invariance._found.clear()  # what was tried without it
     shutil.rmtree(calibrate.cache_dir(), ignore_errors=True)
     attend = planted(switch)
 
@@ -236,7 +236,7 @@ def patch(monkeypatch, switch=few_or_wide):
 
 
 def test_counts_of_two_rules():
-    first, second = Rows((4, 5, 6, 8), 4), Rows((2, 3, 4, 5, 6), 1)
+    first, second = PaddingPolicy((4, 5, 6, 8), 4), PaddingPolicy((2, 3, 4, 5, 6), 1)
     both = first.beside(second)
     assert both.few == (4, 5, 6, 8)
     assert both.padded(9) == 12

@@ -5,10 +5,10 @@ import torch
 from seats import Rows, played
 from seq2seq_families import DECODERS, FAMILIES, attentions, build
 
-from outrider.models import CausalModel, check
+from outrider.models import TreeDecoder, load_checks
 from outrider.models.seq2seq import DECODERS as DECODERS_OF_COMPOSITES
 from outrider.models.seq2seq import SUPPORTED, composed, runner_of
-from outrider.models.seq2seq.kinds import there
+from outrider.models.seq2seq.input_modality import there
 from outrider.types import Inputs
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
@@ -17,7 +17,7 @@ NAMES = [f"{name}-{attention}" for name, attention in CASES]
 
 def driven(name, attention="eager", seed=0):
     model = build(FAMILIES[name](), attention, seed)
-    return CausalModel(runner_of(model)(model))
+    return TreeDecoder(runner_of(model)(model))
 
 
 def blind(target):
@@ -48,7 +48,7 @@ def test_trees_score_as_paths_while_rows_join_and_leave(name, attention):
 @torch.inference_mode()
 def test_decoders_alone_attend_to_states_of_another_model(kind):
     model = build(DECODERS[kind](), kind=kind)
-    draft = CausalModel(runner_of(model)(model))
+    draft = TreeDecoder(runner_of(model)(model))
     assert draft.reads == "states"
     states = draft.probe(4)
     assert played(draft, states) < 1e-5
@@ -92,7 +92,7 @@ def test_a_source_is_read_as_if_it_were_alone(name):
 @pytest.mark.parametrize("name", ["T5", "T5Gemma", "BART", "Whisper", "Speech2Text"])
 def test_half_precision_scores_trees_as_paths(name):
     model = build(FAMILIES[name]()).to(torch.bfloat16)
-    assert check.paths(CausalModel(runner_of(model)(model)), "target") < 0.1
+    assert load_checks.paths(TreeDecoder(runner_of(model)(model)), "target") < 0.1
 
 
 @pytest.mark.gpu
@@ -100,4 +100,4 @@ def test_half_precision_scores_trees_as_paths(name):
 def test_every_family_on_a_cuda_device():
     for name, attention in CASES:
         model = build(FAMILIES[name](), attention).cuda()
-        assert check.paths(CausalModel(runner_of(model)(model)), name) < 1e-4
+        assert load_checks.paths(TreeDecoder(runner_of(model)(model)), name) < 1e-4

@@ -9,9 +9,9 @@ from seq2seq_families import ALONE, BART, DECODERS, FAMILIES, IDS, T5, build, ow
 
 from outrider import Limits, Sampling, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
-from outrider.models import CausalModel, adapt, calibrate, runner_of
-from outrider.models.nodes import causal
-from outrider.models.seq2seq.kinds import there
+from outrider.models import TreeDecoder, adapt, calibrate, runner_of
+from outrider.models.seq2seq.input_modality import there
+from outrider.models.tree_inputs import causal
 from outrider.types import Encoded, Inputs
 
 QUICK = {"threads": 1, "packed": False, "dtype": "float32"}
@@ -228,7 +228,7 @@ def test_made_up_states_need_no_encoder():
 @torch.inference_mode()
 def test_hidden_states_are_what_the_output_layer_reads(name):
     model = build(FAMILIES[name]())
-    target = CausalModel(runner_of(model)(model))
+    target = TreeDecoder(runner_of(model)(model))
     cache = target.open(2, 64, target.probe(2))
     at = torch.arange(6).expand(2, -1)
     output = target.forward(cache, causal(at + 5, at, 64), last=3, taps=(-1, 1))

@@ -11,12 +11,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 from outrider import DraftModel, Engine, Limits, Root, Sampling, load
 from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import adapt, check
+from outrider.models import adapt, load_checks
 from outrider.models.calibrate import Setting
-from outrider.models.native import build
-from outrider.models.shallow import cut, fill, trim
-from outrider.models.shallow_source import Layers, ShallowSource
-from outrider.models.sources import Source
+from outrider.models.cpu_kernels import build
+from outrider.models.layer_subset import cut, fill, trim
+from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
+from outrider.models.sources import ModelSource
 from outrider.testing import llama
 from tiny import PROMPTS, decode
 
@@ -48,10 +48,10 @@ TARGETS = {
 
 def made(kind, given, vocab=None):
     """A target and its shallow draft, driven."""
-    source = Source(TARGETS[kind](), "target")
+    source = ModelSource(TARGETS[kind](), "target")
     vocab = vocab or source.given.config.vocab_size
     target = source.driven(SETTING, CPU, vocab)
-    return target, ShallowSource(source, given).driven(SETTING, CPU, vocab)
+    return target, LayerSubsetSource(source, given).driven(SETTING, CPU, vocab)
 
 
 def folder(path, model, layers, ids=None, **changed):
@@ -89,11 +89,11 @@ def test_every_layer_is_the_model_itself_and_nothing_is_copied():
 @pytest.mark.parametrize("kind", TARGETS)
 @torch.inference_mode()
 def test_a_shallow_draft_scores_trees_and_shares_the_encoder(kind):
-    target, draft = made(kind, Layers((0, 2)))
+    target, draft = made(kind, LayerSubset((0, 2)))
     assert draft.runner.layers == 2
     assert draft.reads == ("text" if kind == "llama" else "states")
-    assert check.trees(draft, "draft") < 1e-4
-    assert (check.paths(draft, "draft") or 0.0) < 1e-4
+    assert load_checks.trees(draft, "draft") < 1e-4
+    assert (load_checks.paths(draft, "draft") or 0.0) < 1e-4
     assert target.runner.layers == 3
 
 
@@ -115,7 +115,7 @@ def texts(kind, target, drafter, how, rule=None, rows=3):
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
 def test_greedy_and_coupled_texts_are_plain_decodings(kind, counts):
-    target, draft = made(kind, Layers((0, 2)))
+    target, draft = made(kind, LayerSubset((0, 2)))
     for how in (Sampling(0), Sampling(1.0, seed=4)):
         expected, _ = texts(kind, target, Root(), how, "match")
         drafter = DraftModel(draft, counts, coupled=bool(how.temperature))
@@ -128,11 +128,11 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
     model = TARGETS["whisper"]()
     ids = [2, 40, 7, 8, 9, 21, 30]
     path = folder(tmp_path / "draft", model, [0, 2], ids)
-    source = Source(model, "target")
+    source = ModelSource(model, "target")
     target = source.driven(SETTING, CPU, VOCAB)
-    draft = ShallowSource(source, path).driven(SETTING, CPU, VOCAB)
+    draft = LayerSubsetSource(source, path).driven(SETTING, CPU, VOCAB)
     with torch.inference_mode():
-        assert check.trees(draft, "draft") < 1e-4
+        assert load_checks.trees(draft, "draft") < 1e-4
     for how in (Sampling(0), Sampling(1.0, seed=4), Sampling(1.0, seed=4, logit_bias={2: -50.0})):
         rule = "match" if how.temperature else None
         drafter = DraftModel(draft, (2, 1), coupled=bool(how.temperature))
@@ -221,18 +221,18 @@ def test_a_folder_may_say_that_it_is_kept_in_8_bits(tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     model = TARGETS["whisper"]()
-    source = Source(model, "target")
+    source = ModelSource(model, "target")
 
     def driven(path):
-        return ShallowSource(source, path).driven(SETTING, CPU, VOCAB)
+        return LayerSubsetSource(source, path).driven(SETTING, CPU, VOCAB)
 
     with pytest.raises(ConfigurationError, match=r"3 decoder layers.*got draft layers \(0, 7\)"):
-        driven(Layers((0, 7)))
+        driven(LayerSubset((0, 7)))
     for wrong in ((2, 0), (), (0, 0), (-1, 1), (0.5,)):
         with pytest.raises(ConfigurationError, match=r"draft_layers.*write draft_layers=\(0, 5\)"):
-            Layers(wrong)
+            LayerSubset(wrong)
     with pytest.raises(ConfigurationError, match="layer 0 of T5ForConditionalGeneration holds"):
-        made("t5", Layers((1, 2)))
+        made("t5", LayerSubset((1, 2)))
     path = folder(tmp_path / "wide", model, [0], **{"layers.0.fc1.weight": torch.zeros(64, 48)})
     with pytest.raises(ConfigurationError, match=r"fc1.weight is \[64, 48\], of the target \[64"):
         driven(path)

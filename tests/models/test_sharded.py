@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 import outrider
 from outrider.errors import ConfigurationError
 from outrider.models import adapt, llama
+from outrider.models.distributed import rpc
 from outrider.models.hf import TransformersRunner
-from outrider.models.sharded import orders
 from outrider.testing import llama as tiny_llama
 
 NO_ACCELERATE = "needs the package accelerate: pip install 'outrider[tp]'"
@@ -54,7 +54,7 @@ def cut(load, size=2):
 def careless(rank):
     """Rank 1 leaves the entries of accepted paths where the tree had them."""
     if rank == 1:
-        orders.Keep.run = lambda self, shard, tensors: None
+        rpc.KeepPath.run = lambda self, shard, tensors: None
 
 
 @pytest.mark.parametrize("branching", [None, [2, 2]], ids=["chain", "tree"])

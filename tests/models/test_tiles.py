@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from outrider.models import linear
-from outrider.models.native import build, tiles
-from outrider.models.native.tiles import TileProduct
+from outrider.models.cpu_kernels import build, tile_kernels
+from outrider.models.cpu_kernels.tile_kernels import TileProduct
 
-WHY = tiles.unfit(torch.zeros(1).bfloat16())
+WHY = tile_kernels.unsupported_reason(torch.zeros(1).bfloat16())
 needs_tiles = pytest.mark.skipif(bool(WHY), reason=f"no tiles: {WHY}")
 
 
@@ -87,7 +87,7 @@ def test_a_bias_of_another_kind_is_a_bias():
     expected = TileProduct(weight, bias)(x)
     assert torch.equal(TileProduct(weight, bias.float())(x), expected)
     apart = torch.stack([bias, bias], 1)[:, 0]
-    assert torch.equal(tiles.multiply(x, weight, apart), expected)
+    assert torch.equal(tile_kernels.multiply(x, weight, apart), expected)
     empty = linear.product(torch.zeros(8, 0).bfloat16(), bias[:8])
     assert torch.equal(empty(x[:, :0]), bias[:8].expand(200, 8))
 
@@ -137,10 +137,10 @@ def test_many_rows_by_many_inputs_are_added_up_in_the_same_order(inputs, outputs
 
 
 def test_without_tiles_nothing_is_laid_in_them(monkeypatch):
-    assert "bfloat16" in tiles.unfit(torch.zeros(1))
+    assert "bfloat16" in tile_kernels.unsupported_reason(torch.zeros(1))
     monkeypatch.setattr(build, "unbuilt", lambda: "no compiler")
     weight, bias, x = shaped(64, 64)
-    assert tiles.unfit(weight) == "no compiler"
+    assert tile_kernels.unsupported_reason(weight) == "no compiler"
     with pytest.raises(RuntimeError, match="no compiler"):
         TileProduct(weight, bias)
     if linear.can_pack(torch.bfloat16):
@@ -154,5 +154,9 @@ def test_what_python_knows_of_the_kernels_is_what_they_say():
     text = build.TEXTS["tiles.h"] + build.TEXTS["tiles.c"]
     known = dict(re.findall(r"^#define (\w+) ([^/\n]+?)\s*(?:/\*.*)?$", text, re.MULTILINE))
     sizes = {name: int(known[name]) for name in ("TILE", "STEP", "WIDE", "DEEP", "TALL")}
-    assert (tiles.TILE, tiles.STEP, tiles.FEW) == (sizes["TILE"], sizes["STEP"], 2 * sizes["TILE"])
-    assert eval(known["ROOM"], {}, sizes) == tiles.ROOM
+    assert (tile_kernels.TILE, tile_kernels.STEP, tile_kernels.FEW) == (
+        sizes["TILE"],
+        sizes["STEP"],
+        2 * sizes["TILE"],
+    )
+    assert eval(known["ROOM"], {}, sizes) == tile_kernels.ROOM

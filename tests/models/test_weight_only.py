@@ -8,10 +8,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import outrider
 from outrider import ConfigurationError, Limits, Sampling, UnknownName
-from outrider.models import adapt, isa, laid, weight_only
+from outrider.models import adapt, isa, weight_only, weight_packing
+from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
-from outrider.models.native import build as kernels
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.models.weight_only import WeightOnlyTensor
 from outrider.testing import llama
 from tiny import PROMPTS
@@ -26,14 +26,14 @@ needs_kernels = pytest.mark.skipif(
 
 
 def kept(model, dtype):
-    made = laid.beside(model)
+    made = weight_packing.beside(model)
     weight_only.keep(made, dtype, "it")
     return made
 
 
 def dense(model):
     """The same model with its widened weights, as torch multiplies them."""
-    made = laid.beside(model)
+    made = weight_packing.beside(model)
     for module in made.modules():
         for leaf, weight in module._parameters.items():
             if isinstance(weight, WeightOnlyTensor):

@@ -10,10 +10,10 @@ from transformers import WhisperForCausalLM
 
 import outrider.models.whisper
 from outrider.errors import ConfigurationError
-from outrider.models import CausalModel, adapt, calibrate, check, rounding
-from outrider.models.attention import Steady, unscaled
+from outrider.models import TreeDecoder, adapt, batch_invariance, calibrate, load_checks
+from outrider.models.attention import BatchInvariantAttention, unscaled
 from outrider.models.linear import can_pack
-from outrider.models.nodes import causal, of_tree
+from outrider.models.tree_inputs import causal, of_tree
 from outrider.models.whisper import Cross, WhisperRunner, fits
 from outrider.tree import branching
 from outrider.types import Encoded, Inputs
@@ -40,7 +40,7 @@ class Rows:
     """Rows in the seats of one cache, each with its own audio, against transformers."""
 
     def __init__(self, model, seats):
-        self.module, self.model = model, CausalModel(WhisperRunner(model, False))
+        self.module, self.model = model, TreeDecoder(WhisperRunner(model, False))
         self.cache = self.model.open(seats, 128).narrow(0)
         self.texts, self.sources = [], []
 
@@ -106,7 +106,7 @@ def test_rows_that_do_not_follow_their_seats_are_caught(monkeypatch):
 @torch.inference_mode()
 def test_a_decoder_alone_reads_the_targets_states():
     def states(seed):
-        made = CausalModel(WhisperRunner(whisper(), False)).encode(audio(1, seed))
+        made = TreeDecoder(WhisperRunner(whisper(), False)).encode(audio(1, seed))
         return made._replace(features=None)
 
     assert played(whisper(kind=WhisperForCausalLM), states) < 1e-5
@@ -118,7 +118,7 @@ def test_lean_runner_equals_transformers(shape, packed):
     model, source = whisper(shape), audio(2)
     assert fits(model)
     ids = [(7 * i + 3) % VOCAB for i in range(30)]
-    lean = CausalModel(WhisperRunner(model, packed))
+    lean = TreeDecoder(WhisperRunner(model, packed))
     at = torch.arange(30).expand(2, -1)
     with torch.inference_mode():
         cache = lean.open(2, 128, source)
@@ -132,8 +132,8 @@ def test_checks_and_calibration_make_audio_up():
     lean = adapt(whisper())
     assert isinstance(lean.runner, WhisperRunner)
     assert lean.reads == "source"
-    assert check.paths(lean, "target") is None
-    assert check.trees(lean, "target") < 1e-4
+    assert load_checks.paths(lean, "target") is None
+    assert load_checks.trees(lean, "target") < 1e-4
     assert min(calibrate.cost(lean, (1, 3), repeats=1).values()) > 0
     assert adapt(whisper(kind=WhisperForCausalLM)).reads == "states"
 
@@ -198,12 +198,12 @@ def test_another_path_for_narrow_calls_is_caught(monkeypatch):
         return unscaled(q.float(), keys.float(), values.float(), mask).bfloat16()
 
     def padded(rows):
-        steady = Steady(switching, rows), rounding.Rounding()
+        steady = BatchInvariantAttention(switching, rows), batch_invariance.BatchInvariance()
         monkeypatch.setattr(outrider.models.whisper, "steady", lambda *_: steady)
         return equal_at_all_widths(1)
 
-    assert not padded(rounding.Rows())
-    assert padded(rounding.Rows((5, 6, 7, 8), 1))
+    assert not padded(batch_invariance.PaddingPolicy())
+    assert padded(batch_invariance.PaddingPolicy((5, 6, 7, 8), 1))
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ import torch
 from cases import Case, build
 
 from outrider import ops
-from outrider.models.native import build as compiler
+from outrider.models.cpu_kernels import build as compiler
 from outrider.noise import Purpose
 from outrider.ops.cpu import block, compiled, keys
 from outrider.ops.cpu.urns import Urns

@@ -19,7 +19,7 @@ from transformers import (
 import outrider
 from outrider import DraftModel, Engine, Sampling, Timestamps
 from outrider.certify import Power, certify, foreign
-from outrider.models import adapt, shallow
+from outrider.models import adapt, layer_subset
 from outrider.types import Inputs
 
 pytestmark = pytest.mark.real
@@ -64,7 +64,7 @@ def rules(folder, timed):
 
 def with_its_layers(folder):
     model = loaded(folder)
-    return adapt(model), adapt(shallow.cut(model, (0, 5)), shares=True)
+    return adapt(model), adapt(layer_subset.cut(model, (0, 5)), shares=True)
 
 
 def with_the_shipped_draft(folder):

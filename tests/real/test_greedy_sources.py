@@ -14,7 +14,7 @@ from scipy.signal import resample_poly
 from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling
-from outrider.models import CausalModel, adapt, check
+from outrider.models import TreeDecoder, adapt, load_checks
 from outrider.models.seq2seq import Seq2SeqRunner
 from outrider.types import Inputs
 
@@ -69,7 +69,7 @@ def test_analogues_are_transformers(molecules):
         line = model.generate(torch.tensor([ids]), max_new_tokens=budget, do_sample=False)
         expected.append(line[0, 1:].tolist())
     target = adapt(model)
-    assert check.paths(target, "target") < 1e-5
+    assert load_checks.paths(target, "target") < 1e-5
     inputs = [Inputs(torch.tensor([i]), None, torch.ones(1, len(i)).bool()) for i in sources]
     limits = Limits(budget, stop_ids=(annalog.END,))
     assert texts(Engine(target, Root()), [[annalog.START]] * 4, limits, inputs)[0] == expected
@@ -82,8 +82,8 @@ def test_analogues_are_transformers(molecules):
 def test_transcripts_are_transformers(whisper, frames):
     """Three recordings side by side; what is suppressed is left out on both sides."""
     model = WhisperForConditionalGeneration.from_pretrained(whisper, dtype=torch.float32).eval()
-    target = CausalModel(Seq2SeqRunner(model))
-    assert check.paths(target, "target") < 1e-5
+    target = TreeDecoder(Seq2SeqRunner(model))
+    assert load_checks.paths(target, "target") < 1e-5
     settings = model.generation_config
     settings.suppress_tokens = settings.begin_suppress_tokens = None
     ids = settings.lang_to_id["<|en|>"], settings.task_to_id["transcribe"]

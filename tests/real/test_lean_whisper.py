@@ -11,10 +11,10 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from outrider import DraftModel, Engine, Limits, Root, Sampling
 from outrider.models.calibrate import Setting
+from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.linear import can_pack
-from outrider.models.nodes import causal
-from outrider.models.shallow_source import Layers, ShallowSource
-from outrider.models.sources import Source
+from outrider.models.sources import ModelSource
+from outrider.models.tree_inputs import causal
 from outrider.types import Inputs
 
 pytestmark = pytest.mark.real
@@ -38,9 +38,9 @@ def inputs(columns):
 
 def driven(path, dtype):
     packed = can_pack(getattr(torch, dtype))
-    source, setting = Source(path, "target"), Setting(1, dtype, packed)
+    source, setting = ModelSource(path, "target"), Setting(1, dtype, packed)
     target = source.driven(setting, CPU, 51865)
-    return target, ShallowSource(source, Layers((0, 5))).driven(setting, CPU, 51865)
+    return target, LayerSubsetSource(source, LayerSubset((0, 5))).driven(setting, CPU, 51865)
 
 
 def text(target, drafter, source):

@@ -7,7 +7,7 @@ import pytest
 
 import outrider
 from outrider import Sampling, Stop
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 
 pytestmark = pytest.mark.real
 

@@ -8,7 +8,7 @@ The folders `whisper-base` and `speech` of OUTRIDER_MODELS; the latter holds Deb
 import pytest
 
 import outrider
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 
 pytestmark = pytest.mark.real
 

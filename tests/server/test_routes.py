@@ -141,7 +141,7 @@ def test_offsets_are_those_of_the_text(shipped):
 
 def teacher_forced(speculator, prompt, tokens):
     """The target's log-probabilities [n, V] ahead of each token."""
-    from outrider.models.nodes import causal
+    from outrider.models.tree_inputs import causal
 
     target = speculator.engine.target
     ids = torch.tensor([[*prompt, *tokens]])

@@ -11,7 +11,7 @@ from test_audio import written as wav
 import outrider
 from outrider import AudioError, ConfigurationError, DraftModel, PromptLookup
 from outrider.drafters import ReferenceLookup, SampledTree
-from outrider.models import CausalModel
+from outrider.models import TreeDecoder
 from outrider.text.speech.decoding import Rows
 
 GREEDY = {"temperature": 0, "language": "en", "max_new_tokens": 12}
@@ -44,7 +44,7 @@ def test_every_drafter_writes_the_plain_text(tiny):
     samples = whispers.sound(5)
     plain = tiny.transcribe(samples, **GREEDY)
     other = whispers.whisper(seed=1, layers=1)
-    small = CausalModel(type(tiny.engine.target.runner)(other, False))
+    small = TreeDecoder(type(tiny.engine.target.runner)(other, False))
     drafters = [PromptLookup(3), DraftModel(small, (1, 1, 1)), SampledTree(small, (2, 1))]
     for drafter in drafters:
         mine = tiny.using(drafter).transcribe(samples, **GREEDY)

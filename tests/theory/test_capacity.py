@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from outrider.cli import app
 from outrider.costs import Curve, Sizes
 from outrider.errors import ConfigurationError
-from outrider.models.sizes import sizes
-from outrider.models.sources import Source
+from outrider.models.flops import sizes
+from outrider.models.sources import ModelSource
 from outrider.shipped import shipped
 from outrider.theory import capacity
 from outrider.theory.capacity import Drafting, Machine
@@ -87,8 +87,8 @@ def test_speculation_pays_up_to_the_rows_that_are_found():
 
 def test_sizes_of_a_folder():
     """The shipped target: everything is read but the table of embeddings, unless it is tied."""
-    found = sizes(Source(shipped("target"), "target"), "bfloat16")
-    source = Source(shipped("target"), "target").config
+    found = sizes(ModelSource(shipped("target"), "target"), "bfloat16")
+    source = ModelSource(shipped("target"), "target").config
     wide = source.num_key_value_heads * (source.hidden_size // source.num_attention_heads)
     assert found.weight_bytes == 2 * found.parameters
     assert found.kv_bytes == source.num_hidden_layers * 2 * wide * 2

@@ -6,14 +6,14 @@ import torch
 from outrider.costs import Sizes
 from outrider.lab import rates
 from outrider.lab.steps import Steps
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import llama
 from outrider.theory import capacity
 
 
 def tiny():
     model = llama(vocab_size=128, num_hidden_layers=2, max_position_embeddings=2048)
-    return CausalModel(LlamaRunner(model, False)), sum(p.numel() for p in model.parameters())
+    return TreeDecoder(LlamaRunner(model, False)), sum(p.numel() for p in model.parameters())
 
 
 def test_the_machine_is_measured_without_a_step_of_the_model(monkeypatch):
@@ -67,7 +67,7 @@ def test_products_are_those_of_the_model():
     seen = []
     at = torch.arange(3)[None]
     cache = target.open(1, 128)
-    from outrider.models.nodes import causal
+    from outrider.models.tree_inputs import causal
 
     for layer in target.runner._layers:
         for name in ("qkv", "out", "gate_up", "down"):

@@ -288,7 +288,7 @@ for where in ("load", "loading"):
         row(R, "param", f"outrider.{where}:load.{old}", new)
 for name in ("draft_model", "dynamic_tree", "either", "layer_skip", "translated", "cascade", "beam", "paths", "static_tree"):
     row(R, "param", f"outrider.drafters.{name}:_made.coupled", "shared_noise")
-row(R, "attr", "outrider.models.settle:Wish.packed", "pack_weights")
+row(R, "attr", "outrider.models.runtime_config:RuntimeOptions.packed", "pack_weights")
 row(R, "attr", "outrider.drafters.recipes:DraftOptions.coupled", "shared_noise")
 row(R, "attr", "outrider.drafters.recipes:DraftOptions.acceptance", "tree_acceptance")
 for old, new in (("coupled", "shared_noise"), ("acceptance", "tree_acceptance"), ("costs", "step_costs")):

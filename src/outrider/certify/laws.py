@@ -19,8 +19,8 @@ from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling, rows, warp
-from outrider.models.nodes import causal
 from outrider.models.prefill import ingest
+from outrider.models.tree_inputs import causal
 from outrider.rows import SamplingRows
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws

@@ -15,7 +15,7 @@ from outrider import noise, ops
 from outrider.certify.laws import Scored, Text, pad, read
 from outrider.certify.report import Test
 from outrider.laws.sampling import Sampling
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.types import LanguageModel
 
 QUANTILE, FACTOR = 0.9999, 2.0

@@ -21,7 +21,7 @@ from outrider.lab.terminal import put
 if TYPE_CHECKING:
     from outrider.engine.search import Beams
     from outrider.laws.sampling import Sampling as Rules
-    from outrider.models.sources import Source
+    from outrider.models.sources import ModelSource
     from outrider.text.results import Generation
     from outrider.text.speculator import Speculator
     from outrider.text.stream import Stream
@@ -248,7 +248,7 @@ class _Asked(TypedDict):
     reference: str | None
 
 
-def _suits(target: "Source", source: str | None) -> None:
+def _suits(target: "ModelSource", source: str | None) -> None:
     """Refuse a target of the wrong kind before its weights are read."""
     from outrider.models.config import hears
 

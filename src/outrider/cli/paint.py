@@ -21,7 +21,7 @@ MARKS = {"rejected": ("[-", "-]"), "corrected": ("{+", "+}"), "bonus": ("{*", "*
 
 def written(tokenizer: "Tokenizer", token: int) -> str:
     """What a token writes, its leading space included; nothing for a special one."""
-    from outrider.models.spelling import spelling_of
+    from outrider.models.token_bytes import spelling_of
 
     spelling = spelling_of(tokenizer)
     return "" if token in spelling.special else spelling.text(token)

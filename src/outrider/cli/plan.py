@@ -15,7 +15,7 @@ from outrider.costs import Sizes
 from outrider.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from outrider.models.sources import Source
+    from outrider.models.sources import ModelSource
     from outrider.theory.capacity import Drafting, Machine
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -142,7 +142,7 @@ def plan(
 
 
 def _sizes(
-    model: "Source | None",
+    model: "ModelSource | None",
     dtype: str | None,
     model_bytes: str | None,
     kv_bytes: str | None,
@@ -150,8 +150,8 @@ def _sizes(
     layers: int,
 ) -> Sizes:
     """By name, by numbers, or by name with some numbers in place of its own."""
-    from outrider.models.settle import WEIGHTS
-    from outrider.models.sizes import sizes as sizes_of
+    from outrider.models.flops import sizes as sizes_of
+    from outrider.models.runtime_config import WEIGHTS
 
     if dtype is not None and (model is None or dtype not in WEIGHTS):
         do = f"use one of {', '.join(WEIGHTS)}, and name a model"
@@ -212,12 +212,12 @@ def _told(rates: _Rates) -> "Machine":
 
 
 def _measured(
-    model: "Source | None", dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
+    model: "ModelSource | None", dtype: str | None, threads: int | None, sizes: Sizes, rates: _Rates
 ) -> "Machine":
     """This processor's rates with this model."""
     from outrider.lab.rates import measured
     from outrider.loading import load
-    from outrider.models import CausalModel
+    from outrider.models import TreeDecoder
 
     if model is None or rates.given():
         got = "no model" if model is None else ", ".join(rates.given())
@@ -235,7 +235,7 @@ def _measured(
         trust_remote_code=model.trust,
     )
     target = loaded.engine.target
-    if not isinstance(target, CausalModel):
+    if not isinstance(target, TreeDecoder):
         raise ConfigurationError(
             f"--measure runs a decoder in one process; got {type(target).__name__}; give the rates"
         )

@@ -19,8 +19,8 @@ from outrider.drafters.draft_model import Coupled, Drawn
 from outrider.drafters.growing import Policy, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.errors import ConfigurationError
-from outrider.models.causal import CausalModel
-from outrider.models.part import part
+from outrider.models.decoder import TreeDecoder
+from outrider.models.early_exit import part
 from outrider.tree import parents_of
 from outrider.types import Context, Draft, Kind, LanguageModel, Shape
 
@@ -29,7 +29,7 @@ from outrider.types import Context, Draft, Kind, LanguageModel, Shape
 class LayerSkip(Forgetful):
     """A chain, or `counts[l]` children below every node of level l, from layers of the target.
 
-    model  runs on the target's cache: `outrider.models.part.part` of the target
+    model  runs on the target's cache: `outrider.models.early_exit.part` of the target
 
     >>> LayerSkip(part(target, (0, 1, 4)), (1, 1, 1))                        # doctest: +SKIP
     """
@@ -103,7 +103,7 @@ def _made(
 ) -> LayerSkip:
     recipes.one_depth(branching, num_speculative_tokens)
     counts = (1,) * (num_speculative_tokens or 4) if branching is None else branching
-    have = target.runner.layers if isinstance(target, CausalModel) else 0
+    have = target.runner.layers if isinstance(target, TreeDecoder) else 0
     left = layers(have, skip, exit) if have else ()
     return LayerSkip(part(target, left), counts, coupled)
 

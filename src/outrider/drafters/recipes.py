@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from outrider import arguments
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.errors import ConfigurationError
-from outrider.models.translated import TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.types import Drafter, LanguageModel
 
 if TYPE_CHECKING:

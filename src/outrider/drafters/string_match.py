@@ -4,7 +4,7 @@ The draft goes on from the text as its own tokenizer cuts it, with its most prob
 spell a string, which the target's tokenizer cuts. Nothing is drawn, so what is proposed is a point
 mass at any temperature (string-level exact match, Timor et al. 2025). Tokens that the draft's
 vocabulary lacks can be proposed, too, unlike with the law over common tokens that
-`models.translated` declares.
+`models.cross_tokenizer_model` declares.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import growing, lookup, recipes
 from outrider.drafters.growing import shapes
-from outrider.models.translated import TranslatedCache, TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 

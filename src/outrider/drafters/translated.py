@@ -16,7 +16,7 @@ from outrider.drafters import recipes
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import shapes
 from outrider.drafters.string_match import StringMatch
-from outrider.models.translated import TranslatedCache, TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
 from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from outrider.engine.request import Request, source_ids
 from outrider.laws import sampling, shaping
 from outrider.models.prefill import behind, inference, ingest
-from outrider.models.prefixes import Prefixes
+from outrider.models.prefix_cache import PrefixCache
 from outrider.rows import narrowed, picked, placed, taken
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
@@ -140,7 +140,7 @@ class Prefill:
         drafter: Drafter,
         requests: Sequence[Request],
         capacity: int,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
         later: bool = False,
     ) -> None:
         self.target, self.drafter, self.requests = target, drafter, requests

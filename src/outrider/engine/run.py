@@ -34,7 +34,7 @@ from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
 from outrider.laws.sampling import fresh_seed
 from outrider.models.prefill import inference
-from outrider.models.prefixes import Prefixes
+from outrider.models.prefix_cache import PrefixCache
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import (
     Block,
@@ -72,7 +72,7 @@ class Run(Iterator[HostBlock]):
         *,
         trace: bool = False,
         observe: Observer | None = None,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.engine, self._trace, self._observe = engine, trace, observe
         self._size = engine.drafter.shapes[0].max_nodes

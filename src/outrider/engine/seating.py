@@ -7,7 +7,7 @@ from outrider.engine.batch import Batch, Prefill, groups, slab
 from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.request import Request
 from outrider.engine.seats import Seats
-from outrider.models.prefixes import Prefixes
+from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Drafter, LanguageModel
 
 CHUNK = 64  #: prompt tokens read between two steps of those who run
@@ -31,7 +31,7 @@ class Seating:
         ledger: Ledger,
         seats: int,
         capacity: int,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.target, self.drafter, self.capacity = target, drafter, capacity
         # entries of other sources, and states that heads read, are not kept

@@ -16,8 +16,8 @@ from outrider.drafters.root import bare
 from outrider.engine.batch import Batch, begin
 from outrider.laws.sampling import warp
 from outrider.laws.shaping import shape
-from outrider.models.nodes import of_tree
 from outrider.models.prefill import inference, width
+from outrider.models.tree_inputs import of_tree
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
     PLAIN,

@@ -12,16 +12,28 @@ from outrider import arguments
 from outrider.drafters import models
 from outrider.errors import ConfigurationError
 from outrider.integrations.driven import driven, runner
-from outrider.models import CausalModel, check, heads, reads_more, refusals, shallow, sharing
+from outrider.models import (
+    TreeDecoder,
+    heads,
+    layer_subset,
+    load_checks,
+    reads_more,
+    sharing,
+    unsupported,
+)
 from outrider.models.calibrate import Setting
+from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.models.heads import HeadModel
-from outrider.models.retold import Translation, between
-from outrider.models.shallow_source import Layers, ShallowSource, is_folder
-from outrider.models.sources import ShareEncoder, Source, read_tokenizer
-from outrider.models.translated import TranslatedModel
+from outrider.models.layer_subset_source import (
+    LayerSubset,
+    LayerSubsetSource,
+    is_folder,
+)
+from outrider.models.sources import ModelSource, ShareEncoder, read_tokenizer
+from outrider.models.token_remap import VocabularyMap, vocabulary_map
 from outrider.types import LanguageModel
 
-Draft: TypeAlias = "PreTrainedModel | Layers | str | Path"
+Draft: TypeAlias = "PreTrainedModel | LayerSubset | str | Path"
 #: Outputs of one family are padded to multiples of at most this.
 _PADDING = 1024
 
@@ -47,26 +59,26 @@ _HEADS: WeakKeyDictionary[PreTrainedModel, dict[str, _Head]] = WeakKeyDictionary
 _CUTS: WeakKeyDictionary[PreTrainedModel, dict[str, _Cut]] = WeakKeyDictionary()
 
 
-def translation(target: object, draft_tokenizer: object, draft: object) -> Translation | None:
+def translation(target: object, draft_tokenizer: object, draft: object) -> VocabularyMap | None:
     """How a draft model with another tokenizer is translated; None if it has the target's."""
     if draft_tokenizer is None:
         return None
-    check.draft_tokenizer(draft_tokenizer, models(draft))
+    load_checks.draft_tokenizer(draft_tokenizer, models(draft))
     if target is None:
         raise ConfigurationError(
             "a draft model's tokenizer is compared with the target's; got assistant_tokenizer= "
             "(draft_tokenizer=) alone; pass tokenizer=..., too"
         )
     ours, theirs = (read_tokenizer(one) for one in (target, draft_tokenizer))
-    return between(ours, theirs)
+    return vocabulary_map(ours, theirs)
 
 
 def beside(
-    target: CausalModel,
+    target: TreeDecoder,
     model: PreTrainedModel,
     draft: Draft,
     share: ShareEncoder = "auto",
-    words: Translation | None = None,
+    words: VocabularyMap | None = None,
 ) -> LanguageModel | HeadModel:
     """A draft model over the target's tokens; its own are `words`, if they are others.
 
@@ -78,7 +90,7 @@ def beside(
         return head
     if words is not None:
         return _translated(target, model, draft, words)
-    if isinstance(draft, Layers) or is_folder(draft):
+    if isinstance(draft, LayerSubset) or is_folder(draft):
         if share is False and reads_more(model.config):
             raise ConfigurationError(
                 "layers of the target read what its encoder made; got share_encoder=False; leave "
@@ -88,21 +100,21 @@ def beside(
     made = driven(draft, "draft", _shares(model, draft, share))
     sizes = {"target": target.vocab_size, "draft": made.vocab_size}
     if abs(sizes["target"] - sizes["draft"]) >= _PADDING:
-        check.vocabulary(None, None, sizes)
-    return CausalModel(made.runner, target.vocab_size)
+        load_checks.vocabulary(None, None, sizes)
+    return TreeDecoder(made.runner, target.vocab_size)
 
 
 def _translated(
-    target: CausalModel, model: PreTrainedModel, draft: Draft, words: Translation
+    target: TreeDecoder, model: PreTrainedModel, draft: Draft, words: VocabularyMap
 ) -> TranslatedModel:
-    if isinstance(draft, Layers) or is_folder(draft) or reads_more(model.config):
+    if isinstance(draft, LayerSubset) or is_folder(draft) or reads_more(model.config):
         raise ConfigurationError(
             "only draft models of text alone are translated, for targets of text alone; got "
             f"draft_tokenizer={words.draft.name} with {arguments.shown(draft)}; leave it out, or "
             "use a draft model with the target's tokenizer"
         )
     made = driven(draft, "draft")
-    return TranslatedModel(CausalModel(made.runner, words.draft.size), words, target.vocab_size)
+    return TranslatedModel(TreeDecoder(made.runner, words.draft.size), words, target.vocab_size)
 
 
 def layers_of(given: object, draft: object) -> object:
@@ -114,7 +126,7 @@ def layers_of(given: object, draft: object) -> object:
             f"draft_layers makes a draft of the target; got {arguments.shown(draft)} as a draft "
             "model, too; leave one of them out"
         )
-    return Layers(given)  # type: ignore[arg-type]
+    return LayerSubset(given)  # type: ignore[arg-type]
 
 
 def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
@@ -123,18 +135,18 @@ def _shares(model: PreTrainedModel, draft: object, share: ShareEncoder) -> bool:
     if not model.config.is_encoder_decoder or share is False:
         return False
     if share is True:
-        refusals.check_widths(model.config, draft.config)
+        unsupported.check_widths(model.config, draft.config)
         return True
     return sharing.same_encoder(model, draft)
 
 
-def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> HeadModel | None:
+def _head(target: TreeDecoder, model: PreTrainedModel, given: str | Path) -> HeadModel | None:
     """A head of the target, read once; None: another draft is meant."""
     made, of = _HEADS.setdefault(model, {}), tuple(map(id, model.parameters()))
     key = str(given)
     if key not in made or made[key].of != of:
         setting = Setting(torch.get_num_threads(), str(model.dtype).removeprefix("torch."), False)
-        source = heads.source_of(given, Source(model, "target"))
+        source = heads.source_of(given, ModelSource(model, "target"))
         if source is None:
             return None
         driven = source.driven(setting, torch.device(model.device), target.vocab_size)
@@ -142,18 +154,20 @@ def _head(target: CausalModel, model: PreTrainedModel, given: str | Path) -> Hea
     return made[key].model
 
 
-def _cut(target: CausalModel, model: PreTrainedModel, draft: Layers | str | Path) -> CausalModel:
+def _cut(
+    target: TreeDecoder, model: PreTrainedModel, draft: LayerSubset | str | Path
+) -> TreeDecoder:
     """Layers of the target as a model, put together once."""
     made, of = _CUTS.setdefault(model, {}), tuple(map(id, model.parameters()))
-    key = str(draft if isinstance(draft, Layers) else Path(draft).resolve())
+    key = str(draft if isinstance(draft, LayerSubset) else Path(draft).resolve())
     if key not in made or made[key].of != of:
-        source = ShallowSource(Source(model, "target"), draft)
+        source = LayerSubsetSource(ModelSource(model, "target"), draft)
         dtype = str(model.dtype).removeprefix("torch.")
         small = source.model(dtype, torch.device(model.device))
         if source.ids_K is not None:
-            shallow.trim(small, source.ids_K)
+            layer_subset.trim(small, source.ids_K)
         made[key] = _Cut(of, small, source.ids_K)
     _, small, ids = made[key]
-    causal = CausalModel(runner(small, reads_more(small.config)), target.vocab_size)
+    causal = TreeDecoder(runner(small, reads_more(small.config)), target.vocab_size)
     causal.ids_K = None if ids is None else ids.to(small.device)
     return causal

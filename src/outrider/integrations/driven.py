@@ -9,16 +9,16 @@ from transformers import generation as hf
 from outrider.errors import ConfigurationError
 from outrider.keywords import CONFIGURED
 from outrider.models import (
-    CausalModel,
     TransformersRunner,
-    check,
+    TreeDecoder,
+    load_checks,
     reads_more,
-    refusals,
     runner_of,
     seq2seq,
+    unsupported,
 )
 from outrider.models.config import decoder_of, read
-from outrider.models.guard import CONFIGURATION
+from outrider.models.model_lock import CONFIGURATION
 
 #: What a model was when it passed its check. Nothing here keeps a model alive.
 _CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[object, ...]] = WeakKeyDictionary()
@@ -35,7 +35,7 @@ def named(config: hf.GenerationConfig) -> dict[str, object]:
     return {name: value for name, value in named.items() if value != defaults.get(name)}
 
 
-def driven(model: PreTrainedModel, role: str, shares: bool = False) -> CausalModel:
+def driven(model: PreTrainedModel, role: str, shares: bool = False) -> TreeDecoder:
     """The model behind a runner of its own that reads its live weights.
 
     Checked when it is first seen, and again after any change of its configuration. A draft that
@@ -47,15 +47,15 @@ def driven(model: PreTrainedModel, role: str, shares: bool = False) -> CausalMod
             f"{name} must be a loaded model here; got {str(model)!r}; load it with "
             "transformers' from_pretrained first"
         )
-    refusals.check_loaded(model, name, "one loaded model")
+    unsupported.check_loaded(model, name, "one loaded model")
     with CONFIGURATION:
         text = decoder_of(model.config)
         state = (model.device, model.dtype, text._attn_implementation, model.config.to_dict())
         if _CHECKED.get(model) != state:
-            refusals.check(model)
-            check.paths(CausalModel(runner(model)), role)
+            unsupported.check(model)
+            load_checks.paths(TreeDecoder(runner(model)), role)
             _CHECKED[model] = state
-        return CausalModel(runner(model, shares))
+        return TreeDecoder(runner(model, shares))
 
 
 def runner(model: PreTrainedModel, shares: bool = False) -> TransformersRunner:

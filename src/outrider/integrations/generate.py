@@ -35,7 +35,7 @@ from outrider.integrations.references import Ids
 from outrider.integrations.sources import EncoderInputs, Given
 from outrider.integrations.windows import windows_of
 from outrider.keywords import KNOWN, OURS, load_arguments
-from outrider.models.guard import evaluating
+from outrider.models.model_lock import evaluating
 from outrider.stats import Stats
 
 #: Settings that are keywords of `model.generate` itself.

@@ -16,7 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.integrations.references import Ids, lists
 from outrider.integrations.windows import Windows
 from outrider.models.config import read
-from outrider.models.seq2seq.kinds import Window, kind_of
+from outrider.models.seq2seq.input_modality import WindowInput, modality_of
 from outrider.types import Encoded, Inputs
 
 #: A tensor, or what a processor or tokenizer of transformers returns.
@@ -97,7 +97,7 @@ def _encoded(model: PreTrainedModel, model_kwargs: Mapping[str, object]) -> Enco
     own = read(output, "attention_mask", Tensor)  # the encoder knows best
     if own is not None and own.shape == size:
         return Encoded(states, own.bool())
-    if not isinstance(mask, Tensor) or isinstance(kind_of(model), Window):
+    if not isinstance(mask, Tensor) or isinstance(modality_of(model), WindowInput):
         return Encoded(states, torch.ones(size, dtype=torch.bool, device=states.device))
     if mask.shape != size:
         mask = model._get_feature_vector_attention_mask(size[1], mask)
@@ -145,8 +145,8 @@ def _inputs(
     if len(fields) != 1 or not isinstance(tensor, Tensor):
         do = "pass what the model's own processor or tokenizer returns"
         arguments.refuse(name, "a tensor, or a mapping of one and an attention_mask", given, do)
-    kind = kind_of(model)
-    if isinstance(kind, Window):  # frames stand in columns there, and silence counts
+    kind = modality_of(model)
+    if isinstance(kind, WindowInput):  # frames stand in columns there, and silence counts
         tensor, mask = _window(kind, tensor, name, windows), None
     tensor = _spread(name, tensor, rows)
     if mask is None or tensor.dim() == 4:
@@ -157,7 +157,7 @@ def _inputs(
     return Inputs(tensor, None, mask)
 
 
-def _window(kind: Window, frames_BMF: Tensor, name: str, windows: Windows | None) -> Tensor:
+def _window(kind: WindowInput, frames_BMF: Tensor, name: str, windows: Windows | None) -> Tensor:
     """The window [B, F, M] of each row, cut out of whole recordings [B, M, F]."""
     if frames_BMF.dim() != 3 or frames_BMF.shape[1] != kind.mels:
         what = f"frames [B, {kind.mels}, F] of the same sound"
@@ -174,8 +174,8 @@ def _window(kind: Window, frames_BMF: Tensor, name: str, windows: Windows | None
 
 def _mels(model: PreTrainedModel) -> int | None:
     """Channels of the frames that a model hears, if it hears windows of frames."""
-    kind = kind_of(model)
-    return kind.mels if isinstance(kind, Window) else None
+    kind = modality_of(model)
+    return kind.mels if isinstance(kind, WindowInput) else None
 
 
 def _spread(name: str, table: Tensor, rows: int) -> Tensor:

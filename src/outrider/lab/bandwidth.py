@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from outrider.certify.report import Row
-from outrider.models.sizes import sizes
-from outrider.models.sources import DTYPES, Source
+from outrider.models.flops import sizes
+from outrider.models.sources import DTYPES, ModelSource
 
 _LEAST_S, _TIMES = 0.15, 5
 
@@ -45,7 +45,7 @@ class Ceiling:
 
 def ceiling(target: str, dtype: str, device: str = "cpu") -> Ceiling:
     """Of a model in this dtype; an embedding table is a look-up unless it is the output layer."""
-    size = int(sizes(Source(target, "target"), dtype).weight_bytes)
+    size = int(sizes(ModelSource(target, "target"), dtype).weight_bytes)
     return Ceiling(size, bandwidth(size, dtype, device))
 
 

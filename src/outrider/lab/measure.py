@@ -11,7 +11,7 @@ import torch
 
 from outrider.lab import intervals
 from outrider.laws.sampling import Sampling
-from outrider.models.over import Over
+from outrider.models.model_wrapper import ModelWrapper
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -133,7 +133,7 @@ class Span(NamedTuple):
     tokens: int = 0  #: that it read
 
 
-class Timed(Over[LanguageModel]):
+class Timed(ModelWrapper[LanguageModel]):
     """A model whose calls are counted and timed: what is spent in a draft model alone.
 
     On CUDA every call waits for the device, before and after.

@@ -20,9 +20,9 @@ import torch
 
 from outrider.costs import Curve, Sizes
 from outrider.lab.steps import Steps, timed
-from outrider.models import CausalModel, LlamaRunner
+from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.hf import TransformersRunner
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.testing import llama
 from outrider.theory.capacity import UNIT, Machine
 
@@ -57,7 +57,7 @@ class Rates:
     """The machine as it runs this model, on the threads that torch has, by so many rounds."""
 
     @torch.inference_mode()
-    def __init__(self, target: CausalModel, sizes: Sizes, rounds: int) -> None:
+    def __init__(self, target: TreeDecoder, sizes: Sizes, rounds: int) -> None:
         self._sizes, self._far = sizes, min(FAR, target.context - max(SEEING))
         self._products = {nodes: _products(target, nodes) for nodes in NODES}
         kinds = {(rows, nodes, NEAR) for rows, nodes in CALLS}
@@ -111,7 +111,7 @@ class Rates:
         )
 
 
-def measured(target: CausalModel, sizes: Sizes, rounds: int = 9) -> Machine:
+def measured(target: TreeDecoder, sizes: Sizes, rounds: int = 9) -> Machine:
     """The machine as it runs this model, by so many rounds."""
     rates = Rates(target, sizes, rounds)
     for _ in range(rounds):
@@ -119,7 +119,7 @@ def measured(target: CausalModel, sizes: Sizes, rounds: int = 9) -> Machine:
     return rates.machine()
 
 
-def _products(target: CausalModel, nodes: int) -> Callable[[], object]:
+def _products(target: TreeDecoder, nodes: int) -> Callable[[], object]:
     """All products of a call of so many nodes."""
     runner = target.runner
     if isinstance(runner, LlamaRunner):
@@ -132,7 +132,7 @@ def _products(target: CausalModel, nodes: int) -> Callable[[], object]:
     return lambda: [run(each[wide]) for run, wide in runs]
 
 
-def _call(target: CausalModel, rows: int, nodes: int, behind: int) -> Callable[[], object]:
+def _call(target: TreeDecoder, rows: int, nodes: int, behind: int) -> Callable[[], object]:
     """A call that reads so many tokens of each of some prompts behind others."""
     wide = target.width(behind + nodes)
     cache, at = target.open(rows, wide), torch.arange(behind + nodes).expand(rows, -1)
@@ -157,7 +157,7 @@ class _Around:
     """What the engine takes around calls: steps of a tiny model, less its calls."""
 
     def __init__(self, vocab: int, rounds: int) -> None:
-        tiny = CausalModel(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
+        tiny = TreeDecoder(LlamaRunner(llama(vocab_size=vocab, num_hidden_layers=1), False))
         # a real model's weights leave nothing of the engine in caches
         self._away = torch.zeros(1 << 25).sum
         self._steps = [Steps(tiny, rows, (n,), NEAR, rounds, self._away) for rows, n in ENGINE]

@@ -12,8 +12,8 @@ from outrider.engine.planner.protocol import Finished, View
 from outrider.engine.request import Request
 from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
-from outrider.models import CausalModel
-from outrider.models.prefixes import Prefixes
+from outrider.models import TreeDecoder
+from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Shape
 
 _FIRST = 2  #: steps that read the prompts and warm up
@@ -60,7 +60,7 @@ class Steps:
 
     def __init__(
         self,
-        target: CausalModel,
+        target: TreeDecoder,
         rows: int,
         nodes: tuple[int, ...],
         context: int,
@@ -78,7 +78,7 @@ class Steps:
             )
         engine = Engine(target, Random(target.vocab_size, most - 1), planner=self._told)
         room = count * most
-        self._run = Run(engine, rows, first + room + most, prefixes=Prefixes(_PREFIXES))
+        self._run = Run(engine, rows, first + room + most, prefixes=PrefixCache(_PREFIXES))
         prompt = [5 + (7 * at) % 90 for at in range(first)]
         for row in range(rows):
             self._run.submit(Request(prompt, Sampling(1.0, seed=row), Limits(room)))

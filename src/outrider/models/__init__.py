@@ -13,8 +13,8 @@ from outrider import lazy
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from outrider.models.causal import CausalModel
     from outrider.models.chain import ChainRunner
+    from outrider.models.decoder import TreeDecoder
     from outrider.models.hf import TransformersRunner
     from outrider.models.llama import LlamaRunner
 
@@ -83,7 +83,7 @@ def adapt(
     chain_only: bool = False,
     shares: bool = False,
     int8: bool = False,
-) -> "CausalModel":
+) -> "TreeDecoder":
     """Drive a loaded transformers model: the lean runner on a CPU, else its own forward.
 
     `chain_only` takes the fallback that uses the model's own mask. `shares` leaves an
@@ -94,25 +94,31 @@ def adapt(
     """
     import torch
 
-    from outrider.models import laid, llama, refusals
-    from outrider.models.causal import CausalModel
+    from outrider.models import llama, unsupported, weight_packing
+    from outrider.models.decoder import TreeDecoder
     from outrider.models.llama import LlamaRunner
 
-    refusals.check(model)
+    unsupported.check(model)
     on_cpu = torch.device(model.device).type == "cpu"
     if on_cpu and model.config.model_type == "whisper":
         from outrider.models import whisper
 
         if whisper.fits(model):
-            return CausalModel(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
+            return TreeDecoder(whisper.WhisperRunner(model, packed, shares, int8), vocab_size)
     lean = on_cpu and not chain_only and not reads_more(model.config) and llama.fits(model)
     if lean:
-        return CausalModel(LlamaRunner(model, packed, int8), vocab_size)
-    made = laid.in_8_bits(model) if int8 else laid.packed(model) if packed and on_cpu else None
+        return TreeDecoder(LlamaRunner(model, packed, int8), vocab_size)
+    made = (
+        weight_packing.quantize_int8(model)
+        if int8
+        else weight_packing.pack_linear_layers(model)
+        if packed and on_cpu
+        else None
+    )
     driven = _own(model if made is None else made, chain_only, shares)
     if made is not None and not int8:
         driven.packed, driven.means = True, f"{driven.means}, its linear layers packed"
-    return CausalModel(driven, vocab_size)
+    return TreeDecoder(driven, vocab_size)
 
 
 def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "TransformersRunner":
@@ -127,9 +133,9 @@ def _own(model: "PreTrainedModel", chain_only: bool, shares: bool) -> "Transform
 
 def reads_more(config: "PretrainedConfig") -> bool:
     """Whether models of this configuration read more than their text: sources, or states."""
-    from outrider.models import refusals
+    from outrider.models import unsupported
 
-    return bool(config.is_encoder_decoder) or refusals.reads_states(config)
+    return bool(config.is_encoder_decoder) or unsupported.reads_states(config)
 
 
 def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
@@ -148,17 +154,17 @@ def runner_of(model: "PreTrainedModel") -> "type[TransformersRunner]":
 __all__ = [
     "EXCEPTIONS",
     "SUPPORTED",
-    "CausalModel",
     "ChainRunner",
     "LlamaRunner",
     "TransformersRunner",
+    "TreeDecoder",
     "adapt",
     "reads_more",
     "runner_of",
 ]
 
 _HOMES = {
-    "CausalModel": "outrider.models.causal",
+    "TreeDecoder": "outrider.models.decoder",
     "ChainRunner": "outrider.models.chain",
     "LlamaRunner": "outrider.models.llama",
     "TransformersRunner": "outrider.models.hf",

@@ -14,8 +14,8 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
-from outrider.models.guard import alone, instead
 from outrider.models.hf import TransformersRunner
+from outrider.models.model_lock import alone, instead
 
 _LOCK = RLock()  #: Falcon's builder belongs to all its models
 _FALCON = modeling_falcon.build_alibi_tensor

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models import rounding
-from outrider.models.rounding import Rounding, Rows
+from outrider.models import batch_invariance
+from outrider.models.batch_invariance import BatchInvariance, PaddingPolicy
 
 #: (q [B, H, R, E], keys and values [B, H, W, E], mask [B, 1, R, W] or None) -> [B, H, R, E]
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -35,15 +35,16 @@ def unscaled(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Te
     return torch.softmax(scores if mask is None else scores + mask, -1) @ values
 
 
-class Steady(NamedTuple):
+class BatchInvariantAttention(NamedTuple):
     """Attention whose rows do not depend on how many there are.
 
-    >>> Steady(fused, Rows((4, 8), 4), groups=3).mask(torch.zeros(1, 1, 2, 9)).shape
+    >>> BatchInvariantAttention(fused, PaddingPolicy((4, 8), 4), groups=3).mask(torch.zeros(1, 1, 2,
+    ...     9)).shape
     torch.Size([1, 1, 8, 9])
     """
 
     attend: Attend
-    rows: Rows
+    rows: PaddingPolicy
     groups: int = 1  #: query heads to each of keys and values
 
     def mask(self, mask_B1QW: Tensor) -> Tensor:
@@ -84,13 +85,13 @@ class Steady(NamedTuple):
 
 def steady(
     attend: Attend, heads: int, groups: int, size: int, like: Tensor
-) -> tuple[Steady, Rounding]:
+) -> tuple[BatchInvariantAttention, BatchInvariance]:
     """Attention over `heads` key/value heads as `like`, and what is left for calls to look after.
 
     `attend` is `fused` or `unscaled`.
     """
-    if not rounding.concerns(like.dtype, like.device):
-        return Steady(attend, Rows(), groups), Rounding()
+    if not batch_invariance.applies_to(like.dtype, like.device):
+        return BatchInvariantAttention(attend, PaddingPolicy(), groups), BatchInvariance()
     tried = products if attend is unscaled else attend
-    found = rounding.of_attention(tried, heads, size, like.dtype)
-    return Steady(attend, found.rows, groups), found._replace(rows=Rows())
+    found = batch_invariance.of_attention(tried, heads, size, like.dtype)
+    return BatchInvariantAttention(attend, found.rows, groups), found._replace(rows=PaddingPolicy())

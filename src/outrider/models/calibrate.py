@@ -100,18 +100,18 @@ def homeless() -> Path:
     return Path(own)
 
 
-class Config(Protocol):
+class ModelConfig(Protocol):
     """The shape of a model, as transformers keeps it."""
 
     def to_json_string(self) -> str:
         """All of it as text."""
 
 
-def key(*configs: Config | None, about: str = "") -> str:
+def key(*configs: ModelConfig | None, about: str = "") -> str:
     """Identity of model shapes, software and processor, and of anything else."""
     import torch
 
-    from outrider.models.native import build  # which keeps libraries beside calibrations
+    from outrider.models.cpu_kernels import build  # which keeps libraries beside calibrations
 
     shapes = [c.to_json_string() for c in configs if c is not None]
     parts = [
@@ -206,7 +206,7 @@ def cost(model: "LanguageModel", widths: Sequence[int], repeats: int = 5) -> dic
     """
     import torch
 
-    from outrider.models.nodes import causal
+    from outrider.models.tree_inputs import causal
 
     room = _CONTEXT + max(widths) + 8
     capacity = -(-room // 128) * 128

@@ -15,9 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models import pretrained
 from outrider.models.config import decoder_of
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import PackedWeight
 from outrider.models.gguf_file import GgufFile, StoredTensor
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedWeight
 from outrider.models.weight_only import WeightOnlyTensor, packable
 
 #: Files call types of values otherwise than blocks.

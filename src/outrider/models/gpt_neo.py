@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from outrider.models.guard import alone, mine
 from outrider.models.hf import TransformersRunner
+from outrider.models.model_lock import alone, mine
 
 
 class _Answer:

@@ -16,13 +16,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from outrider.errors import UnsupportedModel
-from outrider.models import attention, linear, rounding
+from outrider.models import attention, batch_invariance, linear
+from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache
-from outrider.models.causal import Reader, additive
 from outrider.models.config import decoder_of, read, vocabulary_of
-from outrider.models.guard import CONFIGURATION, evaluating, mine
-from outrider.models.parts import parts_of, sharded
-from outrider.models.rounding import Rounding
+from outrider.models.decoder import EncoderAdapter, additive
+from outrider.models.model_lock import CONFIGURATION, evaluating, mine
+from outrider.models.module_tree import parts_of, sharded
 from outrider.types import Inputs, Nodes, Output
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -65,7 +65,7 @@ class TransformersRunner:
     trees = True  #: whether nodes may branch
     packed = False
     means = "the model's own forward"
-    reader: Reader | None = None
+    reader: EncoderAdapter | None = None
     tracks = False  #: whether it reads the position of every cache slot
     states = "hidden_states"  #: the field of an output with the states after each layer
     #: fields of a configuration that say how many positions there are, the first that is there
@@ -86,21 +86,21 @@ class TransformersRunner:
         self._kinds: tuple[str, ...] | None = tuple(sorted(set(kinds))) if kinds else None
         self.tracks = type(self).tracks or self._cuts()
         self.layers = self._depth()
-        self.rounding = self._rounding() if self.trees else Rounding()
+        self.rounding = self._rounding() if self.trees else BatchInvariance()
 
-    def _rounding(self) -> Rounding:
+    def _rounding(self) -> BatchInvariance:
         """Found for attention of the decoder's shape, and for linear layers that are sharded.
 
         Others take care of themselves (`parts`). What the model does otherwise is not looked at.
         """
-        if not rounding.concerns(self.dtype, self.device):
-            return Rounding()
-        heads = read(self.config, "num_attention_heads", int) or rounding.HEADS
+        if not batch_invariance.applies_to(self.dtype, self.device):
+            return BatchInvariance()
+        heads = read(self.config, "num_attention_heads", int) or batch_invariance.HEADS
         wide = read(self.config, "hidden_size", int)
         size = read(self.config, "head_dim", int) or (wide or _SIZE * heads) // heads
         heads //= read(self.model, "_tp_size", int) or 1  # of a sharded model: its own
         torchs = self.model.config._attn_implementation == "sdpa"
-        found = rounding.of_attention(
+        found = batch_invariance.of_attention(
             attention.fused if torchs else attention.products, heads, size, self.dtype
         )
         rows = found.rows

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from outrider.models import between, native
+from outrider.models import cpu_kernels, layer_ops
 from outrider.models.attention import fused as attend
 from outrider.models.attention import steady
+from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.linear import fused
-from outrider.models.rounding import Rounding
 from outrider.models.weight_only import WeightOnlyTensor
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
-class Shape(between.Shape, Protocol):
+class LayerShape(layer_ops.AttentionShape, Protocol):
     """What is to be known of a Llama's layers."""
 
     hidden: int
@@ -32,8 +32,8 @@ class Shape(between.Shape, Protocol):
 class Chosen(NamedTuple):
     """A way to run what stands between the products."""
 
-    between: between.Between
-    rounding: Rounding  #: what is left to look after
+    between: layer_ops.LayerOps
+    rounding: BatchInvariance  #: what is left to look after
     means: str  #: what it is called
 
 
@@ -44,7 +44,7 @@ def whole(layer: nn.Module) -> bool:
 
 
 def chosen(
-    shape: Shape, act: str, rotary: LlamaRotaryEmbedding, positions: int, like: Tensor
+    shape: LayerShape, act: str, rotary: LlamaRotaryEmbedding, positions: int, like: Tensor
 ) -> Chosen:
     """Compiled kernels where they fit states as `like`, else torch's operators.
 
@@ -56,15 +56,19 @@ def chosen(
     half = shape.size // 2
     sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
     cos, sin = cos[0].contiguous(), (sin[0] * sign).contiguous()
-    unfit = native.unfit(shape, shape.hidden, shape.inner, act, like)
+    unfit = cpu_kernels.unsupported_reason(shape, shape.hidden, shape.inner, act, like)
     if unfit is None:
-        return Chosen(native.Compiled(shape, cos, sin), native.ROUNDING, "a lean decoder, compiled")
+        return Chosen(
+            cpu_kernels.CpuKernels(shape, cos, sin),
+            cpu_kernels.ROUNDING,
+            "a lean decoder, compiled",
+        )
     groups = shape.heads // shape.kv_heads
     attention, rounding = steady(attend, shape.kv_heads, groups, shape.size, like)
     # the function itself where it is one: a module call costs as much as the operator
     gate = F.silu if act in ("silu", "swish") else ACT2FN[act]
     return Chosen(
-        between.Operators(shape, attention, gate, cos, sin),
+        layer_ops.TorchLayerOps(shape, attention, gate, cos, sin),
         rounding,
         f"a lean decoder, torch's operators: {unfit}",
     )
@@ -74,7 +78,7 @@ class Layer:
     """One decoder layer with fused products."""
 
     def __init__(
-        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, way: between.Between
+        self, layer: LlamaDecoderLayer, packed: bool, int8: bool, way: layer_ops.LayerOps
     ) -> None:
         a, m = layer.self_attn, layer.mlp
         made = partial(fused, packed=packed, int8=int8)
@@ -88,7 +92,7 @@ class Layer:
         norms = (a.q_norm, a.k_norm) if hasattr(a, "q_norm") else ()
         self._head_norms = [(way.weight(each.weight), each.weight.numel()) for each in norms]
 
-    def heads(self, call: between.Call, qkv: Tensor) -> Tensor:
+    def heads(self, call: layer_ops.LayerOpsCall, qkv: Tensor) -> Tensor:
         """qkv [B, Q, (H + 2 K) E] with queries and keys normed head by head, where a layer does."""
         if not self._head_norms:
             return qkv

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models import rounding, weight_only
-from outrider.models.native import tiles
-from outrider.models.native.int8 import Int8Product
-from outrider.models.native.packed_linear import PackedLinear
-from outrider.models.rounding import Rows
+from outrider.models import batch_invariance, weight_only
+from outrider.models.batch_invariance import PaddingPolicy
+from outrider.models.cpu_kernels import tile_kernels
+from outrider.models.cpu_kernels.int8 import Int8Product
+from outrider.models.cpu_kernels.packed_linear import PackedLinear
 from outrider.models.weight_only import WeightOnlyTensor, in_8_bits
 
 Product = Callable[[Tensor], Tensor]
@@ -39,9 +39,9 @@ def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     return True
 
 
-def reads_in_place(dtype: torch.dtype) -> bool:
+def supports_unpacked(dtype: torch.dtype) -> bool:
     """Whether products read weights of this dtype as they lie in a model, packed or not."""
-    return tiles.unfit(torch.zeros(1, dtype=dtype)) is None
+    return tile_kernels.unsupported_reason(torch.zeros(1, dtype=dtype)) is None
 
 
 def product(
@@ -54,32 +54,35 @@ def product(
     """x -> x @ weight.T + bias for x [..., I], the weight [O, I] packed, to 8 bits or as it is.
 
     In half precision a row is rounded alike in products of any number of rows: numbers that round
-    otherwise are padded. Where the processor has tiles (`native.tiles`) weights need not be packed;
-    there alone `wide` has the answer in float32, as its sums are, where it would be rounded and
-    widened. A weight of a type of its own (`weight_only`) is read in it; the answer is in float32.
+    otherwise are padded. Where the processor has tiles (`cpu_kernels.tile_kernels`) weights need
+    not be packed; there alone `wide` has the answer in float32, as its sums are, where it would be
+    rounded and widened. A weight of a type of its own (`weight_only`) is read in it; the answer is
+    in float32.
     """
     if isinstance(weight, WeightOnlyTensor):
         return PackedLinear(in_8_bits(weight) if int8 else weight.record, bias)
     if int8:
         return Int8Product(weight, bias)
-    if tiles.unfit(weight) is None and weight.numel():
-        return tiles.TileProduct(weight, bias, wide)
+    if tile_kernels.unsupported_reason(weight) is None and weight.numel():
+        return tile_kernels.TileProduct(weight, bias, wide)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach()
     run = _made(weight, bias, packed)
-    if not rounding.concerns(weight.dtype, weight.device):
+    if not batch_invariance.applies_to(weight.dtype, weight.device):
         return run
     rows = rows_of(weight.shape, weight.dtype, packed)
     return run if rows.free else _padded(run, rows)
 
 
-def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> Rows:
+def rows_of(shape: Sequence[int], dtype: torch.dtype, packed: bool) -> PaddingPolicy:
     """Numbers of rows that a product with weights [O, I] rounds alike, in half precision."""
     (outputs, inputs), kind = shape, "packed" if packed else "linear"
-    return rounding.of_product(lambda like: _made(like, None, packed), outputs, inputs, dtype, kind)
+    return batch_invariance.of_product(
+        lambda like: _made(like, None, packed), outputs, inputs, dtype, kind
+    )
 
 
-class Steady:
+class BatchInvariantLinear:
     """What a layer computes, a row alike in all calls; its weights are read as they are."""
 
     def __init__(self, run: Product) -> None:
@@ -90,29 +93,29 @@ class Steady:
         return self._run(x)
 
 
-def steady(layer: torch.nn.Linear) -> Steady | None:
+def steady(layer: torch.nn.Linear) -> BatchInvariantLinear | None:
     """The product of a layer whose own is slower, or rounds rows otherwise in other calls; None:
     its own is as good."""
     weight = layer.weight
-    if not rounding.concerns(weight.dtype, weight.device):
+    if not batch_invariance.applies_to(weight.dtype, weight.device):
         return None
-    if tiles.lies_right(weight):
-        return Steady(lambda x: _in_place(layer, x))
+    if tile_kernels.lies_right(weight):
+        return BatchInvariantLinear(lambda x: _in_place(layer, x))
     rows = rows_of(weight.shape, weight.dtype, packed=False)
     if rows.free:
         return None
-    return Steady(_padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
+    return BatchInvariantLinear(_padded(lambda x: F.linear(x, layer.weight, layer.bias), rows))
 
 
 def _in_place(layer: torch.nn.Linear, x: Tensor) -> Tensor:
     """In tiles, unless the model was moved or converted meanwhile, or gradients are asked for."""
     weight = layer.weight
-    if x.dtype != weight.dtype or torch.is_grad_enabled() or not tiles.lies_right(weight):
+    if x.dtype != weight.dtype or torch.is_grad_enabled() or not tile_kernels.lies_right(weight):
         return F.linear(x, weight, layer.bias)
-    return tiles.multiply(x, weight, layer.bias)
+    return tile_kernels.multiply(x, weight, layer.bias)
 
 
-def _padded(run: Product, rows: Rows) -> Product:
+def _padded(run: Product, rows: PaddingPolicy) -> Product:
     few, most = frozenset(rows.few), rows.few[-1]
 
     def multiply(x: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.models.cache import SlotCache
-from outrider.models.causal import Reader
 from outrider.models.config import read
+from outrider.models.decoder import EncoderAdapter
 from outrider.models.layer import STATIC_ROPE, Layer, chosen, whole
 from outrider.models.linear import Product, fused
 from outrider.types import Inputs, Nodes, Output
@@ -68,7 +68,7 @@ class LlamaRunner:
     """Runs the weights of a LlamaForCausalLM, or another of `FAMILIES`, on one CPU device."""
 
     trees = True
-    reader: Reader | None = None
+    reader: EncoderAdapter | None = None
 
     def __init__(self, model: LlamaForCausalLM, packed: bool, int8: bool = False) -> None:
         config = model.config

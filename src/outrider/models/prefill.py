@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.types import LanguageModel
 
 P = ParamSpec("P")

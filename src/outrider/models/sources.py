@@ -22,20 +22,20 @@ from outrider.errors import (
 )
 from outrider.models import (
     SUPPORTED,
-    CausalModel,
+    TreeDecoder,
     adapt,
-    check,
     gguf,
-    laid,
+    load_checks,
     pretrained,
     reads_more,
-    refusals,
     sharing,
+    unsupported,
     weight_only,
+    weight_packing,
 )
 from outrider.models.calibrate import Setting
 from outrider.models.config import read
-from outrider.models.sharded.group import Group
+from outrider.models.distributed.group import Group
 from outrider.types import Tokenizer
 
 _log = logging.getLogger("outrider.models")
@@ -60,7 +60,7 @@ _WORDS = (
 )
 
 
-class Source:
+class ModelSource:
     """A model by path, hub name or object: config first, weights when they are needed.
 
     `trust`: Python files of the model's folder may run (models/pretrained.py).
@@ -81,11 +81,11 @@ class Source:
         self._shares: bool | None = None  # unknown until the weights are compared
         self.config: PretrainedConfig
         if not isinstance(given, (str, Path)):
-            refusals.check_loaded(given, role, "a path, a hub name or a loaded model")
+            unsupported.check_loaded(given, role, "a path, a hub name or a loaded model")
             self.config = given.config
             self._check_whole()
             return
-        refusals.check_whole(given, role)
+        unsupported.check_whole(given, role)
         self._where, self._how = gguf.located(given)
         if self._how:
             self._check_whole()
@@ -113,12 +113,14 @@ class Source:
         gguf.remember(self.given, config, "config")
         return config
 
-    def shares(self, target: "Source", wish: ShareEncoder, dtype: str, place: torch.device) -> bool:
+    def shares(
+        self, target: "ModelSource", wish: ShareEncoder, dtype: str, place: torch.device
+    ) -> bool:
         """Whether this draft model attends to the states of the target's encoder.
 
         Raises ConfigurationError for a wish that cannot be had.
         """
-        if refusals.reads_states(self.config):
+        if unsupported.reads_states(self.config):
             return True
         both = self.config.is_encoder_decoder and target.config.is_encoder_decoder
         if wish is False or (wish == "auto" and not both):
@@ -129,7 +131,7 @@ class Source:
                 f"{target} and {self}; leave it out"
             )
         if wish is True:
-            refusals.check_widths(target.config, self.config)
+            unsupported.check_widths(target.config, self.config)
             return True
         if self._shares is None:
             models = target.model(dtype, place), self.model(dtype, place)
@@ -138,7 +140,7 @@ class Source:
 
     def driven(
         self, setting: Setting, device: torch.device, vocab: int, shares: bool = False
-    ) -> CausalModel:
+    ) -> TreeDecoder:
         """The model behind its runner, checked once against its own forward.
 
         An architecture that is not listed and does not score trees falls back to chains. A draft
@@ -169,10 +171,10 @@ class Source:
 
     def _checked(
         self, loaded: PreTrainedModel, setting: Setting, vocab: int, shares: bool
-    ) -> CausalModel:
+    ) -> TreeDecoder:
         """The model behind its runner, checked the first time."""
 
-        def made(chain_only: bool) -> CausalModel:
+        def made(chain_only: bool) -> TreeDecoder:
             return adapt(
                 loaded,
                 packed=setting.packed,
@@ -185,13 +187,13 @@ class Source:
         if self._chain_only is None:
             model, self._chain_only = made(False), False
             try:
-                check.paths(model, self.role)
+                load_checks.paths(model, self.role)
             except UnsupportedModel:
                 known = self.config.model_type in SUPPORTED or reads_more(self.config)
                 if known or not model.trees:
                     raise
                 model, self._chain_only = made(True), True
-                check.paths(model, self.role)
+                load_checks.paths(model, self.role)
             return model
         return made(self._chain_only)
 
@@ -259,7 +261,7 @@ class Source:
             numbers = self.checkpoint_dtype() if dtype not in DTYPES else dtype
             model = self._read(numbers, device)
         else:
-            model = laid.beside(self._as_given(self.given, dtype))
+            model = weight_packing.beside(self._as_given(self.given, dtype))
         weight_only.keep(model, dtype, f"the {self.role} model {self}")
         return model
 

@@ -18,9 +18,9 @@ from transformers.pytorch_utils import Conv1D
 
 from outrider.errors import ConfigurationError
 from outrider.models import isa
-from outrider.models.native import build
-from outrider.models.native.packed_formats import FORMATS
-from outrider.models.native.packed_linear import PackedLinear, PackedWeight
+from outrider.models.cpu_kernels import build
+from outrider.models.cpu_kernels.packed_formats import FORMATS
+from outrider.models.cpu_kernels.packed_linear import PackedLinear, PackedWeight
 
 #: Types that a dense checkpoint's weights can be kept in, and their formats.
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_1"}

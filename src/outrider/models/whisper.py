@@ -25,14 +25,14 @@ from transformers import (
 from transformers.activations import ACT2FN
 from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer
 
-from outrider.models import native
-from outrider.models.attention import Steady, steady, unscaled
+from outrider.models import cpu_kernels
+from outrider.models.attention import BatchInvariantAttention, steady, unscaled
+from outrider.models.batch_invariance import BatchInvariance
 from outrider.models.cache import SlotCache, SlotLayer
-from outrider.models.causal import Reader, additive
 from outrider.models.config import read
+from outrider.models.decoder import EncoderAdapter, additive
 from outrider.models.linear import Product, fused
-from outrider.models.rounding import Rounding
-from outrider.models.seq2seq.kinds import Window
+from outrider.models.seq2seq.input_modality import WindowInput
 from outrider.models.seq2seq.reader import check_width
 from outrider.models.whisper_cross import Cross, Kept
 from outrider.models.whisper_encoder import Norm, WhisperEncoder
@@ -51,7 +51,7 @@ def fits(model: PreTrainedModel) -> bool:
     )
 
 
-class _Layer(NamedTuple):
+class _DecoderLayer(NamedTuple):
     """One decoder layer with fused products."""
 
     before: Norm
@@ -66,10 +66,10 @@ class _Layer(NamedTuple):
     down: Product
 
 
-def _layer(layer: WhisperDecoderLayer, packed: bool, int8: bool, scaling: float) -> _Layer:
+def _layer(layer: WhisperDecoderLayer, packed: bool, int8: bool, scaling: float) -> _DecoderLayer:
     a, c = layer.self_attn, layer.encoder_attn
     made = partial(fused, packed=packed, int8=int8)
-    return _Layer(
+    return _DecoderLayer(
         Norm.of(layer.self_attn_layer_norm),
         made([a.q_proj, a.k_proj, a.v_proj], scales=(scaling, 1.0, 1.0)),
         made([a.out_proj]),
@@ -90,7 +90,7 @@ class WhisperReader:
     def __init__(
         self,
         config: WhisperConfig,
-        layers: Sequence[_Layer],
+        layers: Sequence[_DecoderLayer],
         encoder: WhisperEncoder | None,
         kept: Kept,
     ) -> None:
@@ -100,7 +100,7 @@ class WhisperReader:
         self._shapes = config.max_source_positions, config.num_mel_bins
         self._dtype = layers[0].before.weight.dtype
         self.shares = encoder is None
-        self._window = Window(config)
+        self._window = WindowInput(config)
 
     def examine(self, inputs: Inputs) -> None:
         """Refuse frames of another shape, or states of another width: ConfigurationError."""
@@ -171,16 +171,16 @@ class WhisperRunner:
         kept, encoder = Kept.best(self._embedding), None
         if isinstance(model, WhisperForConditionalGeneration) and not shares:
             encoder = WhisperEncoder(model.model.encoder, packed)
-        self.reader: Reader = WhisperReader(config, self._layers, encoder, kept)
+        self.reader: EncoderAdapter = WhisperReader(config, self._layers, encoder, kept)
 
-    def _choose(self) -> "tuple[native.Compiled | _Operators, Rounding, float, str]":
+    def _choose(self) -> "tuple[cpu_kernels.CpuKernels | _Operators, BatchInvariance, float, str]":
         """What attends to the text, what is left to look after, how far queries are scaled in
         their product, and what it is called."""
-        unfit = native.cannot_attend(self, self._embedding)
+        unfit = cpu_kernels.cannot_attend(self, self._embedding)
         if unfit is None:
             whole = torch.ones(self.context, self.size, dtype=self.dtype)  # places turn nothing
-            attention = native.Compiled(self, whole, torch.zeros_like(whole))
-            return attention, native.ROUNDING, 1.0, "a lean decoder, compiled"
+            attention = cpu_kernels.CpuKernels(self, whole, torch.zeros_like(whole))
+            return attention, cpu_kernels.ROUNDING, 1.0, "a lean decoder, compiled"
         torchs, rounding = steady(unscaled, self.heads, 1, self.size, self._embedding)
         said = f"a lean decoder, torch's operators: {unfit}"
         return _Operators(self, torchs), rounding, self.size**-0.5, said
@@ -222,16 +222,16 @@ class WhisperRunner:
 class _Operators:
     """Attention to the text by torch's operators; queries are scaled already."""
 
-    def __init__(self, shape: WhisperRunner, attention: Steady) -> None:
+    def __init__(self, shape: WhisperRunner, attention: BatchInvariantAttention) -> None:
         self.shape, self.attention = shape, attention
 
-    def open(self, nodes: Nodes) -> "_Call":
+    def open(self, nodes: Nodes) -> "_WhisperCall":
         """The mask of a call, once for all layers."""
         dtype = self.shape.dtype
-        return _Call(self, self.attention.mask(additive(nodes.visible_BQW, dtype)))
+        return _WhisperCall(self, self.attention.mask(additive(nodes.visible_BQW, dtype)))
 
 
-class _Call(NamedTuple):
+class _WhisperCall(NamedTuple):
     of: _Operators
     mask: Tensor
 

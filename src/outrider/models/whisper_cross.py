@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.models import rounding
-from outrider.models.attention import Steady, unscaled
-from outrider.models.native import cross
-from outrider.models.rounding import Rows
+from outrider.models import batch_invariance
+from outrider.models.attention import BatchInvariantAttention, unscaled
+from outrider.models.batch_invariance import PaddingPolicy
+from outrider.models.cpu_kernels import cross_attention
 
 
 class Kept(NamedTuple):
     """How keys and values are kept, and how they are read."""
 
-    compiled: bool  #: as `native.cross` reads them; else as torch's operators do
-    attention: Steady = Steady(unscaled, Rows())
+    compiled: bool  #: as `cpu_kernels.cross_attention` reads them; else as torch's operators do
+    attention: BatchInvariantAttention = BatchInvariantAttention(unscaled, PaddingPolicy())
 
     @classmethod
     def best(cls, like: Tensor) -> "Kept":
@@ -26,16 +26,19 @@ class Kept(NamedTuple):
         torch rounds several queries over 1,500 states otherwise than one. Where that shows, in
         half precision, they are gone through one by one.
         """
-        if not cross.unfit(like):
+        if not cross_attention.unsupported_reason(like):
             return cls(True)
-        each = rounding.concerns(like.dtype, like.device)
-        return cls(False, Steady(unscaled, Rows((1,), 0) if each else Rows()))
+        each = batch_invariance.applies_to(like.dtype, like.device)
+        return cls(
+            False,
+            BatchInvariantAttention(unscaled, PaddingPolicy((1,), 0) if each else PaddingPolicy()),
+        )
 
     def planes(self, keys_BHTE: Tensor, values_BHTE: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as they are kept."""
         if not self.compiled:
             return keys_BHTE, values_BHTE
-        return cross.laid_keys(keys_BHTE), cross.laid_values(values_BHTE)
+        return cross_attention.laid_keys(keys_BHTE), cross_attention.laid_values(values_BHTE)
 
 
 class Cross:
@@ -54,7 +57,7 @@ class Cross:
         """Attention [B, Q, H E] of scaled queries over all states."""
         keys, values = self._planes[2 * layer], self._planes[2 * layer + 1]
         if self.kept.compiled:
-            return cross.attend(q_BQHE, keys, values, self.slots).flatten(2)
+            return cross_attention.attend(q_BQHE, keys, values, self.slots).flatten(2)
         x_BHQE = self.kept.attention(q_BQHE.transpose(1, 2), keys, values)
         return x_BHQE.transpose(1, 2).reshape(*q_BQHE.shape[:2], -1)
 

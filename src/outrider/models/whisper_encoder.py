@@ -38,7 +38,7 @@ class Norm(NamedTuple):
         return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class _Layer(NamedTuple):
+class _EncoderLayer(NamedTuple):
     before: Norm
     qkv: Product
     out: Product
@@ -47,10 +47,10 @@ class _Layer(NamedTuple):
     down: Product
 
 
-def _layer(layer: WhisperEncoderLayer, packed: bool) -> _Layer:
+def _layer(layer: WhisperEncoderLayer, packed: bool) -> _EncoderLayer:
     a = layer.self_attn
     made = partial(fused, packed=packed, int8_activations=True)
-    return _Layer(
+    return _EncoderLayer(
         Norm.of(layer.self_attn_layer_norm),
         made([a.q_proj, a.k_proj, a.v_proj], scales=(a.scaling, 1.0, 1.0)),
         made([a.out_proj]),

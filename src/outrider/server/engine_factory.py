@@ -9,7 +9,7 @@ from outrider.engine.request import Limits, Request
 from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.models.prefixes import Prefixes
+from outrider.models.prefix_cache import PrefixCache
 from outrider.server.engine_loop import EngineLoop
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.prompt_scores import LANE as SCORES
@@ -71,7 +71,7 @@ def build_engine(
         raise ConfigurationError("a server needs the target's tokenizer; put one beside it")
     engine = speculator.engine
     engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
-    lanes, prefixes = MethodRouter(engine), Prefixes(room.prefix_cache_bytes)
+    lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
     def run(lane: str) -> Run | PromptScores:
         if lane == SCORES:

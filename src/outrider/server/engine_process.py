@@ -27,7 +27,7 @@ from llguidance import LLTokenizer
 from outrider.engine.blocks import HostBlock
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 from outrider.server.engine_factory import EngineConfig, build_engine
 from outrider.server.engine_loop import (
     STILL_SECONDS,

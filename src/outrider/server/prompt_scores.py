@@ -8,8 +8,8 @@ import torch
 from outrider.engine.blocks import HostBlock
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Request, check
-from outrider.models.nodes import causal
 from outrider.models.prefill import inference
+from outrider.models.tree_inputs import causal
 from outrider.types import LanguageModel
 
 LANE = "prompt_scores"

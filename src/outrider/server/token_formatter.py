@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.models.spelling import spelling_of
+from outrider.models.token_bytes import spelling_of
 
 _HALF = "\ufffd"  #: how a text ends whose last character is not complete
 _UNFINISHED = 3  #: bytes of a character without its last one, at most

@@ -18,7 +18,7 @@ from outrider.engine.request import Limits, Request
 from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
-from outrider.models.translated import TranslatedModel
+from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.testing.case import SETTINGS, Case, check, expect, usual_rule
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel

@@ -6,14 +6,14 @@ from functools import lru_cache
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from outrider.models import CausalModel, LlamaRunner, TransformersRunner
-from outrider.models.causal import Runner
+from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder
+from outrider.models.decoder import ModelRunner
 
 VOCAB = HIDDEN = 32
 PROMPTS = ([3, 1, 4, 1, 5, 9], [2, 7], [8, 2, 8, 1, 8, 2, 8, 1, 8], [6], [1, 2, 3, 1, 2, 3, 1, 2])
 
 #: How a tiny model is run: by the lean runner, or through transformers' own forward.
-RUNNERS: dict[str, Callable[[LlamaForCausalLM], Runner]] = {
+RUNNERS: dict[str, Callable[[LlamaForCausalLM], ModelRunner]] = {
     "lean": lambda model: LlamaRunner(model, False),
     "transformers": TransformersRunner,
 }
@@ -74,7 +74,7 @@ def disturb(model: PreTrainedModel, size: float) -> None:
 @lru_cache
 def pair(
     size: float = 0.12, vocab: int = VOCAB, runner: str = "lean", context: int = 256
-) -> tuple[CausalModel, CausalModel]:
+) -> tuple[TreeDecoder, TreeDecoder]:
     """A target and a draft model that agrees more or less, by the size of its noise.
 
     `runner` is a key of RUNNERS. The same call gives the same objects.
@@ -85,4 +85,4 @@ def pair(
     """
     target = llama(vocab_size=vocab, max_position_embeddings=context)
     run = RUNNERS[runner]
-    return CausalModel(run(target)), CausalModel(run(perturbed(target, size)))
+    return TreeDecoder(run(target)), TreeDecoder(run(perturbed(target, size)))

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from outrider.models import CausalModel, adapt
+from outrider.models import TreeDecoder, adapt
 from outrider.testing.models import VOCAB, disturb
 from outrider.types import Inputs
 
@@ -134,7 +134,7 @@ def encoder_decoder(family: str = "t5", size: float = 0.0) -> PreTrainedModel:
 
 
 @lru_cache
-def encoder_decoders(family: str = "t5", size: float = 0.05) -> tuple[CausalModel, CausalModel]:
+def encoder_decoders(family: str = "t5", size: float = 0.05) -> tuple[TreeDecoder, TreeDecoder]:
     """A target and a draft model, each with an encoder, that agree more or less.
 
     `size` is as in `perturbed`. The same call gives the same objects.
@@ -146,7 +146,7 @@ def encoder_decoders(family: str = "t5", size: float = 0.05) -> tuple[CausalMode
     return adapt(encoder_decoder(family)), adapt(encoder_decoder(family, size))
 
 
-def sources(target: CausalModel, rows: int) -> list[Inputs]:
+def sources(target: TreeDecoder, rows: int) -> list[Inputs]:
     """Something to read for each of `rows` rows, of several lengths where they may differ."""
     made = target.probe(rows)
     assert made is not None, "the model reads text alone"

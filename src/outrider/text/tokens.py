@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from outrider import arguments
 from outrider.engine.request import token_ids
 from outrider.errors import ConfigurationError, PromptError
-from outrider.models.spelling import spelling_of
+from outrider.models.token_bytes import spelling_of
 from outrider.types import Tokenizer
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.models.nodes import causal
+from outrider.models.tree_inputs import causal
 from outrider.types import LanguageModel, Output
 
 SHARD = 16384  #: tokens of a shard, about

@@ -18,11 +18,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models import reads_more, shallow_source
+from outrider.models import layer_subset_source, reads_more
 from outrider.models.config import vocabulary_of
-from outrider.models.shallow import depth
-from outrider.models.shallow_source import check
-from outrider.models.sources import Source
+from outrider.models.layer_subset import depth
+from outrider.models.layer_subset_source import check
+from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
 from outrider.train import answers, texts
 from outrider.train.alpha import Alpha, alpha
@@ -96,7 +96,7 @@ def look(task: Task) -> None:
     """
     texts.read(task.data, ("text",))
     texts.read(task.prompts, ("prompt",))
-    _suits(task, Source(task.target, "target", trust=task.trust).config)
+    _suits(task, ModelSource(task.target, "target", trust=task.trust).config)
 
 
 def _suits(task: Task, config: PretrainedConfig) -> None:
@@ -107,7 +107,7 @@ def _suits(task: Task, config: PretrainedConfig) -> None:
             "which reads an input of another kind; give a decoder-only target"
         )
     if task.kind == "layers":
-        check(shallow_source.Layers(_layers(config, task)), config, task.target)
+        check(layer_subset_source.LayerSubset(_layers(config, task)), config, task.target)
 
 
 def _texts(

@@ -8,7 +8,7 @@ from outrider.costs import Costs
 from outrider.engine.planner import measure
 from outrider.errors import ConfigurationError
 from outrider.loading import load
-from outrider.models.sources import Source, usable
+from outrider.models.sources import ModelSource, usable
 from outrider.text.speculator import Speculator
 from outrider.train.alpha import DEPTH, TEMPERATURES, Alpha
 from outrider.train.card import Report, card
@@ -26,7 +26,7 @@ def opened(
 
     Its dtype is the checkpoint's where none is asked for. Raises ConfigurationError and its kin.
     """
-    source = Source(target, "target", trust=trust)
+    source = ModelSource(target, "target", trust=trust)
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = usable(device or usual)
     tokenizer = source.tokenizer()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models import shallow
+from outrider.models import layer_subset
 from outrider.models.config import decoder_of, read
 from outrider.models.heads import formats
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config, HeadStates
@@ -102,7 +102,7 @@ def _begin(head: Eagle3, model: PreTrainedModel, taps: int) -> None:
     width = head.width
     head.fc.weight.mul_(0.1)
     head.fc.weight[:, width * (taps - 1) :] += torch.eye(width, device=head.device)
-    last = dict(shallow.layers_of(model)[-1].named_parameters())
+    last = dict(layer_subset.layers_of(model)[-1].named_parameters())
     first = next(iter(head.layers))
     for name, weight in first.named_parameters():
         given = last.get("input_layernorm.weight" if name == "hidden_norm.weight" else name)
@@ -130,10 +130,10 @@ class Layers:
     def __init__(self, model: PreTrainedModel, ids_K: Tensor, layers: tuple[int, ...]) -> None:
         self.ids_K = ids_K.to(model.device)
         self._layers = layers
-        small = shallow.cut(model, layers)
-        shallow.trim(small, self.ids_K)
+        small = layer_subset.cut(model, layers)
+        layer_subset.trim(small, self.ids_K)
         decoder: Any = small.get_decoder()
-        fresh = {id(weight) for weight in shallow.layers_of(small).parameters()}
+        fresh = {id(weight) for weight in layer_subset.layers_of(small).parameters()}
         for name, weight in list(decoder.named_parameters()):
             owner, _, leaf = name.rpartition(".")
             trained = id(weight) in fresh or weight.dim() == 1
@@ -152,7 +152,7 @@ class Layers:
         return F.linear(read_ME, self._head.weight, self._head.bias)
 
     def write(self, folder: Path, of: str) -> None:
-        stack = shallow.stack_of(self.module)
+        stack = layer_subset.stack_of(self.module)
         path = next(name for name, part in self.module.named_modules() if part is stack)
         weights = {
             name.replace(f"{path}.", "layers.", 1): weight.detach().bfloat16().cpu().contiguous()

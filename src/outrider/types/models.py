@@ -10,7 +10,7 @@ from outrider.rows import joined, narrowed, picked, placed, taken
 
 
 class Nodes(NamedTuple):
-    """One model call: Q tokens of every row. Made by `outrider.models.nodes`."""
+    """One model call: Q tokens of every row. Made by `outrider.models.tree_inputs`."""
 
     tokens_BQ: Tensor
     positions_BQ: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.drafters.growing.shapes import Layout, Level
-from outrider.models.nodes import of_tree
+from outrider.models.tree_inputs import of_tree
 from outrider.rows import SamplingRows
 from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, Kind, Laws, Nodes, Tree

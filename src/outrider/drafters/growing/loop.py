@@ -18,8 +18,8 @@ from outrider.drafters.growing.shapes import Layout, Level
 from outrider.laws.columns import among
 from outrider.laws.sampling import warp
 from outrider.laws.shaping import shape
-from outrider.models.nodes import causal
 from outrider.models.prefill import CHUNK, ingest, width
+from outrider.models.tree_inputs import causal
 from outrider.noise import Purpose
 from outrider.rows import SamplingRows
 from outrider.tree import numbers

@@ -24,8 +24,8 @@ from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
 from outrider.lab.tasks.arms import second_tenth
 from outrider.laws.sampling import rows, warp
-from outrider.models import CausalModel, adapt, pretrained
-from outrider.models.shallow_source import is_folder
+from outrider.models import TreeDecoder, adapt, pretrained
+from outrider.models.layer_subset_source import is_folder
 from outrider.models.weight_only import states_dtype
 from outrider.types import Drafter, LanguageModel
 
@@ -125,7 +125,7 @@ def _layers(source: str) -> int | None:
     return int(config.num_decoder_layers) if config.model_type in ("t5", "mt5") else None
 
 
-def cut(pair: Speculator, source: str, keep: Sequence[int]) -> CausalModel:
+def cut(pair: Speculator, source: str, keep: Sequence[int]) -> TreeDecoder:
     """The Llama or T5 checkpoint with the decoder layers `keep`, run as the pair's models are."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 

@@ -26,11 +26,11 @@ from outrider import Sampling, Speculator, Stop
 from outrider.lab import intervals
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
-from outrider.models import shallow
-from outrider.models.nodes import causal
-from outrider.models.part import part
-from outrider.models.sizes import empty
-from outrider.models.sources import Source
+from outrider.models import layer_subset
+from outrider.models.early_exit import part
+from outrider.models.flops import empty
+from outrider.models.sources import ModelSource
+from outrider.models.tree_inputs import causal
 from outrider.text.tokens import encode
 from outrider.theory import length
 from outrider.types import LanguageModel, Nodes
@@ -130,8 +130,8 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, source: str) -> "Weights":
         """Counted in an empty model of that configuration."""
-        model = empty(Source(source, "target"))
-        stack = shallow.layers_of(model)
+        model = empty(ModelSource(source, "target"))
+        stack = layer_subset.layers_of(model)
         each = (sum(weight.numel() for weight in layer.parameters()) for layer in stack)
         head = model.get_output_embeddings()
         return cls(tuple(each), 0 if head is None else head.weight.numel())

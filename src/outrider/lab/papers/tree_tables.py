@@ -10,8 +10,8 @@ from outrider.lab.papers.record import Tables
 from outrider.lab.papers.tree_runs import Groups, Measured, Plan, Prompts, efficiency
 from outrider.lab.papers.trees import PLAIN, Arm
 from outrider.lab.progress import Show
-from outrider.models.sizes import empty
-from outrider.models.sources import Source
+from outrider.models.flops import empty
+from outrider.models.sources import ModelSource
 from outrider.text.speculator import Speculator
 from outrider.theory.length import memory_bound_speedup
 
@@ -63,7 +63,7 @@ def run(
 def size_ratio(pair: Speculator) -> float:
     """Size of the draft over size of the target, both read once a call."""
     draft, target = (
-        sum(weight.numel() for weight in empty(Source(source, "draft")).parameters())
+        sum(weight.numel() for weight in empty(ModelSource(source, "draft")).parameters())
         for source in (pair.notes.draft, pair.notes.target)
     )
     return float(draft / target)

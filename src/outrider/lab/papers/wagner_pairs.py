@@ -16,9 +16,9 @@ from outrider.lab.papers.score import ROUGE_1, Score
 from outrider.lab.prompts import read_rows
 from outrider.lab.recordings import Spoken
 from outrider.lab.tasks.prompts import tasks, token_ids
-from outrider.models import shallow
+from outrider.models import layer_subset
 from outrider.models.config import read
-from outrider.models.sources import Source, first_line, read_tokenizer
+from outrider.models.sources import ModelSource, first_line, read_tokenizer
 from outrider.shipped import shipped
 
 
@@ -95,14 +95,16 @@ def load_pair(
     shipped texts to be summarised, asked for in the target's chat template. Without a draft it is
     the target without the layers of `skip`, on a cache of its own.
     """
-    sources = [Source(target, "target")]  # all of them, before weights are read
-    sources += [Source(draft, "draft")] if draft is not None else []
+    sources = [ModelSource(target, "target")]  # all of them, before weights are read
+    sources += [ModelSource(draft, "draft")] if draft is not None else []
     tokenizer = read_tokenizer(target)
     big, *others = (weights(source, device, dtype) for source in sources)
     small = others[0] if others else without_layers(big, skip)
     for model in (big, small):
         model.generation_config.pad_token_id = 0
-    name = draft or f"itself without {len(set(skip))} of its {shallow.depth(big.config)} layers"
+    name = (
+        draft or f"itself without {len(set(skip))} of its {layer_subset.depth(big.config)} layers"
+    )
     reads = bool(read(big.config, "is_encoder_decoder", bool))
     if rows is None and reads:
         raise ConfigurationError(
@@ -138,7 +140,7 @@ def without_layers(model: PreTrainedModel, skip: Collection[int]) -> PreTrainedM
 
     Raises ConfigurationError for layers that it does not have, and for all or none of them.
     """
-    count = shallow.depth(model.config)
+    count = layer_subset.depth(model.config)
     kept = [layer for layer in range(count) if layer not in set(skip)]
     if not skip or not kept or not set(skip) <= set(range(count)):
         raise ConfigurationError(
@@ -146,7 +148,7 @@ def without_layers(model: PreTrainedModel, skip: Collection[int]) -> PreTrainedM
             f"{','.join(map(str, sorted(skip))) or 'without a layer'}; give numbers from 0 to "
             f"{count - 1}, or --draft"
         )
-    return shallow.cut(model, kept).eval()
+    return layer_subset.cut(model, kept).eval()
 
 
 def continued(ids: list[int], reference: str, device: str) -> Prompt:
@@ -155,7 +157,7 @@ def continued(ids: list[int], reference: str, device: str) -> Prompt:
     return Prompt({"input_ids": row, "attention_mask": torch.ones_like(row)}, len(ids), reference)
 
 
-def weights(source: Source, device: str, dtype: str) -> PreTrainedModel:
+def weights(source: ModelSource, device: str, dtype: str) -> PreTrainedModel:
     """The model itself, or a ConfigurationError that says why not."""
     try:
         return source.model(dtype, torch.device(device)).eval()

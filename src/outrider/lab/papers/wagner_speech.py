@@ -18,8 +18,8 @@ from outrider.lab.papers.score import word_errors
 from outrider.lab.papers.wagner_pairs import Pair, Prompt, weights
 from outrider.lab.recordings import Spoken
 from outrider.models.config import hears
-from outrider.models.shallow_source import ShallowSource, is_folder
-from outrider.models.sources import Source, read_tokenizer
+from outrider.models.layer_subset_source import LayerSubsetSource, is_folder
+from outrider.models.sources import ModelSource, read_tokenizer
 from outrider.shipped import WHISPER_DRAFT, shipped
 from outrider.text.speech.audio import look
 from outrider.text.speech.features import frames
@@ -42,7 +42,7 @@ def speech_pair(
     Raises ConfigurationError for a model that is no Whisper, VocabularyMismatch for a draft with
     another vocabulary, AudioError if no recording is left.
     """
-    source = Source(target, "target")
+    source = ModelSource(target, "target")
     if not hears(source.config):
         raise ConfigurationError(
             f"recordings need a Whisper as the target; got {target!r}, a "
@@ -55,9 +55,9 @@ def speech_pair(
     hearing = opened(target, target, big, tokenizer)
     assert hearing is not None, "it is a Whisper"
     small = (
-        decoder(ShallowSource(source, draft), dtype, torch.device(device))
+        decoder(LayerSubsetSource(source, draft), dtype, torch.device(device))
         if is_folder(draft)
-        else weights(Source(draft, "draft"), device, dtype)
+        else weights(ModelSource(draft, "draft"), device, dtype)
     )
     # Whisper's own `generate` cannot go on where all of a draft was accepted
     small.generate = MethodType(GenerationMixin.generate, small)
@@ -97,7 +97,7 @@ def _prompt(hearing: Hearing, spoken: Spoken, language: str | None) -> Prompt | 
     return Prompt(arguments, len(ids), spoken.text)
 
 
-def decoder(source: ShallowSource, dtype: str, device: torch.device) -> PreTrainedModel:
+def decoder(source: LayerSubsetSource, dtype: str, device: torch.device) -> PreTrainedModel:
     """A shallow draft as a decoder on the target's states; a restricted head says no by a bias."""
     layers = source.model(dtype, device)
     config = copy.deepcopy(layers.config)

@@ -14,7 +14,7 @@ from outrider import Engine
 from outrider.drafters import DRAFTERS, DraftModel, DraftOptions, Parts, Root, Translated
 from outrider.drafters.ngram_table import Table, count
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.models import CausalModel
+from outrider.models import TreeDecoder
 from outrider.text.speculator import Speculator
 from outrider.types import LanguageModel
 
@@ -84,7 +84,7 @@ def usual_skip(target: LanguageModel) -> tuple[int, ...]:
     `outrider bench layers` finds better ones; of SmolLM2-135M's thirty it loses least without 3, 4
     and 5, which are these.
     """
-    have = target.runner.layers if isinstance(target, CausalModel) else 0
+    have = target.runner.layers if isinstance(target, TreeDecoder) else 0
     return second_tenth(have) or (1,)
 
 

@@ -27,15 +27,15 @@ from transformers import PretrainedConfig
 
 from outrider import arguments
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import refusals
+from outrider.models import unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import states
 from outrider.models.heads.formats import said
-from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import Source
+from outrider.models.heads.target_bound_source import TargetBoundSource
+from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 from outrider.rows import Columns
 from outrider.types import Nodes
@@ -98,7 +98,7 @@ class BlockCache(Columns):
         return self.told.capacity
 
 
-class AtOnce:
+class ParallelHead:
     """A `HeadRunner` over blockwise heads: a node's law follows from its depth alone.
 
     Deeper than there are heads no token is possible, so no draft goes there.
@@ -167,14 +167,14 @@ def save(heads: Blockwise, folder: str | Path, vocab_size: int) -> None:
     save_file(tensors | ids, folder / "model.safetensors")
 
 
-class BlockwiseSource(Lent):
+class BlockwiseSource(TargetBoundSource):
     """Blockwise heads of a target by their folder; the output layer is lent.
 
     Raises ConfigurationError for a folder that cannot be read or does not fit, VocabularyMismatch
     for tokens that the target does not know.
     """
 
-    def __init__(self, target: Source, given: str | Path) -> None:
+    def __init__(self, target: ModelSource, given: str | Path) -> None:
         self.target, self.given = target, Path(given)
         self.config: PretrainedConfig = target.config
         fields = said(given)
@@ -207,7 +207,7 @@ class BlockwiseSource(Lent):
         output = model.get_output_embeddings()
         try:
             weights = load_file(self.given / "model.safetensors")
-            refusals.check_numbers(weights, f"the heads {self}")
+            unsupported.check_numbers(weights, f"the heads {self}")
             ids = weights.pop("ids", None)
             weight = output.weight.detach()
             if ids is not None:
@@ -221,7 +221,7 @@ class BlockwiseSource(Lent):
                 f"got {type(error).__name__}: {str(error)[:200]}; give a whole folder"
             ) from error
         heads.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
-        return HeadModel(AtOnce(heads), vocab)
+        return HeadModel(ParallelHead(heads), vocab)
 
     def __str__(self) -> str:
         return str(self.given)

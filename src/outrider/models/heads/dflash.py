@@ -24,12 +24,12 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from outrider.models.causal import additive
+from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.decoder import additive
 from outrider.models.heads import states
+from outrider.models.heads.autoregressive_head import HeadCache
 from outrider.models.heads.eagle3 import KINDS
-from outrider.models.heads.following import HeadCache
-from outrider.models.heads.head import Head
-from outrider.models.rounding import Rounding
+from outrider.models.heads.head import DraftHead
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -52,7 +52,7 @@ class DFlashConfig:
     draft_vocab_size: int
 
 
-class DFlash(Head):
+class DFlash(DraftHead):
     """A DFlash head; `embedding_VE` and `output_KE` are lent where it has none of its own.
 
     >>> head.remember(head.fuse(hidden), positions, cache)              # doctest: +SKIP
@@ -120,7 +120,7 @@ class DFlash(Head):
         return F.linear(read_BQE, self.output)
 
 
-class Masked:
+class MaskedBlockHead:
     """A `HeadRunner` over a DFlash head: a node's law follows from its depth alone.
 
     Behind its block no token is possible, so no draft goes there.
@@ -138,7 +138,7 @@ class Masked:
 
     @property
     def _room(self) -> int:
-        return Rounding().width(self.head.config.block)
+        return BatchInvariance().width(self.head.config.block)
 
     def learn(
         self,

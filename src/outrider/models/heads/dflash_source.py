@@ -16,10 +16,10 @@ from transformers import PretrainedConfig
 from outrider.models.calibrate import Setting
 from outrider.models.config import decoder_of, vocabulary_of
 from outrider.models.heads import formats
-from outrider.models.heads.dflash import DFlash, DFlashConfig, Masked
-from outrider.models.heads.lent import Lent
+from outrider.models.heads.dflash import DFlash, DFlashConfig, MaskedBlockHead
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import Source
+from outrider.models.heads.target_bound_source import TargetBoundSource
+from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 
 _SPECULATORS = frozenset(
@@ -65,14 +65,14 @@ def spread(target: int, draft: int) -> tuple[int, ...]:
     return tuple(round(1 + i * (target - 4) / (draft - 1)) for i in range(draft))
 
 
-class DFlashSource(Lent):
+class DFlashSource(TargetBoundSource):
     """A DFlash head of a target by its folder.
 
     Raises ConfigurationError for a folder that cannot be read and for what is not computed here,
     VocabularyMismatch for tokens that the target does not know.
     """
 
-    def __init__(self, target: Source, given: str | Path) -> None:
+    def __init__(self, target: ModelSource, given: str | Path) -> None:
         self.target, self.given = target, Path(given)
         fields, decoder = formats.said(given), decoder_of(target.config)
         layers, wide = int(decoder.num_hidden_layers), int(decoder.hidden_size)
@@ -132,7 +132,7 @@ class DFlashSource(Lent):
         head = DFlash(self._asked, embedding_VE=embedding, output_KE=output, ids_K=ids)
         formats.fill(head, weights, str(self))
         head.to(device, states_dtype(setting.dtype, device)).eval().requires_grad_(False)
-        return HeadModel(Masked(head), vocab)
+        return HeadModel(MaskedBlockHead(head), vocab)
 
     def __str__(self) -> str:
         return str(self.given)

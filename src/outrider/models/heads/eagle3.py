@@ -27,13 +27,13 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
 from outrider.models.cache import SlotCache
-from outrider.models.causal import additive
-from outrider.models.heads.head import Head
+from outrider.models.decoder import additive
+from outrider.models.heads.head import DraftHead
 from outrider.models.linear import Product, product
 from outrider.types import Nodes
 
 
-class Kind(NamedTuple):
+class Eagle3Variant(NamedTuple):
     """The parts of a family that a head's decoder layers are made of."""
 
     layer: type[nn.Module]
@@ -43,12 +43,12 @@ class Kind(NamedTuple):
 
 #: By transformers' model_type.
 KINDS = {
-    "llama": Kind(
+    "llama": Eagle3Variant(
         modeling_llama.LlamaDecoderLayer,
         modeling_llama.LlamaRMSNorm,
         modeling_llama.LlamaRotaryEmbedding,
     ),
-    "qwen3": Kind(
+    "qwen3": Eagle3Variant(
         modeling_qwen3.Qwen3DecoderLayer,
         modeling_qwen3.Qwen3RMSNorm,
         modeling_qwen3.Qwen3RotaryEmbedding,
@@ -89,7 +89,7 @@ class HeadStates(NamedTuple):
     read_BQE: Tensor  #: what the output layer reads
 
 
-class Eagle3(Head):
+class Eagle3(DraftHead):
     """An EAGLE-3 head; `ids_K` are the tokens that it can propose.
 
     >>> head = Eagle3(config, embedding_VE=target.get_input_embeddings().weight)  # doctest: +SKIP

@@ -22,10 +22,10 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from outrider.errors import ConfigurationError, VocabularyMismatch
-from outrider.models import refusals
+from outrider.models import unsupported
 from outrider.models.heads.eagle3 import KINDS, Eagle3, Eagle3Config
-from outrider.models.heads.head import Head
-from outrider.models.sources import Source, pickled
+from outrider.models.heads.head import DraftHead
+from outrider.models.sources import ModelSource, pickled
 
 SPECULATORS, ORIGINAL = "speculators", "original"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -270,14 +270,14 @@ def _dropped(name: str) -> bool:
     return name.startswith("verifier_") or name.endswith("rotary_emb.inv_freq")
 
 
-def fill(head: Head, weights: Mapping[str, Tensor], name: str) -> None:
+def fill(head: DraftHead, weights: Mapping[str, Tensor], name: str) -> None:
     """Give a head its weights, or raise ConfigurationError: they are not those of its config.json.
 
     Raises NumericalError for weights that are no numbers.
 
     Which tokens it knows is said already: some checkpoints have no t2d.
     """
-    refusals.check_numbers(weights, f"the head {name}")
+    unsupported.check_numbers(weights, f"the head {name}")
     told = {} if head.ids_K is None else {"d2t": head.d2t, "t2d": head.get_buffer("t2d")}
     try:
         head.load_state_dict({**weights, **told})
@@ -289,7 +289,7 @@ def fill(head: Head, weights: Mapping[str, Tensor], name: str) -> None:
         ) from error
 
 
-def same_vocabulary(name: str, own: int, target: Source, known: int) -> None:
+def same_vocabulary(name: str, own: int, target: ModelSource, known: int) -> None:
     """Refuse a head that was made for another vocabulary."""
     if own != known:
         raise VocabularyMismatch(

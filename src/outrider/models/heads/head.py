@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Head(nn.Module):
+class DraftHead(nn.Module):
     """A head over a target's `vocab` tokens, of width `wide`; `speak` gives it its output layer.
 
     `embedding_VE` and `output_KE` are lent by the target where a head has none of its own; they are

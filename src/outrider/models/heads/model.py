@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.models.causal import fitted
-from outrider.models.rounding import Rounding
+from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.decoder import fitted
 from outrider.types import Inputs, Nodes, Output, Reads
 
 
@@ -59,7 +59,7 @@ class HeadModel:
 
     def width(self, slots: int) -> int:
         """The least visible width of so many slots: what a draft is rounded to is of no account."""
-        return Rounding().width(slots)
+        return BatchInvariance().width(slots)
 
     def examine(self, inputs: Inputs) -> None:
         """Refused: it reads states."""

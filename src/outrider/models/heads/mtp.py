@@ -16,16 +16,16 @@ from transformers import PreTrainedModel, modeling_layers
 from transformers.cache_utils import Cache
 
 from outrider.errors import ConfigurationError
-from outrider.models import pretrained, refusals
+from outrider.models import pretrained, unsupported
 from outrider.models.cache import SlotCache
 from outrider.models.calibrate import Setting
-from outrider.models.causal import additive
 from outrider.models.config import decoder_of, read
+from outrider.models.decoder import additive
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.models.heads.following import Following
-from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import Source
+from outrider.models.heads.target_bound_source import TargetBoundSource
+from outrider.models.sources import ModelSource
 from outrider.types import Nodes
 
 MTP = "mtp"  #: the draft of a target that brings such a layer
@@ -104,14 +104,14 @@ class Mtp:
         return logits
 
 
-class MtpSource(Lent):
+class MtpSource(TargetBoundSource):
     """The layer that a target's own checkpoint brings.
 
     Raises ConfigurationError for a target without one, with several, or for a transformers that
     does not read them.
     """
 
-    def __init__(self, target: Source) -> None:
+    def __init__(self, target: ModelSource) -> None:
         self.target, self.config = target, target.config
         count = read(decoder_of(target.config), "num_mtp_layers", int)
         if count != 1:
@@ -132,7 +132,7 @@ class MtpSource(Lent):
     ) -> HeadModel:
         """The layer as a draft model. Raises ConfigurationError if its weights are not there."""
         model = self.target.model(setting.dtype, device)
-        return HeadModel(Following(Mtp(self._loaded(model))), vocab)
+        return HeadModel(AutoregressiveHead(Mtp(self._loaded(model))), vocab)
 
     def _loaded(self, model: PreTrainedModel) -> Any:
         try:
@@ -142,7 +142,7 @@ class MtpSource(Lent):
                 f"cannot read the multi-token prediction layer of {self.target}; got "
                 f"{type(error).__name__}: {str(error)[:200]}; give the whole checkpoint by its path"
             ) from error
-        refusals.check_numbers(dict(made.named_parameters()), str(self))
+        unsupported.check_numbers(dict(made.named_parameters()), str(self))
         return made.eval().requires_grad_(False)
 
     def __str__(self) -> str:

@@ -10,14 +10,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.errors import ConfigurationError
 from outrider.models import weight_only
 from outrider.models.calibrate import Setting
-from outrider.models.check import ordinary
 from outrider.models.config import decoder_of, read, vocabulary_of
-from outrider.models.heads import formats, lean
+from outrider.models.heads import eagle3_cpu, formats
+from outrider.models.heads.autoregressive_head import AutoregressiveHead
 from outrider.models.heads.eagle3 import Eagle3, Eagle3Config
-from outrider.models.heads.following import Following
-from outrider.models.heads.lent import Lent
 from outrider.models.heads.model import HeadModel
-from outrider.models.sources import Source
+from outrider.models.heads.target_bound_source import TargetBoundSource
+from outrider.models.load_checks import ordinary
+from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
 
 _TEXT = "The first step is to read the text, and then to write down what it says, word by word."
@@ -28,14 +28,14 @@ def is_folder(given: object) -> bool:
     return isinstance(given, (str, Path)) and formats.layout(formats.said(given)) is not None
 
 
-class HeadSource(Lent):
+class HeadSource(TargetBoundSource):
     """A head of a target by its folder; what it does not have is lent by the target.
 
     Raises ConfigurationError for a folder that cannot be read and for what it asks for that is not
     computed here, VocabularyMismatch for tokens that the target does not know.
     """
 
-    def __init__(self, target: Source, given: str | Path) -> None:
+    def __init__(self, target: ModelSource, given: str | Path) -> None:
         self.target, self.given = target, Path(given)
         decoder = decoder_of(target.config)
         self._read = formats.read(self.given, decoder)
@@ -55,13 +55,13 @@ class HeadSource(Lent):
             self._taps = self._measured(model, setting.dtype)
         head = self.head(model, self._taps, setting.dtype)
         int8 = setting.draft_dtype == "int8"
-        if lean.fits(head):
+        if eagle3_cpu.fits(head):
             positions = read(decoder_of(self.target.config), "max_position_embeddings", int) or 0
-            made = lean.Lean(head, setting.packed, positions, int8)
-            return HeadModel(Following(made), vocab)
+            made = eagle3_cpu.Eagle3Cpu(head, setting.packed, positions, int8)
+            return HeadModel(AutoregressiveHead(made), vocab)
         if setting.packed or int8:
             head.pack(int8)
-        return HeadModel(Following(head), vocab)
+        return HeadModel(AutoregressiveHead(head), vocab)
 
     def head(self, model: PreTrainedModel, taps: tuple[int, ...], dtype: str) -> Eagle3:
         """The module with its weights, reading these states of its target."""

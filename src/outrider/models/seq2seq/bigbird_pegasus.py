@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.models.config import encoder_of
-from outrider.models.guard import alone
-from outrider.models.seq2seq.kinds import Text, by_length
+from outrider.models.model_lock import alone
+from outrider.models.seq2seq.input_modality import TextInput, by_length
 from outrider.models.seq2seq.reader import EncoderReader
 from outrider.models.seq2seq.runner import Seq2SeqRunner
 from outrider.types import Encoded, Inputs, RowStore
@@ -31,7 +31,7 @@ def _as_configured(model: PreTrainedModel) -> Iterator[None]:
             encoder.set_attention_type(encoder.config.attention_type)
 
 
-class _Unpadded(Text):
+class _Unpadded(TextInput):
     """Texts read in groups of one length."""
 
     def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:

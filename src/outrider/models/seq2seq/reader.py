@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.errors import ConfigurationError
-from outrider.models.guard import evaluating
-from outrider.models.parts import parts_of
-from outrider.models.seq2seq.kinds import Kind, kind_of, there
+from outrider.models.model_lock import evaluating
+from outrider.models.module_tree import parts_of
+from outrider.models.seq2seq.input_modality import InputModality, modality_of, there
 from outrider.types import Encoded, Inputs, RowStore
 
 _SEED = 21  #: of made-up states
@@ -25,7 +25,7 @@ class EncoderReader:
     ) -> None:
         """`keeper` makes what a cache keeps; `wide` is the width of the encoder's states."""
         self.model, self._keeper, self._wide = model, keeper, wide
-        self.kind: Kind = kind_of(model)
+        self.kind: InputModality = modality_of(model)
         self._parts = parts_of(model)
 
     def examine(self, inputs: Inputs) -> None:

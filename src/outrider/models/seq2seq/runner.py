@@ -18,9 +18,9 @@ from transformers.utils import ModelOutput
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.models.cache import SlotCache
 from outrider.models.config import states_width
-from outrider.models.guard import alone, evaluating, instead
 from outrider.models.hf import Mask, TransformersRunner, layers_asked
-from outrider.models.seq2seq.crossed import Crossed
+from outrider.models.model_lock import alone, evaluating, instead
+from outrider.models.seq2seq.cross_attention_cache import CrossAttentionCache
 from outrider.models.seq2seq.reader import EncoderReader, StatesReader
 from outrider.models.seq2seq.tables import Patch, biases, embeddings
 from outrider.types import Encoded, Inputs, Output
@@ -86,11 +86,11 @@ class Seq2SeqRunner(TransformersRunner):
             self._ask(tokens, past, self.given(states.to(self.dtype), mask.long()))
         return past
 
-    def crossed(self, encoded: Encoded) -> Crossed:
+    def crossed(self, encoded: Encoded) -> CrossAttentionCache:
         """What a cache keeps of these states: cross-attention keys and values."""
         layers = self._first(encoded).cross_attention_cache.layers
         planes = [plane.contiguous() for layer in layers for plane in (layer.keys, layer.values)]
-        return Crossed(planes, encoded.mask_BT, encoded.states_BTE.shape[-1])
+        return CrossAttentionCache(planes, encoded.mask_BT, encoded.states_BTE.shape[-1])
 
     def given(self, states: Tensor, seen: Tensor | None) -> dict[str, object]:
         """The arguments that hand on states [B, T, E] and which of them are there.
@@ -134,7 +134,7 @@ class Seq2SeqRunner(TransformersRunner):
         taps: tuple[int, ...],
     ) -> Output:
         crossed = cache.inputs
-        if not isinstance(crossed, Crossed):
+        if not isinstance(crossed, CrossAttentionCache):
             raise ConfigurationError(
                 f"{self.name} reads a source beside its text; got rows without one; give inputs"
             )

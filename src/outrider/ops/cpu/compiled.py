@@ -1,10 +1,11 @@
 """All rows of a batch in one compiled call, bit for bit what Python does with one after another.
 
-block  block verification (`models/native/block.c`): of rows of up to some thousand tokens whose
+block  block verification (`models/cpu_kernels/block.c`): of rows of up to some thousand tokens
+whose
        draft carries the weights that it was drawn from, with the noise of their seeds; what it
        does not take is walked in NumPy
-draw   a token of every urn (`models/native/draws.c`)
-contenders, likely  what is looked for in rows of logits (`models/native/logits.c`)
+draw   a token of every urn (`models/cpu_kernels/draws.c`)
+contenders, likely  what is looked for in rows of logits (`models/cpu_kernels/logits.c`)
 """
 
 import ctypes
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 from outrider.ops.cpu.rows import LEAST, LONG, MOST, Array, weights_of
 from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.cpu.walk import LARGEST, NOTHING

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.models.native import build
+from outrider.models.cpu_kernels import build
 from outrider.ops.cpu import compiled, keys
 from outrider.ops.cpu.rows import block_of, find, running, upto
 from outrider.types import Laws

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.models.guard import alone, evaluating
+from outrider.models.model_lock import alone, evaluating
 
 
 @torch.no_grad()

@@ -15,16 +15,16 @@ from transformers import PretrainedConfig, PreTrainedModel, WhisperFeatureExtrac
 from outrider.errors import ConfigurationError
 from outrider.models import pretrained
 from outrider.models.config import hears
-from outrider.models.nodes import causal
 from outrider.models.prefill import inference
-from outrider.models.sources import Source, usable_file
+from outrider.models.sources import ModelSource, usable_file
+from outrider.models.tree_inputs import causal
 from outrider.text.speech.vocabulary import Vocabulary
 from outrider.types import Inputs, LanguageModel
 
 EXTRACTOR = "preprocessor_config.json"
 
 
-def check(target: Source, language: str | None, task: str) -> None:
+def check(target: ModelSource, language: str | None, task: str) -> None:
     """Refuse, before weights are read, a target that does not hear, or not this language or task.
 
     Raises ConfigurationError and its kin, as a transcription itself does.

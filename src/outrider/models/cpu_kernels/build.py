@@ -1,0 +1,357 @@
+"""`SOURCES` as a library for the processor at hand: shipped with the package, or compiled here
+once, in the background, and kept beside calibrations.
+
+A wheel carries libraries of the sources that lie beside it (`prebuilt`). Elsewhere the compiler
+that `CC` names, else `cc`, makes one, in a process of its own (`build_process`) that ends with this
+one. Whoever needs the library first waits for it, PATIENCE at most. Then, and where there is none,
+torch's operators run, for as long as this process does: what it measures is kept under `identity`,
+apart from what is measured with a library. `unbuilt` says why there is none, `told` which one runs,
+and so does `--verbose`. OUTRIDER_COMPILED=0 wants none, OUTRIDER_ISA caps what one may use.
+
+A process runs the sources that lay there when it imported this module, whatever has replaced them
+since: another version's would be called with arguments that it reads otherwise. A library's name
+says what it was made of, and its digest lies at its end: a damaged one would end the process, so it
+is built anew. A function is only called with the arguments that its source declares.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.models import calibrate, isa
+from outrider.models.cpu_kernels import build_process, prebuilt
+
+SOURCES = (
+    "attend.c",
+    "attend_tiles.c",
+    "kernels.c",
+    "int8.c",
+    "cross.c",
+    "block.c",
+    "draws.c",
+    "logits.c",
+    "tiles.c",
+    "packed_linear.c",
+    "packed_dense.c",
+    "packed_blocks.c",
+    "packed_superblocks.c",
+    "packed_groups.c",
+    "packed_int8.c",
+)
+SHARED = ("lanes.h", "draws.h", "attend.h", "tiles.h", "packed_vectors.h", "packed_linear.h")
+#: What is compiled: read now, together with the modules that call it.
+TEXTS = {name: Path(__file__).with_name(name).read_text() for name in (*SOURCES, *SHARED)}
+#: Sums keep their order, and what is not a number stays none: nothing of -ffast-math.
+FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
+LINKS = ("-lm",)
+PATIENCE = 20.0  #: seconds from its start that a load waits for a library that is being compiled
+_TELLS = 2.0  #: seconds of waiting after which a line says what for
+_LIMIT = 900.0  #: seconds that a build may take, in the background, before it is given up
+_COMPILER = Path(__file__).with_name("build_process.py").read_text()
+_log = logging.getLogger(__name__)
+
+
+class Library:
+    """A library made of `texts`, and its functions."""
+
+    def __init__(self, path: Path, texts: dict[str, str], told: str = "") -> None:
+        """Load it. Raises OSError for what is no library, or another system's."""
+        self.path, self.told = path, told
+        self.loaded, self._texts = ctypes.CDLL(str(path)), texts
+        self._known: dict[tuple[str, tuple[type, ...]], Callable[..., int]] = {}
+
+    def function(self, name: str, types: tuple[type, ...]) -> Callable[..., int]:
+        """The function of this name. Raises TypeError if it does not take these."""
+        known = self._known.get((name, types))
+        if known is None:
+            takes = taken(name, self._texts)
+            if takes != types:
+                raise TypeError(
+                    f"{name} takes {_named(takes)}, and would be given {_named(types)}: files of "
+                    "two versions of outrider lie side by side; install it anew, or start again "
+                    "if that has just been done"
+                )
+            found = self.loaded[name]
+            found.argtypes = types
+            known = self._known[name, types] = found
+        return known
+
+
+def taken(name: str, texts: dict[str, str]) -> tuple[type, ...]:
+    """What a function takes, by the source that defines it; nothing if none does.
+
+    >>> taken("twice", {"twice.c": "int twice(int64_t count, const float *x) {"})
+    (<class 'ctypes.c_long'>, <class 'ctypes.c_void_p'>)
+    """
+    opened = re.compile(rf"^\w+ {name}\(([^)]*)\)\s*{{", re.MULTILINE)
+    found = next(filter(None, map(opened.search, texts.values())), None)
+    each = found[1].split(",") if found else []
+    return tuple(ctypes.c_void_p if "*" in one else _PLAIN[one.split()[0]] for one in each)
+
+
+_PLAIN: dict[str, type] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def _named(types: tuple[type, ...]) -> str:
+    return f"({', '.join(one.__name__ for one in types)})"
+
+
+def unbuilt() -> str | None:
+    """Why there is no library; None: there is one."""
+    found = _found()
+    return found if isinstance(found, str) else None
+
+
+def library() -> Library:
+    """The library. Raises RuntimeError where there is none: see `unbuilt`."""
+    found = _found()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+def function(name: str, types: tuple[type, ...]) -> Callable[..., int]:
+    """A function of the library. Raises RuntimeError where there is none, TypeError if it does not
+    take these."""
+    return library().function(name, types)
+
+
+def told() -> str:
+    """Which library runs, or why none does, in words."""
+    found, cap = _found(), isa.capped()
+    capped = f" ({isa.VARIABLE} leaves out what is above {cap})" if cap else ""
+    said = f"none: {found}" if isinstance(found, str) else found.told
+    return f"{said}{capped}"
+
+
+def identity() -> str:
+    """What runs, as measurements are kept under: the library's name, or "none"."""
+    found = _found()
+    return "none" if isinstance(found, str) else found.path.name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """A library to be compiled."""
+
+    library: Path
+    compiler: tuple[str, ...]
+    level: isa.Level
+    texts: dict[str, str]
+    note: str = ""  #: what is unusual about it
+
+    def loaded(self) -> "Library":
+        """When it is there. Raises OSError if it cannot be loaded."""
+        how = f"compiled here by {self.compiler[0]!r} into {str(self.library)!r}{self.note}"
+        return Library(self.library, self.texts, f"{self.level.name}, {how}")
+
+    def text(self) -> str:
+        """As `build_process` reads it."""
+        return json.dumps(
+            {
+                "library": str(self.library),
+                "sources": SOURCES,
+                "texts": self.texts,
+                "compiler": self.compiler,
+                "flags": [*FLAGS, *self.level.options],
+                "links": LINKS,
+                "cores": calibrate.cores(),
+                "seconds": _LIMIT,
+            }
+        )
+
+
+class _Background:
+    """A build in a process, and a group, of its own; all of it is killed when this process ends."""
+
+    def __init__(self, order: _Order) -> None:
+        """Start it. Raises OSError where no process can be started."""
+        self.order, self.started = order, time.monotonic()
+        command = [sys.executable or "", "-I", "-S", "-c", _COMPILER]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        atexit.register(self.stop)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what it printed says why
+            self._process.stdin.write(order.text().encode() + b"\n")
+            self._process.stdin.flush()  # and stays open: its end would be the end of the build
+
+    def failed(self, patience: float) -> str | None:
+        """Why there is no library when it has ended; raises TimeoutError if that takes too long."""
+        left = self.started + patience - time.monotonic()
+        try:
+            try:
+                self._process.wait(max(min(_TELLS, left), 0))
+            except subprocess.TimeoutExpired:
+                if left > _TELLS:
+                    _log.warning(
+                        "compiling kernels for this processor, once (%s)", self.order.level.name
+                    )
+                self._process.wait(max(left - _TELLS, 0))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        assert self._process.stdout is not None
+        said = self._process.stdout.read().decode(errors="replace").strip()
+        self.stop()
+        try:
+            why = json.loads(said.splitlines()[-1])["failed"]
+        except (ValueError, IndexError, KeyError, TypeError):
+            why = f"the process that compiles ended with {self._process.returncode}: {said[-300:]}"
+        return None if why is None else str(why)
+
+    def stop(self) -> None:
+        """Kill what is left of it."""
+        atexit.unregister(self.stop)
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class _State:
+    """What this process has found out: a library, or why there is none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.found: Library | str | None = None
+        self.background: _Background | None = None
+
+
+_state = _State()
+
+
+def start() -> None:
+    """Begin to compile where there is no library yet, without waiting for it."""
+    with _state.lock:
+        if _state.found is not None or _state.background is not None:
+            return
+        found = _look()
+        if isinstance(found, _Order):
+            try:
+                _state.background = _Background(found)
+                return
+            except OSError as error:
+                found = f"no process to compile in: {error}"
+        _state.found = found
+
+
+def _found() -> Library | str:
+    if _state.found is not None:  # as in all calls but the first
+        return _state.found
+    with _state.lock:
+        start()
+        if _state.found is None and _state.background is not None:
+            _state.found = _made(_state.background)
+        assert _state.found is not None
+        return _state.found
+
+
+def _made(background: _Background) -> Library | str:
+    """What a build has come to, within the time that is given to it."""
+    order = background.order
+    try:
+        failed = background.failed(PATIENCE)
+    except TimeoutError:
+        why = f"still being compiled after {PATIENCE:g} s; the next start has them"
+        _log.warning("going on without compiled kernels: %s", why)
+        return why
+    if failed is not None:
+        return failed
+    try:
+        return order.loaded()
+    except OSError as error:
+        why = f"the library made by {order.compiler[0]!r} cannot be loaded: {error}"
+        build_process.remember_failure(order.library, why)
+        return why
+
+
+def _look() -> Library | _Order | str:
+    """A library that is there, what to compile if none is, or why none can be had."""
+    level = isa.level()
+    if os.environ.get("OUTRIDER_COMPILED") == "0":
+        return "OUTRIDER_COMPILED is 0"
+    texts, note = dict(TEXTS), ""
+    shipped = prebuilt.found(level, texts, FLAGS)
+    if shipped is not None:
+        try:
+            return _connected(Library(shipped, texts, f"{level.name}, shipped with the package"))
+        except OSError as error:  # of another system: one is made here
+            note = f" (the shipped one cannot be loaded: {error})"
+    if not sys.platform.startswith("linux"):
+        return f"none was shipped for {sys.platform} with {level.name}, and Linux alone compiles"
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    there = shutil.which(compiler[0])
+    if there is None:
+        return f"no C compiler: {compiler[0]!r} is not there"
+    about = Path(there).stat()
+    made_of = texts, compiler, there, about.st_mtime_ns, about.st_size, FLAGS, LINKS, level.options
+    name = f"kernels-{isa.family()}-{level.name}-{_digest(made_of)}.so"
+    return _kept(name, _Order(Path(name), tuple(compiler), level, texts, note))
+
+
+def _connected(shipped: Library) -> Library:
+    """A shipped library with torch's threads, or one thread where it has none of OpenMP."""
+    if not prebuilt.connect(shipped.loaded):
+        shipped.told += ", in one thread"
+    return shipped
+
+
+def _kept(name: str, order: _Order) -> Library | _Order | str:
+    """The library of this name in a folder of ours, or where and whether to make it."""
+    usual = calibrate.cache_dir() / "kernels"
+    found = _in(usual, name, order)
+    if not isinstance(found, _Order) or _writable(usual):
+        return found
+    other = calibrate.homeless() / "kernels"
+    if not _writable(other):
+        return f"no folder to keep a library in: neither {str(usual)!r} nor {str(other)!r}"
+    note = f"{order.note} ({str(usual)!r} is read-only)"
+    return _in(other, name, dataclasses.replace(order, note=note))
+
+
+def _in(folder: Path, name: str, order: _Order) -> Library | _Order | str:
+    here = dataclasses.replace(order, library=folder / name)
+    if build_process.whole(here.library):
+        try:
+            return here.loaded()
+        except OSError:  # made by another system in the same home, perhaps
+            with contextlib.suppress(OSError):
+                here.library.unlink()
+    failed = build_process.failure(here.library)
+    return here if failed is None else f"{failed} (not tried again for a day)"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _digest(about: object) -> str:
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]

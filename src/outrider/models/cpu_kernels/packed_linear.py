@@ -1,0 +1,317 @@
+"""Products whose weights stay in the type they came in, with float32 activations and sums.
+
+Weights are laid in panels of 16 outputs (`packed_formats.py`) of as many bits as before, and
+widened in registers (`packed_linear.c`). A row is one sum in one order, whatever stands beside it
+and however many threads there are: no form of a call has to be tried at load, and none is padded.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.errors import ConfigurationError
+from outrider.models.cpu_kernels import build, huge_pages
+from outrider.models.cpu_kernels.packed_formats import (
+    FORMATS,
+    GROUP,
+    TILE,
+    Format,
+    Laid,
+    lay_groups,
+)
+
+_POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
+_PRODUCT = (_WHOLE,) * 7 + (_POINTER,) * 4
+_INT8 = (_WHOLE,) * 5 + (_POINTER,) * 4
+_ROWS = (_WHOLE,) * 5 + (_POINTER,) * 3
+_AT_ONCE = 64 * GROUP * TILE  #: outputs that are laid at once, lest a second copy of all is made
+
+
+def unfit(format: str, outputs: int, inputs: int, device: torch.device | str) -> str | None:
+    """Why a weight [outputs, inputs] in this format cannot be multiplied with there; None: it can.
+
+    >>> unfit("q9_9", 16, 32, "cpu")[:31]
+    "there is no format 'q9_9'; ther"
+    """
+    if torch.device(device).type != "cpu":
+        return f"its kernels are compiled for a CPU, and the weight is on {device}"
+    return _wrong(format, outputs, inputs) or build.unbuilt()
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight [outputs, inputs] in a format, in panels: what `from_dense`, `from_blocks` and
+    `from_groups` make.
+
+    >>> weight = PackedWeight.from_dense(torch.eye(2, 32), "q8_0")
+    >>> weight.format, weight.outputs, weight.inputs, weight.nbytes
+    ('q8_0', 2, 32, 544)
+    """
+
+    format: str
+    outputs: int
+    inputs: int
+    panels: Tensor  #: uint8, 64-byte aligned
+    chunk: int  #: inputs that share a head
+
+    @classmethod
+    def from_dense(cls, weight_OI: Tensor, format: str | None = None) -> "PackedWeight":
+        """A weight as it is in float32, bfloat16 or float16 (None: its own type), or rounded to
+        "q8_0", "q4_0" or "q4_1" as the `gguf` package rounds it.
+
+        Raises ConfigurationError for a format that cannot be made of a dense weight.
+        """
+        if format is None:
+            own = (one.name for one in FORMATS.values() if one.dense == weight_OI.dtype)
+            format = next(own, None)
+            if format is None:
+                raise ConfigurationError(
+                    f"a weight in {weight_OI.dtype} is in no format; name one of {_made()}"
+                )
+        weight_OI, found = weight_OI.detach(), _known(format, *weight_OI.shape)
+        if found.dense is not None:
+            rows = weight_OI.to(found.dense).contiguous().view(torch.uint8)
+        elif found.quantize is not None:
+            starts = range(0, len(weight_OI), _AT_ONCE)
+            parts = [found.quantize(weight_OI[at : at + _AT_ONCE].float()) for at in starts]
+            rows = torch.cat(parts)
+        else:
+            raise ConfigurationError(f"no weight is rounded to {format!r}; name one of {_made()}")
+        return cls.from_blocks(rows, format, weight_OI.shape[1])
+
+    @classmethod
+    def from_blocks(cls, blocks: Tensor, format: str, inputs: int) -> "PackedWeight":
+        """The rows of a GGUF file's tensor, uint8 [outputs, bytes of a row].
+
+        Raises ConfigurationError for an unknown format, or rows of another length.
+        """
+        outputs, found = len(blocks), _known(format, len(blocks), inputs)
+        if found.lay is None:
+            raise ConfigurationError(f"files have no {format!r}: `from_groups` makes such a weight")
+        lay, size, whole = found.lay, found.block, -(-inputs // found.chunk)
+        want = inputs * size // found.chunk
+        if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != want:
+            raise ConfigurationError(
+                f"rows of {inputs} inputs in {format} are {want} bytes each; got "
+                f"{list(blocks.shape)} in {blocks.dtype}"
+            )
+
+        def some(part: slice) -> Laid:
+            rows = F.pad(blocks[part], (0, whole * size - want, 0, -len(blocks[part]) % TILE))
+            return lay(rows.view(len(rows), whole, size))
+
+        return cls(format, outputs, inputs, _panels(outputs, some), found.chunk)
+
+    @classmethod
+    def from_groups(
+        cls, whole_OI: Tensor, scale_OG: Tensor, minimum_OG: Tensor | None = None, bits: int = 4
+    ) -> "PackedWeight":
+        """Whole numbers of which groups of inputs share a scale: whole * scale + minimum.
+
+        Of 8 bits they are -128 to 127 and have no minimum; of 4 bits -8 to 7, or with a minimum 0
+        to 15. A zero point z is a minimum of -z * scale. Scales are kept in float32. A group is a
+        multiple of 32 inputs, perhaps all of them (a scale for each output).
+
+        Raises ConfigurationError for other numbers, or shapes that do not go together.
+
+        >>> whole = torch.arange(-16, 16, dtype=torch.int8).view(1, 32)
+        >>> PackedWeight.from_groups(whole, torch.tensor([[0.5]]), bits=8).format
+        'int8'
+        """
+        format = {(8, True): "int8", (4, True): "int4", (4, False): "int4_zero"}.get(
+            (bits, minimum_OG is None)
+        )
+        if format is None:
+            raise ConfigurationError(
+                f"groups have 8 bits without a minimum, or 4 bits; got {bits} and "
+                f"{'no' if minimum_OG is None else 'a'} minimum"
+            )
+        low = 0 if minimum_OG is not None else -(2 ** (bits - 1))
+        outputs, inputs = whole_OI.shape
+        groups = scale_OG.shape[-1]
+        shapes = {tuple(x.shape) for x in (scale_OG, minimum_OG) if x is not None}
+        if shapes != {(outputs, groups)} or inputs % max(groups * 32, 1):
+            raise ConfigurationError(
+                f"scales are [outputs, groups], and a group a multiple of 32 inputs; got weights "
+                f"{[outputs, inputs]} and scales {list(scale_OG.shape)}"
+            )
+        _known(format, outputs, inputs)
+        if int(whole_OI.min()) < low or int(whole_OI.max()) >= low + 2**bits:
+            raise ConfigurationError(
+                f"whole numbers of {bits} bits are {low} to {low + 2**bits - 1} here; got "
+                f"{int(whole_OI.min())} to {int(whole_OI.max())}"
+            )
+
+        def some(part: slice) -> Laid:
+            each = [None if x is None else x[part] for x in (whole_OI, scale_OG, minimum_OG)]
+            missing = -len(whole_OI[part]) % TILE
+            numbers, scale, least = (
+                None if x is None else F.pad(x, (0, 0, 0, missing)) for x in each
+            )
+            assert numbers is not None
+            assert scale is not None
+            least = None if least is None else least.float()
+            return lay_groups(numbers.to(torch.int8), scale.float(), least, bits)
+
+        return cls(format, outputs, inputs, _panels(outputs, some), inputs // groups)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the panels."""
+        return self.panels.numel()
+
+    @property
+    def per(self) -> int:
+        """Blocks that share a head."""
+        return FORMATS[self.format].per if FORMATS[self.format].chunk else self.chunk // 32
+
+    @property
+    def wide(self) -> int:
+        """Inputs in whole chunks."""
+        return self.inputs + -self.inputs % self.chunk
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Weights of some outputs: float32 [..., inputs] for ids [...], as embeddings are read.
+
+        Raises IndexError for an id that is no output, RuntimeError where nothing is compiled.
+        """
+        ids = ids.to(torch.int64).contiguous()
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.outputs):
+            raise IndexError(f"an id outside the weight's {self.outputs} rows")
+        out = torch.empty(*ids.shape, self.wide)
+        build.function("outrider_packed_rows", _ROWS)(
+            FORMATS[self.format].code, self.per, ids.numel(), self.wide, self.outputs,
+            ids.data_ptr(), self.panels.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        return out[..., : self.inputs]
+
+    def dequantize(self) -> Tensor:
+        """float32 [outputs, inputs], as `gguf.quants.dequantize` computes it."""
+        return self.rows(torch.arange(self.outputs)).contiguous()
+
+
+class PackedLinear:
+    """x -> x @ w.T + bias for x [..., inputs] in float32 or bfloat16; the answer is in float32.
+
+    Of several weights the outputs stand side by side. With `activations` "int8" each row and block
+    of 32 inputs is rounded to 8 bits first (-127 to 127; -63 to 63 on x86 without VNNI, whose
+    products of bytes would overflow), and sums of a block are whole numbers: faster for many rows,
+    for q8_0 weights alone, and not what the same call in float32 gives (about 0.5 % of a result, or
+    1 %). A row is the same in every call then too.
+
+    Raises ConfigurationError where `unfit` says why, and for other activations.
+
+    >>> run = PackedLinear(PackedWeight.from_dense(torch.eye(2, 3)))        # doctest: +SKIP
+    >>> run(torch.tensor([1.0, 2.0, 3.0]))                              # doctest: +SKIP
+    tensor([1., 2.])
+    """
+
+    def __init__(
+        self,
+        weight: PackedWeight | Sequence[PackedWeight],
+        bias: Tensor | None = None,
+        activations: str = "float32",
+    ) -> None:
+        self.weights = (weight,) if isinstance(weight, PackedWeight) else tuple(weight)
+        self.inputs = self.weights[0].inputs
+        self.outputs = sum(one.outputs for one in self.weights)
+        for one in self.weights:
+            why = unfit(one.format, one.outputs, one.inputs, one.panels.device)
+            if why is not None:
+                raise ConfigurationError(why)
+            if one.inputs != self.inputs:
+                raise ConfigurationError(
+                    f"weights of one product have as many inputs; got {self.inputs} and "
+                    f"{one.inputs}"
+                )
+        formats = ", ".join(dict.fromkeys(one.format for one in self.weights))
+        if activations not in ("float32", "int8") or (activations == "int8" and formats != "q8_0"):
+            raise ConfigurationError(
+                f"activations are 'float32', or 'int8' with q8_0 weights; got {activations!r} with "
+                f"{formats} weights"
+            )
+        if bias is not None and bias.shape != (self.outputs,):
+            raise ConfigurationError(
+                f"a bias of {self.outputs} outputs is wanted; got {list(bias.shape)}"
+            )
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.activations = activations
+        self._run: Callable[..., int] = (
+            build.function("outrider_packed_int8", _INT8)
+            if activations == "int8"
+            else build.function("outrider_packed_linear", _PRODUCT)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 [..., outputs]."""
+        if x.shape[-1] != self.inputs or x.device.type != "cpu":
+            raise ConfigurationError(
+                f"{self.inputs} inputs are wanted on a CPU; got {list(x.shape)} on {x.device}"
+            )
+        x, rows = x.float().contiguous(), x.numel() // self.inputs
+        out = torch.empty(*x.shape[:-1], self.outputs)
+        at, bias = out.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+        threads = torch.get_num_threads()
+        for one in self.weights:
+            missing = one.wide - self.inputs
+            given = F.pad(x, (0, missing)) if missing else x
+            kind = () if self.activations == "int8" else (FORMATS[one.format].code, one.per)
+            failed = self._run(
+                *kind, rows, one.wide, one.outputs, self.outputs, threads, given.data_ptr(),
+                one.panels.data_ptr(), bias, at,
+            )  # fmt: skip
+            if failed:
+                raise MemoryError(f"no memory for {rows} rows of {self.inputs} inputs")
+            at += 4 * one.outputs
+            bias = None if bias is None else bias + 4 * one.outputs
+        return out
+
+
+def _panels(outputs: int, lay: Callable[[slice], Laid]) -> Tensor:
+    """Group by group, in it chunk by chunk: the heads of its tiles, then block by block what they
+    hold."""
+    tiles, panels, at = -(-outputs // TILE), torch.empty(0, dtype=torch.uint8), 0
+    whole = tiles // GROUP * GROUP * TILE
+    edges = [*range(0, whole, _AT_ONCE), whole] + [outputs] * (outputs > whole)
+    for first, last in pairwise(edges):
+        heads, data = lay(slice(first, last))
+        beside = GROUP if first < whole else len(heads)
+        _, chunks, blocks, size = data.shape
+        laid = data.view(-1, beside, chunks, blocks, size).permute(0, 2, 3, 1, 4).flatten(2)
+        if heads.shape[-1]:
+            tops = heads.view(-1, beside, chunks, heads.shape[-1]).transpose(1, 2).flatten(2)
+            laid = torch.cat((tops, laid), -1)
+        if not panels.numel():
+            panels = huge_pages.empty(tiles * (laid.numel() // len(data)))
+        panels[at : at + laid.numel()] = laid.flatten()
+        at += laid.numel()
+    return panels
+
+
+def _wrong(format: str, outputs: int, inputs: int) -> str | None:
+    """Why there is no such weight."""
+    found = FORMATS.get(format)
+    if found is None:
+        return f"there is no format {format!r}; there are {', '.join(FORMATS)}"
+    if outputs < 1 or inputs < 1:
+        return f"there is nothing to multiply with: [{outputs}, {inputs}]"
+    block = 1 if found.dense else found.chunk or 32
+    if inputs % block:
+        return f"{format} has blocks of {block} inputs, and there are {inputs}"
+    return None
+
+
+def _known(format: str, outputs: int, inputs: int) -> Format:
+    why = _wrong(format, outputs, inputs)
+    if why is not None:
+        raise ConfigurationError(why)
+    return FORMATS[format]
+
+
+def _made() -> str:
+    return ", ".join(name for name, one in FORMATS.items() if one.dense or one.quantize)

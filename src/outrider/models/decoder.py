@@ -1,0 +1,262 @@
+"""A decoder driven over trees: what is common to every way of running its layers."""
+
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigurationError
+from outrider.models.batch_invariance import BatchInvariance
+from outrider.models.cache import SlotCache
+from outrider.types import Encoded, Inputs, Nodes, Output, Reads, RowStore
+
+
+class EncoderAdapter(Protocol):
+    """What a runner has that reads more than text: an encoder, or the target's encoder states."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether it has no encoder of its own and takes the target's states."""
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that cannot be read: ConfigurationError."""
+
+    def encode(self, inputs: Inputs) -> Encoded:
+        """The encoder's states of these inputs."""
+
+    def keep(self, encoded: Encoded) -> RowStore:
+        """What is kept of the states, row by row; runners find it as `cache.inputs`."""
+
+    def probe(self, rows: int) -> Inputs:
+        """Some inputs for checks and measurements, the same at every call."""
+
+
+class ModelRunner(Protocol):
+    """Runs the layers of one decoder: writes the cache, returns logits."""
+
+    name: str  #: what the model is called in messages
+    vocab_size: int
+    context: int  #: most positions it can address
+    layers: int
+    means: str  #: how it runs, in words, for `--verbose`
+    trees: bool  #: whether nodes may branch
+    packed: bool  #: whether its weights are laid out for this processor
+    rounding: BatchInvariance  #: which calls of it round alike
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must lie."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+
+    @property
+    def reader(self) -> EncoderAdapter | None:
+        """What reads the rows' inputs; None for a model of text alone."""
+
+    def __call__(
+        self, cache: SlotCache, nodes: Nodes, last: int | None, taps: tuple[int, ...]
+    ) -> Output:
+        """Logits [B, Q or last, V'] of the given nodes, and their states at the taps.
+
+        The slots are set already (`SlotCache.begin`).
+        """
+
+    def plain(self, tokens_1Q: Tensor, inputs: Inputs | None = None) -> Tensor | None:
+        """Logits of a whole sequence by the model's own means, without a cache or masks of ours.
+
+        None for a runner that has no such means.
+        """
+
+    def narrowed(self, size: int) -> AbstractContextManager[None]:
+        """Windows and chunks of `size` for a check, so that a short text reaches past them."""
+
+
+class TreeDecoder:
+    """A `LanguageModel` over a runner: slots, calls that round alike, vocabulary cut."""
+
+    taps: tuple[int, ...] = ()  # it reads no other model's states
+    follows = True  # it keeps entries of the text that it reads
+
+    def __init__(self, runner: ModelRunner, vocab_size: int | None = None) -> None:
+        self.runner = runner
+        self.of: tuple[int, ...] | None = None  #: layers of a larger model, whose cache it runs on
+        self.ids_K: Tensor | None = None  #: tokens that its output layer knows, if not all
+        self.vocab_size = vocab_size or runner.vocab_size
+        self._known = runner.vocab_size
+        self.context = runner.context
+        self.rounding = runner.rounding  #: which calls of it round alike
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must lie."""
+        return self.runner.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.runner.dtype
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        return self.runner.trees
+
+    @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+        return self.dtype.itemsize >= 4 or self.rounding.trees
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots: calls of these widths round alike."""
+        return self.rounding.width(slots)
+
+    @property
+    def reads(self) -> Reads:
+        """What it reads besides its text."""
+        reader = self.runner.reader
+        return "text" if reader is None else "states" if reader.shares else "source"
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+        if self.runner.reader is None:
+            raise ConfigurationError(
+                "this model reads text alone; got inputs of another kind; leave inputs out, or "
+                "load an encoder-decoder"
+            )
+        if inputs.encoded is None and self.runner.reader.shares:
+            raise ConfigurationError(
+                f"{self.runner.name} has no encoder of its own; got inputs that are not encoded; "
+                "draft with it for a target whose encoder it shares"
+            )
+        if inputs.encoded is None and inputs.ids_BS is None and inputs.features is None:
+            raise ConfigurationError(
+                f"{self.runner.name} reads with an encoder of its own; got another encoder's "
+                "states alone; give its inputs, or a draft model that shares the encoder"
+            )
+        self.runner.reader.examine(inputs)
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """The inputs with `encoded`: the encoder runs, unless its states are there already.
+
+        Raises ConfigurationError for a model of text alone, and for one without an encoder.
+        """
+        if inputs.encoded is not None and self.runner.reader is not None:
+            return inputs
+        self.examine(inputs)
+        assert self.runner.reader is not None
+        return inputs._replace(encoded=self.runner.reader.encode(inputs))
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> SlotCache:
+        """An empty cache for `rows` rows, which owns what is read of the inputs.
+
+        A slab of free seats, for rows that come by `put`: `open(seats, capacity).narrow(0)`.
+        """
+        cache = SlotCache(self.runner.layers, rows, capacity)
+        if inputs is not None:
+            encoded, reader = self.encode(inputs).encoded, self.runner.reader
+            assert reader is not None
+            assert encoded is not None
+            cache.inputs = reader.keep(encoded)
+        return cache
+
+    def forward(
+        self,
+        cache: SlotCache,
+        nodes: Nodes,
+        *,
+        last: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Output:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them.
+
+        Their states [B, Q, E] at each of the taps come along: k is the state after k layers (0: the
+        embeddings), -1 the state that the logits are computed from. Raises ConfigurationError for
+        a layer that the model does not have.
+        """
+        if taps and not all(-1 <= tap < self.runner.layers for tap in taps):
+            raise ConfigurationError(
+                f"taps are numbers of layers of {self.runner.name}, from 0 (the embeddings) to "
+                f"{self.runner.layers - 1}, or -1 for the state before the output layer; got "
+                f"{taps}; take a head that was made for this target"
+            )
+        if self.of is not None:
+            cache = cache.part(self.of)
+        tokens_BQ, positions_BQ, slots_BQ, visible_BQW = nodes
+        queries = tokens_BQ.shape[1]
+        wanted = queries if last is None else min(last, queries)
+        if self._known < self.vocab_size:  # an id it has never seen reads as its last one
+            tokens_BQ = tokens_BQ.clamp(max=self._known - 1)
+        positions_BQ = positions_BQ.clamp(max=self.context - 1)  # beyond it nothing is ever emitted
+        read = Nodes(tokens_BQ, positions_BQ, slots_BQ, visible_BQW)
+        more = self.rounding.rows.padded(queries) - queries
+        if more:  # dummies are the last node once more: they write what it writes, where it does
+            read = Nodes(*(_repeat_last(table, more) for table in read))
+            last = None if last is None else last + more
+        cache.begin(read.slots_BQ, visible_BQW.shape[-1], 0)
+        output = self.runner(cache, read, last, taps)
+        logits, states = output.known_BQK, output.hidden
+        if more:
+            logits = logits[:, -more - wanted : -more]
+            states = tuple(state[:, -more - wanted : -more] for state in states)
+        return fitted(logits, states, self.ids_K, self.vocab_size)
+
+    def keep(self, cache: SlotCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the accepted paths' entries next to their roots."""
+        cache.keep(first_B, path_BD)
+
+    def learn(
+        self,
+        cache: SlotCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """There is nothing to be told: it reads no other model's states."""
+
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs, for checks and measurements; None for a model of text alone."""
+        reader = self.runner.reader
+        return None if reader is None else reader.probe(rows)
+
+
+def fitted(
+    logits_BQK: Tensor, hidden: tuple[Tensor, ...], ids_K: Tensor | None, vocab_size: int
+) -> Output:
+    """Logits of a target's vocabulary; a token that has none here has no chance.
+
+    `ids_K` are the tokens that they are of; None: the first ones. On a CPU they are widened to
+    float32: the host reads them there, law by law, and widens them once.
+    """
+    if logits_BQK.device.type == "cpu" and logits_BQK.dtype in (torch.bfloat16, torch.float16):
+        logits_BQK = logits_BQK.float()
+    if ids_K is not None:
+        return Output(logits_BQK, hidden, ids_K, vocab_size)
+    short = vocab_size - logits_BQK.shape[-1]
+    if short > 0:
+        logits_BQK = torch.nn.functional.pad(logits_BQK, (0, short), value=-torch.inf)
+    return Output(logits_BQK[..., :vocab_size], hidden)
+
+
+def _repeat_last(x: Tensor, times: int) -> Tensor:
+    return torch.cat([x, x[:, -1:].expand(-1, times, *x.shape[2:])], 1)
+
+
+def additive(visible_BQW: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask [B, 1, Q, W] that is right for eager and sdpa attention alike: 0 or finfo.min."""
+    seen, blocked = _levels(dtype, visible_BQW.device)
+    return torch.where(visible_BQW, seen, blocked)[:, None]
+
+
+@lru_cache(maxsize=16)
+def _levels(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    lowest = torch.finfo(dtype).min
+    return (
+        torch.zeros((), dtype=dtype, device=device),
+        torch.full((), lowest, dtype=dtype, device=device),
+    )

@@ -1,0 +1,142 @@
+"""Heads driven as draft models: each token's entry is made with the state of the token before it.
+
+Below committed tokens that state is the target's, which it has been told (`learn`); below drafted
+ones it is the head's own. So every drafter that grows chains and trees from a draft model grows
+them from a head: the state flows along the tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.models.cache import SlotCache
+from outrider.models.heads import states
+from outrider.models.heads.eagle3 import HeadStates
+from outrider.rows import Columns
+from outrider.tree import numbers
+from outrider.types import Nodes
+
+
+class StateHead(Protocol):
+    """A module that makes a token's entry from the token and the state before it."""
+
+    taps: tuple[int, ...]  #: the target's states that it reads
+    depth: int  #: how many layers write cache entries
+    width: int  #: of its states
+    window: int | None  #: how many positions back its attention reaches; None: all
+
+    @property
+    def ids_K(self) -> Tensor | None:
+        """The tokens that it can propose; None: all."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights lie."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+
+    def fuse(self, hidden: Sequence[Tensor]) -> Tensor:
+        """One state [B, Q, E] of the target's states [B, Q, E'] at the taps."""
+
+    def entries(self, nodes: Nodes, states_BQE: Tensor, cache: SlotCache) -> HeadStates:
+        """Write entries of nodes, each with the state of the token before it.
+
+        Where the cache's layers write is set already (`SlotCache.begin`).
+        """
+
+    def logits(self, states: HeadStates) -> Tensor:
+        """[B, Q, K]: over the tokens that it can propose."""
+
+
+@dataclass(frozen=True)
+class HeadCache(Columns):
+    """What a head keeps of its rows."""
+
+    entries: SlotCache
+    told: SlotCache  #: the target's states of the tokens below `known_B`, fused
+    own: SlotCache  #: the head's states of all tokens it has read
+    known_B: Tensor
+
+    @classmethod
+    def of(cls, layers: int, rows: int, capacity: int, device: torch.device) -> "HeadCache":
+        """An empty one for a head of so many layers."""
+        return cls(
+            SlotCache(layers, rows, capacity),
+            states.store(rows, capacity),
+            states.store(rows, capacity),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row."""
+        return self.entries.capacity
+
+
+class AutoregressiveHead:
+    """A `HeadRunner` over a head whose state flows along the tree."""
+
+    follows = True
+
+    def __init__(self, head: StateHead) -> None:
+        self.head, self.taps, self.ids_K = head, head.taps, head.ids_K
+        self.device, self.dtype = head.device, head.dtype
+
+    def open(self, rows: int, capacity: int) -> HeadCache:
+        """An empty cache."""
+        return HeadCache.of(self.head.depth, rows, capacity, self.device)
+
+    def learn(
+        self,
+        cache: HeadCache,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told the target's states of the tokens in these slots; `known_B` are true from now."""
+        if hidden:
+            fused = self.head.fuse([state.to(self.dtype) for state in hidden])
+            states.write(cache.told, slots_BQ, wide, fused)
+        cache.known_B.copy_(known_B)
+
+    def keep(self, cache: HeadCache, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the states that it was told of accepted paths next to their roots.
+
+        Its own entries stay: they are made anew, with the target's states.
+        """
+        cache.told.keep(first_B, path_BD)
+
+    def logits(self, cache: HeadCache, nodes: Nodes, last: int | None) -> Tensor:
+        """Write the nodes' entries; [B, Q or last, K]."""
+        _, positions_BQ, slots_BQ, visible_BQW = nodes
+        wide, device = visible_BQW.shape[-1], slots_BQ.device
+        slot_W = numbers(wide, device)
+        # the last slot that a node sees before its own holds the token before it
+        before = visible_BQW & (slot_W < slots_BQ[..., None])
+        parent_BQ = torch.where(before, slot_W, -1).amax(-1)
+        state = self._states(cache, parent_BQ)
+        # no state stands before the first token: its entry has no meaning to others
+        seen = visible_BQW & ((slot_W > 0) | (slots_BQ[..., None] == 0))
+        if self.head.window is not None:  # nodes of a tree stand at slots of their own: near enough
+            seen = seen & (positions_BQ[..., None] - slot_W < self.head.window)
+        cache.entries.begin(slots_BQ, wide, 0)
+        made = self.head.entries(nodes._replace(visible_BQW=seen), state, cache.entries)
+        states.write(cache.own, slots_BQ, wide, made.next_BQE)
+        if last is not None:
+            made = HeadStates(*(state[:, -last:] for state in made))
+        return self.head.logits(made)
+
+    def _states(self, cache: HeadCache, slots_BQ: Tensor) -> Tensor:
+        """The states [B, Q, E] in these slots: the target's, or the head's own; none in slot -1."""
+        head, at_BQ = self.head, slots_BQ.clamp(min=0)
+        told = states.read(cache.told, at_BQ, head.width, head.dtype)
+        own = states.read(cache.own, at_BQ, head.width, head.dtype)
+        known = (slots_BQ < cache.known_B[:, None])[..., None]
+        return torch.where(known, told, own).masked_fill(slots_BQ[..., None] < 0, 0.0)

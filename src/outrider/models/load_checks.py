@@ -1,0 +1,219 @@
+"""Checks at load: one vocabulary, one device, and trees that score as their paths do."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.errors import (
+    ConfigurationError,
+    NumericalError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from outrider.models import TreeDecoder
+from outrider.models.token_bytes import name_of
+from outrider.models.tree_inputs import causal, of_tree
+from outrider.tree import branching
+from outrider.types import Inputs, LanguageModel, RowStore, Tokenizer, Tree
+
+CAPACITY = 128
+_ADVICE = (
+    "give a draft model with another tokenizer together with that tokenizer, draft_tokenizer=..., "
+    "use one with the target's, or drafter='prompt_lookup', or drafter='reference_lookup' to copy "
+    "from the other model's text"
+)
+
+
+def vocabulary(
+    target_tokenizer: Tokenizer | None,
+    draft_tokenizer: Tokenizer | None,
+    sizes: dict[str, int],
+) -> int:
+    """The common vocabulary size: both outputs are cut to the tokenizer's.
+
+    Output layers are often padded beyond the tokenizer (to multiples of 64, differently for each
+    model of a family); the padding is never a token. Raises VocabularyMismatch and names the first
+    difference.
+    """
+    if target_tokenizer is None:
+        if len(set(sizes.values())) > 1:
+            raise VocabularyMismatch(
+                f"output sizes differ: {sizes}; without a tokenizer it is unknown which ids are "
+                "real; pass tokenizer=..."
+            )
+        return next(iter(sizes.values()))
+    known = target_tokenizer.get_vocab()
+    if draft_tokenizer is not None:
+        other = draft_tokenizer.get_vocab()
+        if other != known:
+            names = name_of(target_tokenizer), name_of(draft_tokenizer)
+            raise VocabularyMismatch(
+                f"the tokenizers of target and draft model, {' and '.join(names)}, differ, and "
+                f"only models of text alone are translated; {_difference(known, other)}; use a "
+                "draft model with the target's tokenizer, or a drafter without one"
+            )
+    real: int = max(known.values()) + 1
+    for name, size in sizes.items():
+        if name != "target" and size < real:
+            raise VocabularyMismatch(
+                f"the {name} model has {size} outputs, but the tokenizer has {real} tokens; "
+                f"{_ADVICE}"
+            )
+    return min(real, sizes["target"])
+
+
+def _difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    only = sorted(target.keys() ^ draft.keys(), key=lambda t: (target.get(t, draft.get(t, 0)), t))
+    moved = [t for t in target.keys() & draft.keys() if target[t] != draft[t]]
+    parts = [f"the target has {len(target)} tokens, the draft model {len(draft)}"]
+    if only:
+        token = only[0]
+        owner = "target" if token in target else "draft model"
+        parts.append(f"{len(only)} tokens exist on one side only, first {token!r} ({owner})")
+    if moved:
+        token = min(moved, key=lambda t: target[t])
+        parts.append(
+            f"{len(moved)} tokens have different ids, first {token!r}: "
+            f"{target[token]} against {draft[token]}"
+        )
+    return "; ".join(parts)
+
+
+def draft_tokenizer(given: object, drafts: Sequence[object]) -> None:
+    """Refuse a draft model's tokenizer without a draft model: ConfigurationError."""
+    if given is not None and not drafts:
+        raise ConfigurationError(
+            f"draft_tokenizer is for a draft model; got {type(given).__name__} and no draft model; "
+            "leave it out, or give draft=..."
+        )
+
+
+def ordinary(numbers: Tensor, vocab: int) -> Tensor:
+    """Token ids that are no padding: there are families that give padding no position."""
+    first = 5 if vocab > 10 else 0
+    return first + numbers % (vocab - first)
+
+
+def _allowed(dtype: torch.dtype, tolerance: float | None) -> float:
+    """The largest difference, relative to the largest logit, that is rounding."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return tolerance or (0.1 if half else 1e-3)
+
+
+@torch.inference_mode()
+def trees(model: LanguageModel, name: str, tolerance: float | None = None) -> float:
+    """Compare a small tree's scores with one forward per path; UnsupportedModel if they differ.
+
+    Catches models that ignore the mask or the positions without any error. Returns the largest
+    difference relative to the largest logit.
+    """
+    device = torch.device(model.device)
+    tree = branching((2, 2), device)
+    tolerance = _allowed(model.dtype, tolerance)
+    prefix = 6
+    steps = torch.arange(prefix + tree.nodes, device=device)
+    tokens = ordinary(steps * 7, model.vocab_size)[None]
+
+    def fill() -> RowStore:
+        cache: RowStore = model.open(1, CAPACITY, model.probe(1))
+        model.forward(cache, causal(tokens[:, :prefix], steps[None, :prefix], CAPACITY), last=1)
+        return cache
+
+    first = torch.tensor([prefix], device=device)
+    drafted = tokens[:, prefix:]
+    whole = model.forward(fill(), of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    worst = 0.0
+    for leaf in range(tree.levels[-2], tree.nodes):
+        path = tree.ancestors_BNN[0, leaf].nonzero()[:, 0]
+        line = prefix + torch.arange(len(path), device=device)[None]
+        single = model.forward(fill(), causal(drafted[:, path], line, CAPACITY)).logits_BQV
+        worst = max(worst, _gap(whole[:, path], single))
+    if not worst <= tolerance:
+        raise UnsupportedModel(
+            f"the {name} model does not score trees as paths: relative difference {worst:.3g}, "
+            f"allowed {tolerance:.3g}; its attention ignores the tree's mask or positions; use a "
+            "chain drafter with another attention implementation, or another model"
+        )
+    return worst
+
+
+@torch.inference_mode()
+def paths(model: TreeDecoder, name: str, tolerance: float | None = None) -> float | None:
+    """Compare a tree's scores with the model's own forward of each path, past its window.
+
+    Two rows of different lengths, one tree each, windows narrowed for the moment so that a short
+    text reaches past them. Returns None for a runner that cannot run the model by its own means,
+    else the largest difference relative to the largest logit. Raises UnsupportedModel if it is too
+    large or if the model cannot run this way at all.
+    """
+    runner = model.runner
+    tolerance = _allowed(model.dtype, tolerance)
+    try:
+        with runner.narrowed(4):
+            counts = (2, 2) if model.trees else (1, 1, 1)
+            worst = _paths(model, branching(counts, torch.device(model.device)))
+    except (UnsupportedModel, NumericalError):
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"the {name} model ({runner.name}) cannot be driven with a cache, "
+            f"masks and positions of ours: {type(error).__name__}: {str(error)[:160]}; use "
+            "another model"
+        ) from error
+    if worst is not None and not worst <= tolerance:
+        raise UnsupportedModel(
+            f"the {name} model ({runner.name}) does not score "
+            f"{'trees as paths' if model.trees else 'chains as its own forward does'}: relative "
+            f"difference {worst:.3g}, allowed {tolerance:.3g}; its attention, or a layer that "
+            "looks at the whole call, ignores what it is given; use another model or attention "
+            "implementation"
+        )
+    return worst
+
+
+def _paths(model: TreeDecoder, tree: Tree) -> float | None:
+    device = torch.device(model.device)
+    lengths = [9, 6]
+    longest, inputs = max(lengths), model.probe(len(lengths))
+    if inputs is not None:
+        inputs = model.encode(_raw(model, inputs))
+    steps = torch.arange(longest + tree.nodes, device=device)
+    tokens = ordinary(torch.stack([steps * 7, steps * 5 + 4]), model.vocab_size)
+    drafted = tokens.flip(1)[:, : tree.nodes]
+    lines = []
+    for row, length in enumerate(lengths):
+        source = None if inputs is None else inputs.take([row])
+        for node in range(tree.levels[-2], tree.nodes):
+            path = tree.ancestors_BNN[0, node].nonzero()[:, 0]
+            whole = torch.cat([tokens[row, :length], drafted[row, path]])[None]
+            given = source
+            if source is not None and node == tree.levels[-2]:
+                given = _raw(model, source)  # once a row: an encoder takes longer than all of this
+            logits = model.runner.plain(whole, given)
+            if logits is None:
+                return None
+            lines.append((row, path, logits[0, length:, : model.vocab_size]))
+    cache = model.open(len(lengths), CAPACITY, inputs)
+    at = steps[:longest].expand(len(lengths), -1)
+    model.forward(cache, causal(tokens[:, :longest], at, CAPACITY), last=1)
+    first = torch.tensor(lengths, device=device)
+    scores = model.forward(cache, of_tree(drafted, tree, first, CAPACITY)).logits_BQV
+    return max(_gap(scores[row, path], logits) for row, path, logits in lines)
+
+
+def _raw(model: TreeDecoder, inputs: Inputs) -> Inputs:
+    """The inputs as they come, to be read by the model's own encoder if it has one."""
+    return inputs._replace(encoded=None) if model.reads == "source" else inputs
+
+
+def _gap(scores: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest logit expected."""
+    if bool((scores.isnan() | scores.isposinf() | expected.isnan() | expected.isposinf()).any()):
+        raise NumericalError("a logit is NaN or infinite")
+    never = torch.isneginf(expected)  # tokens that a draft's output layer does not know
+    if not torch.equal(never, torch.isneginf(scores)):
+        return torch.inf
+    scores, expected = (x.float().masked_fill(never, 0.0) for x in (scores, expected))
+    gap = (scores - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+    return float(gap if torch.isfinite(gap) else torch.inf)

@@ -1,0 +1,73 @@
+"""A model made over another one: whatever it does not say itself is as the other has it."""
+
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from outrider.types import Inputs, LanguageModel, Nodes, Output
+
+M = TypeVar("M", bound=LanguageModel)
+
+
+class ModelWrapper(Generic[M]):
+    """A `LanguageModel` that hands everything on to `model`; classes of it change some of that.
+
+    >>> class Doubled(ModelWrapper[LanguageModel]):
+    ...     def forward(self, cache, nodes, *, last=None, taps=()):
+    ...         output = super().forward(cache, nodes, last=last, taps=taps)
+    ...         return Output(2 * output.logits_BQV, output.hidden)
+    """
+
+    def __init__(self, model: M) -> None:
+        self.model = model
+        self.vocab_size, self.context = model.vocab_size, model.context
+        self.device, self.dtype = model.device, model.dtype
+        self.trees, self.reads = model.trees, model.reads
+        self.taps, self.follows = model.taps, model.follows
+
+    @property
+    def trees_alike(self) -> bool:
+        """Whether a tree's node is rounded as the same text is in a row, or finely enough."""
+        return self.model.trees_alike
+
+    def width(self, slots: int) -> int:
+        """The least visible width of so many slots."""
+        return self.model.width(slots)
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse inputs that the model cannot read: ConfigurationError."""
+        self.model.examine(inputs)
+
+    def encode(self, inputs: Inputs) -> Inputs:
+        """The inputs with `encoded`."""
+        return self.model.encode(inputs)
+
+    def open(self, rows: int, capacity: int, inputs: Inputs | None = None) -> Any:
+        """An empty cache."""
+        return self.model.open(rows, capacity, inputs)
+
+    def forward(
+        self, cache: Any, nodes: Nodes, *, last: int | None = None, taps: tuple[int, ...] = ()
+    ) -> Output:
+        """Write Q entries and return the logits [B, Q, V] of (the last `last` of) them."""
+        return self.model.forward(cache, nodes, last=last, taps=taps)
+
+    def keep(self, cache: Any, first_B: Tensor, path_BD: Tensor) -> None:
+        """Move the entries of accepted paths next to their roots."""
+        self.model.keep(cache, first_B, path_BD)
+
+    def learn(
+        self,
+        cache: Any,
+        slots_BQ: Tensor,
+        positions_BQ: Tensor,
+        wide: int,
+        hidden: tuple[Tensor, ...],
+        known_B: Tensor,
+    ) -> None:
+        """Be told another model's states of the tokens in these slots."""
+        self.model.learn(cache, slots_BQ, positions_BQ, wide, hidden, known_B)
+
+    def probe(self, rows: int) -> Inputs | None:
+        """Some inputs; None for a model of text alone."""
+        return self.model.probe(rows)

@@ -1,0 +1,139 @@
+"""What models have read of prompts, kept for others that begin alike: copied, not computed again.
+
+An entry of the cache depends on the tokens up to its own alone, so a prompt that begins as another
+one did needs no more than a copy of that beginning. Kept are entries that were written while a
+prompt was read, all of which round alike (`models.batch_invariance`); what answers and drafts have
+written is not: in half precision a node of a tree may round otherwise.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from outrider.models.cache import SlotCache
+from outrider.types import LanguageModel
+
+LEAST = 16  #: tokens in common from which on a part of a prompt is copied; a whole one always is
+WORTH = 64  #: tokens that a prompt waits for, so that another one that begins alike is read first
+
+_Name: TypeAlias = tuple[LanguageModel, tuple[int, ...]]
+
+
+class PrefixCache:
+    """Prompts' entries of some models, those of the last use, in at most `most_bytes`.
+
+    One belongs to one thread. Models are those whose caches are slots, and that read text alone.
+
+    >>> kept = PrefixCache(1 << 20)
+    >>> kept.bytes, kept.common((1, 2, 3), (1, 2, 4))
+    (0, 2)
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.bytes = most_bytes, 0
+        self._kept: OrderedDict[_Name, SlotCache] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many prompts are kept, once for each model."""
+        return len(self._kept)
+
+    @staticmethod
+    def common(one: Sequence[int], other: Sequence[int]) -> int:
+        """How many tokens both begin with."""
+        pairs = zip(one, other, strict=False)
+        most = min(len(one), len(other))
+        return next((at for at, (a, b) in enumerate(pairs) if a != b), most)
+
+    def known(self, model: LanguageModel, prompt: Sequence[int]) -> int:
+        """How many of the prompt's tokens, the last one left out, can be copied."""
+        return self._longest(model, prompt[:-1])[0]
+
+    def together(self, model: LanguageModel, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Which of the prompts are read with the first: known as far as it is, and unlike it.
+
+        Who begins as another one of them does is left for later, to copy from that one.
+
+        >>> PrefixCache(0).together(None, [[1, 2, 3], [1, 2, 3], [4, 5]])
+        [0, 2]
+        """
+        first = self.known(model, prompts[0])
+        some: list[int] = []
+        for at, prompt in enumerate(prompts):
+            need = len(prompt) - 1
+            if self.known(model, prompt) != first:
+                continue
+            if first < need:  # something is left to be read
+                shared = max((self.common(prompt[:-1], prompts[o]) for o in some), default=0)
+                if shared == need or shared - first >= WORTH:
+                    continue
+            some.append(at)
+        return some
+
+    def of(self, prompts: Sequence[Sequence[int]]) -> "PrefixHits":
+        """These prompts as rows of a cache, in their order."""
+        return PrefixHits(self, tuple(tuple(prompt) for prompt in prompts))
+
+    def keep(self, model: LanguageModel, read: tuple[int, ...], cache: SlotCache, row: int) -> None:
+        """Keep a row that begins with these tokens, in place of others that it goes on from."""
+        longest, _ = self._longest(model, read)
+        if not read or longest == len(read):
+            return
+        for name in [n for n in self._kept if n[0] is model and n[1] == read[: len(n[1])]]:
+            self._drop(name)
+        one = cache.take([row])
+        self._kept[model, read] = one
+        self.bytes += _bytes(one)
+        while self.bytes > self.most_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def find(self, model: LanguageModel, prompt: Sequence[int]) -> SlotCache | None:
+        """The cache of one row that has most of the prompt's beginning. It counts as used."""
+        _, name = self._longest(model, prompt)
+        if name is None:
+            return None
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept.clear()
+        self.bytes = 0
+
+    def _drop(self, name: _Name) -> None:
+        self.bytes -= _bytes(self._kept.pop(name))
+
+    def _longest(self, model: LanguageModel, read: Sequence[int]) -> tuple[int, _Name | None]:
+        """Of what is kept: most of these tokens, and where; 0 if it is not worth a copy."""
+        most, best = 0, None
+        for name in self._kept:
+            if name[0] is model and (common := self.common(read, name[1])) > most:
+                most, best = common, name
+        return (most, best) if most >= min(LEAST, len(read)) else (0, None)
+
+
+class PrefixHits(NamedTuple):
+    """Prompts being read side by side, and what is kept of others. A `Known`."""
+
+    prefixes: PrefixCache
+    prompts: tuple[tuple[int, ...], ...]
+
+    def begin(self, model: LanguageModel, cache: Any) -> int:
+        """Copy the beginning that is kept of every prompt; how many tokens of each that are."""
+        if not isinstance(cache, SlotCache):
+            return 0
+        count = min(self.prefixes.known(model, prompt) for prompt in self.prompts)
+        for row, prompt in enumerate(self.prompts if count else ()):
+            source = self.prefixes.find(model, prompt[:-1])
+            assert source is not None
+            cache.put([row], source, count)
+        return count
+
+    def keep(self, model: LanguageModel, cache: Any) -> None:
+        """Keep the entries of the prompts, which have been read but for their last tokens."""
+        if isinstance(cache, SlotCache):
+            for row, prompt in enumerate(self.prompts):
+                self.prefixes.keep(model, prompt[:-1], cache, row)
+
+
+def _bytes(cache: SlotCache) -> int:
+    return sum(stack.numel() * stack.element_size() for stack in cache.stacks)

@@ -1,0 +1,226 @@
+"""Kinds of sources that encoders read: what is one, how transformers is asked, made-up ones."""
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.errors import ConfigurationError
+from outrider.models.config import encoder_of, read
+from outrider.types import Inputs
+
+_SEED = 20  #: of made-up sources
+#: fields of a configuration that say how many positions an encoder of text has
+_REACHES = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings")
+
+
+class InputModality(Protocol):
+    """What an encoder reads."""
+
+    def examine(self, inputs: Inputs) -> None:
+        """Refuse what it cannot read: ConfigurationError."""
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """Rows that can be read together."""
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What transformers is called with for such a group."""
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Small sources, the same at every call, and how many states each is to have."""
+
+
+class TextInput:
+    """Token ids [B, S], read as one padded batch."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.vocab_size: int = config.vocab_size
+        sizes = (read(config, name, int) for name in _REACHES)
+        self.most = next((size for size in sizes if size), None)
+
+    def examine(self, inputs: Inputs) -> None:
+        """Token ids of the encoder's vocabulary, at least one and no more than it has positions."""
+        ids, mask = inputs.ids_BS, inputs.mask_BS
+        if ids is None:
+            _refuse("source text", "features", "give token ids")
+        if not mask.any(1).all():
+            _refuse("source text", "a source without tokens", "end it with the EOS token")
+        worst = int(ids[mask].max())
+        if worst >= self.vocab_size or int(ids[mask].min()) < 0:
+            _refuse(
+                f"token ids below {self.vocab_size}",
+                f"a source with token id {worst}",
+                "encode it with the target's tokenizer",
+            )
+        long = int(mask.sum(1).max())
+        if self.most is not None and long > self.most:
+            _refuse(
+                f"at most {self.most} tokens",
+                f"a source of {long}",
+                "shorten it, or split it into parts",
+            )
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """All rows."""
+        return [range(len(inputs.mask_BS))]
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Ids and mask, as wide as the longest."""
+        assert inputs.ids_BS is not None
+        there = slice(0, int(inputs.mask_BS.sum(1).max()))
+        mask = inputs.mask_BS[:, there].long()
+        return {"input_ids": inputs.ids_BS[:, there], "attention_mask": mask}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Ids that are no padding in families that have it in front."""
+        lengths = [7 + 2 * (row % 3) for row in range(rows)]
+        ids = torch.arange(max(lengths)) * 5 + torch.arange(rows)[:, None] * 11 + 3
+        mask = there(lengths)
+        return Inputs(ids % self.vocab_size * mask, None, mask), lengths
+
+
+class WindowInput:
+    """Log-mel frames [B, S, mels] of windows of one length (Whisper), what is silent included."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.states: int = config.max_source_positions
+        self.frames = 2 * self.states  # its second convolution leaves every second one
+        self.mels: int = config.num_mel_bins
+
+    def examine(self, inputs: Inputs) -> None:
+        """A whole window of the right number of channels."""
+        shape = f"log-mel frames [B, {self.frames}, {self.mels}]"
+        if inputs.features is None:
+            _refuse(shape, "source text", "give what the feature extractor makes of audio")
+        given = list(inputs.features.shape)
+        if len(given) != 3 or given[2] != self.mels:
+            do = "take the features with this model's own extractor"
+            _refuse(shape, f"features {given}", f"{do} (a draft's go into Inputs.draft)")
+        if given[1] != self.frames:
+            do = "cut longer audio into windows, and pad shorter audio before taking the features"
+            _refuse(shape, f"features {given}", do)
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """All rows."""
+        return [range(len(inputs.mask_BS))]
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Frames in columns."""
+        assert inputs.features is not None
+        return {"input_features": inputs.features.to(dtype).transpose(1, 2)}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Noise."""
+        lengths = [self.frames] * rows
+        features = _noise(rows, self.frames, self.mels)
+        return Inputs(None, features, there(lengths)), [self.states] * rows
+
+
+class RecordingInput:
+    """Frames [B, S, channels] or samples [B, S] of any length.
+
+    Rows are read in groups of one length: convolutions and norms over time would let padding
+    through, and a text would depend on its neighbours in the batch.
+    """
+
+    def __init__(self, name: str, least: int, channels: int | None) -> None:
+        """`least` is the shortest that makes a state; samples have no `channels`."""
+        self.name, self.least, self.channels = name, least, channels
+
+    def examine(self, inputs: Inputs) -> None:
+        """Long enough, of the right number of channels."""
+        shape = "samples [B, S]" if self.channels is None else f"frames [B, S, {self.channels}]"
+        if inputs.features is None:
+            _refuse(shape, "source text", "give what the feature extractor makes of audio")
+        given = list(inputs.features.shape)
+        if given[2:] != ([] if self.channels is None else [self.channels]):
+            _refuse(shape, f"features {given}", "take the features with this model's own extractor")
+        short = int(inputs.mask_BS.sum(1).min())
+        if short < self.least:
+            _refuse(f"at least {self.least} of {shape}", f"{short}", "give longer audio")
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """Rows of one length."""
+        return by_length(inputs)
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What is there, which is all of one length."""
+        assert inputs.features is not None
+        return {self.name: inputs.features[:, : int(inputs.mask_BS[0].sum())].to(dtype)}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Noise."""
+        lengths = [self.least + 39 + (20 + 2 * self.least) * (row % 3) for row in range(rows)]
+        shape = [rows, max(lengths)] + ([] if self.channels is None else [self.channels])
+        return Inputs(None, _noise(*shape), there(lengths)), [24 - row % 3 for row in range(rows)]
+
+
+class PixelInput:
+    """Images [B, C, H, W] of one size."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        size = config.image_size
+        high, wide = size if isinstance(size, (list, tuple)) else (size, size)
+        self.shape = (read(config, "num_channels", int) or 3, int(high), int(wide))
+
+    def examine(self, inputs: Inputs) -> None:
+        """Images of the size that the encoder has positions for."""
+        shape = f"pixels [B, {', '.join(map(str, self.shape))}]"
+        if inputs.features is None:
+            _refuse(shape, "source text", "give what the image processor makes")
+        given = list(inputs.features.shape)
+        if given[1:] != [*self.shape]:
+            _refuse(shape, f"features {given}", "resize them with the model's image processor")
+
+    def groups(self, inputs: Inputs) -> Sequence[Sequence[int]]:
+        """All rows."""
+        return [range(len(inputs.mask_BS))]
+
+    def asked(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The pixels."""
+        assert inputs.features is not None
+        return {"pixel_values": inputs.features.to(dtype)}
+
+    def made_up(self, rows: int) -> tuple[Inputs, list[int]]:
+        """Noise."""
+        return Inputs(None, _noise(rows, *self.shape), there([1] * rows)), [24] * rows
+
+
+def modality_of(model: PreTrainedModel) -> InputModality:
+    """What the encoder of this model reads."""
+    config, name = encoder_of(model.config), model.main_input_name
+    if name == "pixel_values":
+        return PixelInput(config)
+    if name == "input_values":  # Moonshine's convolutions, 127 every 64, 7 every 3 and 3 every 2
+        return RecordingInput(name, 64 * (3 * (3 - 1) + 7 - 1) + 127, None)
+    if name == "input_ids":
+        return TextInput(config)
+    if read(config, "num_mel_bins", int):
+        return WindowInput(config)
+    return RecordingInput(name, 1, config.input_feat_per_channel * config.input_channels)
+
+
+def by_length(inputs: Inputs) -> list[list[int]]:
+    """Groups of rows that need no padding together."""
+    lengths: list[int] = inputs.mask_BS.sum(1).tolist()
+    rows = range(len(lengths))
+    return [[row for row in rows if lengths[row] == n] for n in dict.fromkeys(lengths)]
+
+
+def there(lengths: Sequence[int]) -> Tensor:
+    """[B, S]: the first `lengths` of each row.
+
+    >>> there([1, 2]).tolist()
+    [[True, False], [True, True]]
+    """
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def _noise(*shape: int) -> Tensor:
+    return 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
+
+
+def _refuse(reads: str, given: str, do: str) -> NoReturn:
+    raise ConfigurationError(f"the model's encoder reads {reads}; got {given}; {do}")
