@@ -14,8 +14,9 @@ over all inputs, as one long recording does.
                        text (SmolLM2)
     lean ...           the lean decoder in float32 and bfloat16; greedy is plain decoding with it
 
-Then what `Pace` expects of each depth, from the calls of the deepest, against what was measured
-(Whisper: the lean decoder in bfloat16). "of tree" is the speed beside the same arm without copies.
+Then what `LookaheadDepth` expects of each depth, from the calls of the deepest, against what was
+measured (Whisper: the lean decoder in bfloat16). "of tree" is the speed beside the same arm without
+copies.
 
 "same" counts best texts that equal transformers'; "slots" are the most that a search had in use at
 once, beside those of one greedy text.
@@ -42,10 +43,19 @@ from training.whisper_recordings import asterisk, joined
 from training.whisper_speech import RATE
 from transformers import GenerationMixin
 
-from outrider import Beams, Engine, Limits, PromptLookup, ReferenceLookup, Request, Root, Sampling
-from outrider.engine.run import Run
-from outrider.engine.search.decode import search
-from outrider.engine.search.pace import Pace
+from outrider import (
+    Beams,
+    Engine,
+    PromptLookup,
+    ReferenceLookup,
+    Request,
+    Root,
+    Sampling,
+    StopConditions,
+)
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.engine_run import EngineRun
 from outrider.models import adapt
 from outrider.models.calibrate import Setting
 from outrider.models.sources import ModelSource
@@ -132,13 +142,14 @@ def measure(arms: dict[str, Arm], count: int, repeats: int, states: int = 0) -> 
 def expected(
     target: LanguageModel, drafters: Sequence[Drafter], requests: Sequence[Request], beams: Beams
 ) -> None:
-    """Calls a step as `Pace` expects them from the last drafter's calls, and as they are."""
-    found: dict[int, tuple[float, Pace]] = {}
+    """Calls a step as `LookaheadDepth` expects them from the last drafter's calls, and as they
+    are."""
+    found: dict[int, tuple[float, LookaheadDepth]] = {}
     for drafter in drafters:
         depth, calls, steps = drafter.shapes[0].max_depth, 0, 0
-        whole = Pace(depth, adapts=False)
+        whole = LookaheadDepth(depth, adapts=False)
         for request in requests:
-            pace = Pace(depth, adapts=False)
+            pace = LookaheadDepth(depth, adapts=False)
             counts = search(target, drafter, [request], beams, False, pace).counts
             calls, steps = calls + counts.calls, steps + counts.steps
             whole.answered += pace.answered
@@ -160,7 +171,7 @@ def beamed(
     beams: Beams,
 ) -> Arm:
     """A search of each request; what is learned of scoring ahead is kept."""
-    pace = Pace(drafter.shapes[0].max_depth)
+    pace = LookaheadDepth(drafter.shapes[0].max_depth)
 
     def run(number: int) -> Made:
         found = search(target, drafter, [requests[number]], beams, pace=pace)
@@ -175,7 +186,7 @@ def greedy(target: LanguageModel, requests: Sequence[Request]) -> Arm:
     engine = Engine(target, Root())
 
     def run(number: int) -> Made:
-        one, tokens = Run(engine, 1), []
+        one, tokens = EngineRun(engine, 1), []
         one.submit(requests[number])
         for block in one:
             tokens += block.token_ids
@@ -226,7 +237,7 @@ def whisper(asked: Any) -> None:
         )
 
     def requests(target: LanguageModel) -> list[Request]:
-        limits = Limits(220, (END,))
+        limits = StopConditions(220, (END,))
         return [Request(FIRST, how, limits, target.encode(one)) for one in inputs]
 
     beams, ahead = Beams(asked.beams), ReferenceLookup(asked.ahead)
@@ -267,7 +278,7 @@ def molecules(asked: Any) -> None:
         Request(
             (annalog.START,),
             Sampling(0),
-            Limits(98, (annalog.END,)),
+            StopConditions(98, (annalog.END,)),
             target.encode(Inputs(one, None, torch.ones_like(one).bool())),
         )
         for one in ids
@@ -299,7 +310,7 @@ def chat(asked: Any) -> None:
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer(prompt, return_tensors="pt")["input_ids"] for prompt in PROMPTS]
     end, target = network.generation_config.eos_token_id, adapt(network)
-    requests = [Request(one[0].tolist(), Sampling(0), Limits(48, (end,))) for one in ids]
+    requests = [Request(one[0].tolist(), Sampling(0), StopConditions(48, (end,))) for one in ids]
 
     def theirs(number: int) -> Any:
         out = network.generate(

@@ -122,7 +122,7 @@ def tree_noise(base: Speculator, prompts: list[str]) -> float:
         batch = step.begin(
             model,
             drafter,
-            [Request(ids, outrider.Sampling(0), outrider.Limits(8))],
+            [Request(ids, outrider.Sampling(0), outrider.StopConditions(8))],
             512,
         )
         draft = step.propose(drafter, batch)

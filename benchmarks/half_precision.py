@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Limits, Request, Run, Sampling, Stop
+from outrider import EngineRun, Request, Sampling, Stop, StopConditions
 from outrider.lab.tasks.prompts import tasks, token_ids
 
 HERE = Path(__file__).resolve().parent.parent
@@ -132,10 +132,10 @@ def child(model: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         _, rows, length, depth = WORK[int(line)]
-        run = Run(shown[depth].engine, rows, length + 6 * STEPS + 16)
+        run = EngineRun(shown[depth].engine, rows, length + 6 * STEPS + 16)
         for row in range(rows):
             ids = texts[50 * row : 50 * row + length]
-            run.submit(Request(ids, Sampling(0), Limits(6 * STEPS)))
+            run.submit(Request(ids, Sampling(0), StopConditions(6 * STEPS)))
         for _ in range(3):
             run.step()
         started = time.thread_time()

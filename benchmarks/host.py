@@ -20,17 +20,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Engine, Limits, Sampling, verifiers
+from outrider import Engine, Sampling, StopConditions, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.engine import step
-from outrider.engine.planner import Adaptive, Fixed
 from outrider.engine.request import Request
+from outrider.engine.speculation_policy import Adaptive, FixedLength
 from outrider.models.cache import SlotCache
 from outrider.shipped import shipped
 from outrider.types import Nodes, Output
 
 torch.set_num_threads(1)
-STEPS, MANY = 24, Limits(256)  #: of the shipped pair, in each round
+STEPS, MANY = 24, StopConditions(256)  #: of the shipped pair, in each round
 
 
 class Instant:
@@ -65,7 +65,7 @@ def time_step(
     batch = step.begin(
         target,
         drafter,
-        [Request([1, 2, 3], Sampling(temperature, seed=1), Limits(1 << 19, (0,)))],
+        [Request([1, 2, 3], Sampling(temperature, seed=1), StopConditions(1 << 19, (0,)))],
         steps * 8 + 256,
     )
     clock = time.thread_time
@@ -115,7 +115,7 @@ def above_plain(target: str, rows: int, rounds: int = 7) -> None:
     arms = {
         "plain": Engine(model, Root(), "match"),
         "recall": Engine(model, drafter, "match", Adaptive(), costs=costs),
-        "at rest": Engine(model, drafter, "match", Fixed(0)),
+        "at rest": Engine(model, drafter, "match", FixedLength(0)),
     }
     for temperature in (0.0, 0.7):
         requests = begun(recall, rows, temperature)
@@ -163,7 +163,7 @@ def spent(engine: Engine, requests: list[Request]) -> tuple[float, float]:
     with contextlib.ExitStack() as patches:
         for kind in models:
             patches.enter_context(mock.patch.object(kind, "forward", clocked(kind.forward)))
-        run = outrider.Run(engine, len(requests), 512)
+        run = outrider.EngineRun(engine, len(requests), 512)
         run.submit_all(requests)
         run.step()
         called, started = 0.0, time.thread_time()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider.tree import chain, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
 
 class Inputs(NamedTuple):
@@ -61,12 +61,22 @@ def make(
     node = torch.arange(gamma + 1, device=device)[None, :, None]
     row = torch.where(draws_BNK >= 0, node, -1)
     cold = Draft(
-        ids, chain(gamma, device), draws_BNK, torch.full_like(draws_BNK, int(Kind.WITHOUT)), row,
-        Laws(guess, ones, greedy="none"), frozenset({Kind.WITHOUT}),
-    )  # fmt: skip
+        ids,
+        chain(gamma, device),
+        draws_BNK,
+        torch.full_like(draws_BNK, int(DrawKind.WITHOUT)),
+        row,
+        Laws(guess, ones, greedy="none"),
+        frozenset({DrawKind.WITHOUT}),
+    )
     laws = Laws(guess, ones, lse_BR=guess.float().logsumexp(-1), greedy="none")
     start = torch.arange(batch, device=device) * 17 + 3
     return Inputs(
-        ids, guess, target, cold._replace(laws=laws), cold,
-        Scores(Laws(target, ones, greedy="none")), Draws(start * 7919 + seed, start),
-    )  # fmt: skip
+        ids,
+        guess,
+        target,
+        cold._replace(laws=laws),
+        cold,
+        Scores(Laws(target, ones, greedy="none")),
+        Draws(start * 7919 + seed, start),
+    )

@@ -30,21 +30,27 @@ from typing import Any, NamedTuple
 import torch
 
 import outrider
-from outrider import DraftModel, Engine, Limits, Root, Sampling, Stop
+from outrider import DraftModel, Engine, Root, Sampling, Stop, StopConditions
 from outrider.costs import Costs, Curve
 from outrider.drafters import DRAFTERS
 from outrider.engine.batch import begin
-from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import Adaptive, Finished, Fixed, Row, View
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
+from outrider.engine.speculation_policy import (
+    Adaptive,
+    BatchView,
+    FixedLength,
+    PlannedRow,
+    StepReport,
+)
 from outrider.shipped import shipped
-from outrider.types import PLAIN, Shape
+from outrider.types import PLAIN, DraftShape
 
 DEEPEST = 12
 FIXED = (1, 2, 3, 4, 6, 8, 12)
 DEAR, BAD = 0.3, 0.35
 PIECE = 8  #: tokens of a row between two arms' turns
-CHAIN = [*(Shape(d, d + 1, d, True) for d in range(DEEPEST, 0, -1)), PLAIN]
+CHAIN = [*(DraftShape(d, d + 1, d, True) for d in range(DEEPEST, 0, -1)), PLAIN]
 
 
 class Goal(NamedTuple):
@@ -74,11 +80,11 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
     texts = [pair.tokenizer(prompt)["input_ids"] for prompt in prompts(count)]
     rows = [Sampling(temperature, seed=row) for row in range(count)]
     whole = [list(ids) for ids in texts]
-    run = Engine(target, Root(), "match").run(texts, rows, Limits(tokens + DEEPEST))
+    run = Engine(target, Root(), "match").run(texts, rows, StopConditions(tokens + DEEPEST))
     for block in run:
         whole[block.row] += block.token_ids
     drafter = DraftModel(draft, (1,) * DEEPEST, coupled=True)
-    requests = [Request(ids, how, Limits()) for ids, how in zip(texts, rows, strict=True)]
+    requests = [Request(ids, how, StopConditions()) for ids, how in zip(texts, rows, strict=True)]
     capacity = -(-(max(map(len, whole)) + 2 * DEEPEST) // 128) * 128
     right: list[list[int]] = [[] for _ in texts]
     with torch.inference_mode():
@@ -138,14 +144,14 @@ def planned(right: Sequence[int], costs: Costs, start: int, sizes: dict[int, int
     """Milliseconds of a text that the planner sizes the drafts of."""
     planner, at, took = Adaptive(), 0, 0.0
     session = planner.open(CHAIN, costs)
-    request = Request([1] * start, Sampling(0), Limits(len(right)))
+    request = Request([1] * start, Sampling(0), StopConditions(len(right)))
     while at < len(right):
-        shape = planner.plan(session, View([Row(0, request, start + at)]))
+        shape = planner.plan(session, BatchView([PlannedRow(0, request, start + at)]))
         sizes[shape.max_depth] = sizes.get(shape.max_depth, 0) + 1
         took += costs.milliseconds(shape.max_nodes, 1, start + at)
         got = min(right[at], shape.max_depth)
-        block = HostBlock(0, [1] * (got + 1), got, None, shape.max_depth)
-        session = planner.learn(session, Finished([block], shape.max_nodes, shape.max_depth))
+        block = StepOutput(0, [1] * (got + 1), got, None, shape.max_depth)
+        session = planner.learn(session, StepReport([block], shape.max_nodes, shape.max_depth))
         at += got + 1
     return took
 
@@ -351,7 +357,7 @@ def lane_arms(pair: Any, lane: str) -> dict[str, Engine]:
         "lookup": outrider.PromptLookup(DEEPEST),
     }[lane]
     depths = [shape.max_depth for shape in drafter.shapes if shape.max_depth in (1, 2, 4, 8, 12)]
-    fixed_ones = {f"depth {d}": Engine(target, drafter, "match", Fixed(d)) for d in depths}
+    fixed_ones = {f"depth {d}": Engine(target, drafter, "match", FixedLength(d)) for d in depths}
     return {"planner": Engine(target, drafter, "match", Adaptive())} | fixed_ones
 
 
@@ -406,11 +412,12 @@ def pieces(
 ) -> Iterator[float]:
     """Thread seconds of an engine for all texts, about `PIECE` tokens of each row at a time."""
     requests = [
-        Request(ids, Sampling(temperature, seed=at), Limits(tokens)) for at, ids in enumerate(texts)
+        Request(ids, Sampling(temperature, seed=at), StopConditions(tokens))
+        for at, ids in enumerate(texts)
     ]
     for first in range(0, len(requests), rows):
         started = time.thread_time()
-        run = outrider.Run(engine, rows, 512)
+        run = outrider.EngineRun(engine, rows, 512)
         run.submit_all(requests[first : first + rows])
         run.close()
         while not run.done:
@@ -428,15 +435,17 @@ def decision(given: argparse.Namespace) -> list[Goal]:
     """Microseconds of a decision, the 99th percentile; and of one that stays at nothing."""
     curve = Curve.of({1: 6.0, 5: 9.0, 17: 16.0})
     costs = Costs({rows: {64: curve, 448: curve} for rows in (1, 2, 4, 8)})
-    shapes = [*(Shape(d, d + 1, d, True) for d in range(16, 0, -1)), PLAIN]
+    shapes = [*(DraftShape(d, d + 1, d, True) for d in range(16, 0, -1)), PLAIN]
     steps, goals = (500 if given.quick else 3000), []
     for rows in (1, 4, 8):
         planner, session = Adaptive(), Adaptive().open(shapes, costs)
         draws, lengths = random.Random(0), [1] * rows
         took = []
         for _ in range(steps):
-            request = Request([1], Sampling(), Limits(1 << 20))
-            view = View([Row(n, request, lengths[n]) for n in range(rows)], rows, True, True)
+            request = Request([1], Sampling(), StopConditions(1 << 20))
+            view = BatchView(
+                [PlannedRow(n, request, lengths[n]) for n in range(rows)], rows, True, True
+            )
             started = time.thread_time()
             shape = planner.plan(session, view)
             took.append(1e6 * (time.thread_time() - started))
@@ -445,8 +454,8 @@ def decision(given: argparse.Namespace) -> list[Goal]:
                 got = next((at for at in range(shape.max_depth) if draws.random() > 0.8), 16)
                 got = min(got, shape.max_depth)
                 lengths[row] += got + 1
-                blocks.append(HostBlock(row, [1] * (got + 1), got, None, shape.max_depth))
-            planner.learn(session, Finished(blocks, shape.max_nodes, shape.max_depth, 6.0))
+                blocks.append(StepOutput(row, [1] * (got + 1), got, None, shape.max_depth))
+            planner.learn(session, StepReport(blocks, shape.max_nodes, shape.max_depth, 6.0))
         slow = sorted(took)[int(0.99 * len(took))]
         print(f"{rows} rows: median {statistics.median(took):.0f} us, 99 % {slow:.0f} us")
         goals.append(Goal(f"{rows} rows: bound over 99 %", (50 + 3 * (rows > 1) * rows) / slow, 1))

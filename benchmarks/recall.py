@@ -26,12 +26,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import Engine, Limits, PromptLookup, Root, Sampling
+from outrider import Engine, PromptLookup, Root, Sampling, StopConditions
 from outrider.costs import Costs
 from outrider.drafters import Recall, Suffix
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.recall import MOST
-from outrider.engine.planner import Adaptive
+from outrider.engine.speculation_policy import Adaptive
 from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.types import Drafter
 
@@ -90,7 +90,7 @@ def ours(
 
     def run(job: Job) -> Done:
         settings = [Sampling(temperature, seed=seed) for seed in job.seeds]
-        limits = [Limits(most, tuple(eos))] * len(job.prompts)
+        limits = [StopConditions(most, tuple(eos))] * len(job.prompts)
         texts: list[list[int]] = [[] for _ in job.prompts]
         started = time.thread_time()
         going = engine.run(job.prompts, settings, limits)

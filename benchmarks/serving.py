@@ -99,10 +99,10 @@ def edge(args):
     server = Server(args, 8, more=("--planner", "fixed"))
     prompts = [PROMPTS[at % len(PROMPTS)] for at in range(8)]
     speculator = outrider.load(args.target, dtype=args.dtype, threads=1, planner="fixed")
-    run = outrider.Run(
+    run = outrider.EngineRun(
         MethodRouter(speculator.engine)[COUPLED], 8, 512, prefixes=PrefixCache(256 << 20)
     )
-    ends = outrider.Limits(96, speculator.eos_ids)
+    ends = outrider.StopConditions(96, speculator.eos_ids)
     requests = [
         outrider.Request(
             speculator.tokenizer(prompt)["input_ids"], outrider.Sampling(0.8, seed=at), ends
@@ -116,7 +116,7 @@ def edge(args):
         while not run.done:
             count += sum(len(block.token_ids) for block in run.step())
         for number in numbers:
-            run.forget(number)
+            run.release(number)
         return count
 
     def through():

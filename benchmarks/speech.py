@@ -37,7 +37,7 @@ from training.whisper_recordings import asterisk, joined
 from training.whisper_speech import RATE
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
 from outrider.models.batch_invariance import PaddingPolicy
@@ -172,7 +172,7 @@ class Bench:
         )
 
     def request(self, window: Window) -> Request:
-        limits = Limits(BUDGET, (self.whole.generation_config.eos_token_id,))
+        limits = StopConditions(BUDGET, (self.whole.generation_config.eos_token_id,))
         return Request(self.prompt(), self.sampling(), limits, window.inputs, window.heard)
 
     def engine(self, drafter: Any, planner: str = "fixed") -> Engine:
@@ -180,12 +180,12 @@ class Bench:
 
     def decoded(self, arm: str, engine: Engine, numbers: list[int], seats: int = 1) -> None:
         """All these windows as one run."""
-        from outrider.engine.run import Run
+        from outrider.engine.engine_run import EngineRun
 
         requests = [self.request(self.windows[number]) for number in numbers]
         engine.priced(seats)  # once, where the planner needs it: `load` remembers it
         started = time.thread_time()
-        run = Run(engine, seats, 448 + 16)
+        run = EngineRun(engine, seats, 448 + 16)
         run.submit_all(requests)
         run.close()
         texts: list[list[int]] = [[] for _ in numbers]

@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Limits, Sampling
-from outrider.engine.planner import Fixed, measure
+from outrider import Sampling, StopConditions
+from outrider.engine.speculation_policy import FixedLength, measure
 from outrider.models import cpu_kernels
 from outrider.models.cache import SlotCache
 from outrider.models.tree_inputs import causal
@@ -62,12 +62,12 @@ def tables(count: int = 6, tokens: int = 192) -> None:
             for context, c in curves.items()
         ]
         print(f"table, {'; '.join(each)}", flush=True)
-    runs = {n: cut(planner=Fixed(n)).engine for n in (0, 1, 2)}
+    runs = {n: cut(planner=FixedLength(n)).engine for n in (0, 1, 2)}
     prompt = list(range(40, 104))
     took: dict[int, list[float]] = {n: [] for n in runs}
     for seed in range(count):
         for n, run in runs.items():
-            steps = run.run([prompt], [Sampling(1.0, seed=seed)], Limits(tokens, ()))
+            steps = run.run([prompt], [Sampling(1.0, seed=seed)], StopConditions(tokens, ()))
             next(iter(steps))
             started = time.thread_time()
             behind = sum(1 for _ in steps)

@@ -19,7 +19,7 @@ import outrider
 from outrider import DraftModel, Engine, Root
 from outrider.drafters import DynamicTree, Either, Recall
 from outrider.drafters.recall import MOST
-from outrider.engine.planner import Adaptive
+from outrider.engine.speculation_policy import Adaptive
 from outrider.text.speculator import Speculator
 
 torch.set_num_threads(1)

@@ -47,7 +47,7 @@ def pytest_unconfigure():
 def made_up_costs(monkeypatch):
     """No test depends on how fast the machine is: steps cost what is said here."""
     from outrider.costs import Costs, Curve
-    from outrider.engine.planner import measure
+    from outrider.engine.speculation_policy import measure
 
     def measured(engine, rows):
         return Costs({rows: {0: Curve.of({1: 10.0, 13: 14.0 + rows, 65: 40.0 * rows})}})

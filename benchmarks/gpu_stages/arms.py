@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_stages.card import Card
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions
 from outrider.lab.papers.wagner import Pair, generate
 from outrider.models import adapt
 from outrider.stats import VERBS
@@ -28,7 +28,7 @@ def ours(
 
     def run(length: int) -> Any:
         settings = [Sampling(temperature, seed=7 + i) for i in range(len(prompts))]
-        work = engine.run(prompts, settings, Limits(length))
+        work = engine.run(prompts, settings, StopConditions(length))
         for _ in work:
             pass
         return work.stats

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
         verifiers as verifiers,
     )
     from outrider.drafters import DraftModel, PromptLookup, ReferenceLookup, Root
+    from outrider.engine.beam_search import Beams
     from outrider.engine.engine import Engine
-    from outrider.engine.request import Limits, Request
-    from outrider.engine.run import Run
-    from outrider.engine.search import Beams
+    from outrider.engine.engine_run import EngineRun
+    from outrider.engine.request import Request, StopConditions
     from outrider.laws.sampling import Sampling
     from outrider.laws.timestamps import Timestamps
     from outrider.loading import load
@@ -75,8 +75,8 @@ __all__ = [
     "ConfigurationError",
     "DraftModel",
     "Engine",
+    "EngineRun",
     "Generation",
-    "Limits",
     "NumericalError",
     "OutriderError",
     "PromptError",
@@ -86,12 +86,12 @@ __all__ = [
     "Request",
     "RequestStats",
     "Root",
-    "Run",
     "Sampling",
     "ShardLost",
     "Speculator",
     "Stats",
     "Stop",
+    "StopConditions",
     "TextBlock",
     "Timestamps",
     "UnknownName",
@@ -107,10 +107,10 @@ _HOMES = {
     "ReferenceLookup": "outrider.drafters",
     "Root": "outrider.drafters",
     "Engine": "outrider.engine.engine",
-    "Limits": "outrider.engine.request",
+    "StopConditions": "outrider.engine.request",
     "Request": "outrider.engine.request",
-    "Run": "outrider.engine.run",
-    "Beams": "outrider.engine.search",
+    "EngineRun": "outrider.engine.engine_run",
+    "Beams": "outrider.engine.beam_search",
     "Sampling": "outrider.laws.sampling",
     "Timestamps": "outrider.laws.timestamps",
     "load": "outrider.loading",

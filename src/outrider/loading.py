@@ -13,9 +13,9 @@ from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
 from outrider.drafters.recipes import DraftOptions, Parts, Recipe
-from outrider.engine import planner as planners
+from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
-from outrider.engine.planner import Planner
+from outrider.engine.speculation_policy import Planner
 from outrider.errors import (
     ConfigurationError,
     NumericalError,

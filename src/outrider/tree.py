@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Kind, Tree
+from outrider.types import Draft, DrawKind, Tree
 
 MOST_NODES = 4096  #: a target would read more for minutes, and tables of nodes by nodes are built
 
@@ -153,7 +153,7 @@ def alike(draft: Draft, most: int) -> Draft:
     tables = (draft.draws_BNK, draft.kind_BNK, draft.row_BNK)
     draws, kind, row = (
         pad(table, more, value=fill)
-        for table, fill in zip(tables, (-1, int(Kind.FIXED), -1), strict=True)
+        for table, fill in zip(tables, (-1, int(DrawKind.FIXED), -1), strict=True)
     )
     tree = draft.tree._replace(is_chain=False, max_draws=most)
     return draft._replace(tree=tree, draws_BNK=draws, kind_BNK=kind, row_BNK=row)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from outrider import Beams, DraftModel, Engine, Limits, PromptLookup, Root, Sampling
+from outrider import Beams, DraftModel, Engine, PromptLookup, Root, Sampling, StopConditions
 from outrider.drafters import Beam as BeamDrafter
 from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.request import Request
-from outrider.engine.search.decode import search
-from outrider.engine.search.pace import Pace
 from outrider.errors import ConfigurationError, PromptError
 from tiny import VOCAB, pair
 
@@ -25,7 +25,7 @@ DRAFTERS = {
 }
 
 
-GREEDY, END = Sampling(0), Limits(16, (7,))
+GREEDY, END = Sampling(0), StopConditions(16, (7,))
 
 
 def requests(sampling=GREEDY):
@@ -48,7 +48,7 @@ def test_every_drafter_leaves_the_beams_as_they_are(name, sampling):
 def test_a_good_draft_saves_calls():
     target, _ = pair()
     plain = search(target, Root(), requests(), Beams(3), settle=False)
-    pace = Pace(3, adapts=False)
+    pace = LookaheadDepth(3, adapts=False)
     same = search(target, DraftModel(target, (1, 1, 1)), requests(), Beams(3), False, pace)
     assert same.counts.calls < 0.5 * plain.counts.calls
 
@@ -86,7 +86,7 @@ def test_bad_settings(settings, message):
 def test_a_prompt_outside_the_vocabulary_is_refused_before_any_work():
     target, _ = pair()
     with pytest.raises(PromptError, match="outside the vocabulary"):
-        search(target, Root(), [Request([VOCAB + 1], Sampling(0), Limits(4))], Beams(2))
+        search(target, Root(), [Request([VOCAB + 1], Sampling(0), StopConditions(4))], Beams(2))
 
 
 def test_beams_of_unequal_texts_share_one_cache_row():

@@ -14,9 +14,9 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from outrider import Beams, Limits, Request, Root, Sampling
+from outrider import Beams, Request, Root, Sampling, StopConditions
 from outrider.drafters import ReferenceLookup
-from outrider.engine.search.decode import search
+from outrider.engine.beam_search.decode import search
 from outrider.models import adapt
 from outrider.types import Inputs
 
@@ -119,7 +119,7 @@ def test_identical_to_transformers(family, beams):
     beams = Beams(beams.num_beams, beams.length_penalty, beams.early_stopping, beams.num_beams)
     inputs, target = sources(family), adapt(network(family))
     requests = [
-        Request([2], Sampling(0), Limits(BUDGET, (STOP,)), inputs.take([row]), (5, 6, 7, 8))
+        Request([2], Sampling(0), StopConditions(BUDGET, (STOP,)), inputs.take([row]), (5, 6, 7, 8))
         for row in range(3)
     ]
     plain = search(target, Root(), requests, beams, settle=False)

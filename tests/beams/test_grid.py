@@ -23,13 +23,13 @@ import test_identity as decoders
 import torch
 from transformers import LogitsProcessorList
 
-from outrider import Limits, Request, Sampling
+from outrider import Request, Sampling, StopConditions
 from outrider.drafters import ReferenceLookup
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.decode import prepared
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.proposers import Offered
-from outrider.engine.search.run import Search
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.candidate_sources import OfferedCandidates
+from outrider.engine.beam_search.decode import prepared
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import BeamSearch
 from outrider.models import LlamaRunner, TreeDecoder, adapt
 from tiny import llama
 
@@ -60,9 +60,11 @@ def found(target, requests, beams, ahead, settle):
     if ahead == "malicious":
         proposer = decoders.Malicious()
     elif ahead == "copies":
-        proposer = Offered(ReferenceLookup(3, width=2), "cpu", torch.tensor([[5, 6, 7, 8, 9]] * 4))
-    pace = Pace(proposer.depth if proposer else 0, adapts=False)
-    return Search(ready.oracle, ready.rules, proposer, settle, pace).run()
+        proposer = OfferedCandidates(
+            ReferenceLookup(3, width=2), "cpu", torch.tensor([[5, 6, 7, 8, 9]] * 4)
+        )
+    pace = LookaheadDepth(proposer.depth if proposer else 0, adapts=False)
+    return BeamSearch(ready.oracle, ready.rules, proposer, settle, pace).run()
 
 
 def terms(one, beams):
@@ -83,7 +85,7 @@ def of_llama():
     network = llama()
 
     def requests(mine):
-        limits = Limits(decoders.BUDGET, decoders.STOPS)
+        limits = StopConditions(decoders.BUDGET, decoders.STOPS)
         return [Request(prompt, Sampling(0, **mine), limits) for prompt in PROMPTS]
 
     def expected(row, beams, more):
@@ -97,7 +99,7 @@ def of_pair(family, dtype=torch.float32):
     network = deepcopy(pairs.network(family)).to(dtype)
 
     def requests(mine):
-        limits = Limits(pairs.BUDGET, (pairs.STOP,))
+        limits = StopConditions(pairs.BUDGET, (pairs.STOP,))
         each = (inputs.take([row]) for row in range(len(pairs.LENGTHS)))
         return [Request([2], Sampling(0, **mine), limits, one) for one in each]
 

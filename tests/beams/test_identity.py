@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from outrider.drafters import ReferenceLookup
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.proposers import Drafted, Offered
-from outrider.engine.search.run import Search
-from outrider.engine.search.step import Rules
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.candidate_sources import (
+    DraftedCandidates,
+    OfferedCandidates,
+)
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import BeamSearch
+from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.step import Rules
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama, perturbed
 
@@ -53,16 +56,18 @@ def references(prompts):
 def ours(model, prompts, beams, speculator=None, settle=False, stops=STOPS, capacity=128):
     """Finished beams of every row, and the counts."""
     rules = [Rules(beams, len(p), len(p) + BUDGET, frozenset(stops)) for p in prompts]
-    oracle = Oracle(model, prompts, capacity)
+    oracle = PrefixScorer(model, prompts, capacity)
     if speculator == "draft":
         draft = TreeDecoder(LlamaRunner(perturbed(llama(), 0.05), False))
-        speculator = Drafted(Oracle(draft, prompts, capacity, roots=oracle.roots()), rules, 3)
+        speculator = DraftedCandidates(
+            PrefixScorer(draft, prompts, capacity, roots=oracle.roots()), rules, 3
+        )
     elif speculator == "reference":
-        speculator = Offered(ReferenceLookup(4, width=2), "cpu", references(prompts))
+        speculator = OfferedCandidates(ReferenceLookup(4, width=2), "cpu", references(prompts))
     elif speculator == "malicious":
         speculator = Malicious()
-    pace = Pace(speculator.depth if speculator else 0, adapts=False)
-    search = Search(oracle, rules, speculator, settle, pace)
+    pace = LookaheadDepth(speculator.depth if speculator else 0, adapts=False)
+    search = BeamSearch(oracle, rules, speculator, settle, pace)
     return search.run(), search.counts
 
 

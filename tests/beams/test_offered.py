@@ -3,10 +3,10 @@
 import torch
 
 from outrider.drafters import PromptLookup, ReferenceLookup
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.prefix import chain
-from outrider.engine.search.proposers import Offered
-from outrider.engine.search.step import Rules, start
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.candidate_sources import OfferedCandidates
+from outrider.engine.beam_search.prefix import chain
+from outrider.engine.beam_search.step import Rules, start
 
 REFERENCE = [11, 12, 13, 14, 15, 16, 17, 18, 19]
 RULES = Rules(Beams(2), 1, 40)
@@ -27,7 +27,7 @@ def offered(proposer, *texts):
 
 
 def opened():
-    return Offered(ReferenceLookup(3), "cpu", torch.tensor([REFERENCE])), chain([5])
+    return OfferedCandidates(ReferenceLookup(3), "cpu", torch.tensor([REFERENCE])), chain([5])
 
 
 def test_a_beam_goes_on_behind_what_it_wrote_instead():
@@ -59,5 +59,5 @@ def test_tokens_that_were_never_offered_are_followed_one_by_one():
 
 
 def test_drafters_that_keep_nothing_are_asked_alike():
-    proposer, root = Offered(PromptLookup(2), "cpu"), chain([5, 6, 7, 5, 6])
+    proposer, root = OfferedCandidates(PromptLookup(2), "cpu"), chain([5, 6, 7, 5, 6])
     assert offered(proposer, root) == [[6, 7, 5, 6, 7, 5]]

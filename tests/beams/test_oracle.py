@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.engine.search.oracle import NARROW, Oracle
+from outrider.engine.beam_search.scorer import NARROW, PrefixScorer
 from outrider.errors import CapacityError
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama
@@ -17,7 +17,7 @@ def own(text):
 
 def oracle(size, capacity):
     prompt = [(7 * at + 3) % VOCAB for at in range(size)]
-    made = Oracle(TreeDecoder(LlamaRunner(llama(), False)), [prompt], capacity)
+    made = PrefixScorer(TreeDecoder(LlamaRunner(llama(), False)), [prompt], capacity)
     return made, made.rows[0].root
 
 
@@ -38,7 +38,7 @@ def test_slots_that_were_freed_in_front_of_those_that_are_read():
 
 def test_rows_that_ask_for_less_than_others():
     prompts = [[3, 9, 4], [5, 6, 7, 8, 9, 10], [11]]
-    scorer = Oracle(TreeDecoder(LlamaRunner(llama(), False)), prompts, 64)
+    scorer = PrefixScorer(TreeDecoder(LlamaRunner(llama(), False)), prompts, 64)
     roots = scorer.roots()
     scorer.ask([[root] for root in roots])
     wanted = [[roots[0].child(t) for t in range(7)], [], [roots[2].child(4)]]

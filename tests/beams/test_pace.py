@@ -2,7 +2,12 @@
 
 import pytest
 
-from outrider.engine.search.pace import KEPT, SHARE, Pace, Paces
+from outrider.engine.beam_search.lookahead import (
+    KEPT,
+    SHARE,
+    LookaheadDepth,
+    LookaheadDepths,
+)
 
 
 def run(pace, answered, cost, calls=200):
@@ -16,13 +21,13 @@ def run(pace, answered, cost, calls=200):
 
 
 def test_ahead_as_far_as_it_pays():
-    flat = run(Pace(4), lambda depth: depth + 1, lambda depth: 1 + 0.01 * depth)
+    flat = run(LookaheadDepth(4), lambda depth: depth + 1, lambda depth: 1 + 0.01 * depth)
     assert flat.count(4) > 150  # always right, at no cost
 
 
 @pytest.mark.parametrize("dear", [0.1, 1.0, 6.0])
 def test_not_ahead_where_it_does_not_pay(dear):
-    depths = run(Pace(4), lambda depth: 1, lambda depth: 1 + dear * depth)
+    depths = run(LookaheadDepth(4), lambda depth: 1, lambda depth: 1 + dear * depth)
     assert depths.count(0) > 0.85 * len(depths)
     first, *later = [at for at, depth in enumerate(depths) if depth]
     assert first == 1
@@ -36,7 +41,7 @@ def test_what_comes_before_the_first_call_ahead_counts():
     behind a wait as long as nine calls: that pays in long searches."""
     chosen = {}
     for steps in (8, 400):
-        pace = Pace(1)
+        pace = LookaheadDepth(1)
         for _ in range(4000 // steps):
             pace.begin(steps)
             made, ready = 0, False
@@ -51,7 +56,7 @@ def test_what_comes_before_the_first_call_ahead_counts():
 
 
 def test_searches_go_on_with_what_others_of_their_kind_have_learned():
-    paces = Paces()
+    paces = LookaheadDepths()
     with paces.lent(4, 5, 1) as pace:
         pace.learn(0, 1, 1.0)
         with paces.lent(4, 5, 1) as other:  # at the same time
@@ -63,12 +68,12 @@ def test_searches_go_on_with_what_others_of_their_kind_have_learned():
 
 def test_a_middle_depth():
     """Two steps ahead are always right, the third never."""
-    depths = run(Pace(4), lambda depth: min(depth, 2) + 1, lambda depth: 1 + 0.2 * depth)
+    depths = run(LookaheadDepth(4), lambda depth: min(depth, 2) + 1, lambda depth: 1 + 0.2 * depth)
     assert depths.count(2) > 150
 
 
 def test_it_stops_soon_where_it_no_longer_pays():
-    pace = Pace(4)
+    pace = LookaheadDepth(4)
     run(pace, lambda depth: depth + 1, lambda depth: 1 + 0.6 * depth)
     assert pace.chosen == 4
     depths = run(pace, lambda depth: 1, lambda depth: 1 + 0.6 * depth, 32)
@@ -77,7 +82,7 @@ def test_it_stops_soon_where_it_no_longer_pays():
 
 
 def test_it_comes_back_when_it_pays_again():
-    pace = Pace(4)
+    pace = LookaheadDepth(4)
     run(pace, lambda depth: 1, lambda depth: 1 + 0.1 * depth)
     depths = run(pace, lambda depth: depth + 1, lambda depth: 1 + 0.1 * depth, 1000)
     assert depths[-100:].count(4) > 80
@@ -88,14 +93,14 @@ def test_expected_steps_of_smaller_depths():
 
     Two steps ahead they take 1, 4 / 3, 1 and 1: nothing ended the run of 4 but its call.
     """
-    pace = Pace(3)
+    pace = LookaheadDepth(3)
     for steps in (1, 4, 2, 3):
         pace.learn(3, steps, 1.0)
     assert [pace.expected(depth) for depth in range(4)] == pytest.approx([1, 10 / 6, 30 / 13, 2.5])
 
 
 def test_what_was_never_tried_is_as_likely_as_what_was():
-    pace = Pace(4)
+    pace = LookaheadDepth(4)
     for steps in (2, 2, 1, 2):
         pace.learn(1, steps, 1.0)
     assert pace.expected(1) == pytest.approx(7 / 4)

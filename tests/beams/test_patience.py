@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider import Beams, Limits, PromptLookup, Request, Root, Sampling
-from outrider.engine.search.decode import search
+from outrider import Beams, PromptLookup, Request, Root, Sampling, StopConditions
+from outrider.engine.beam_search.decode import search
 from tiny import llama, pair
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
@@ -50,7 +50,7 @@ def expected(network, prompt, width, patience):
 def test_identical_beams(width, patience):
     target, _ = pair()
     beams = Beams(width, patience=patience, num_return_sequences=width)
-    requests = [Request(p, Sampling(0), Limits(BUDGET, (STOP,))) for p in PROMPTS]
+    requests = [Request(p, Sampling(0), StopConditions(BUDGET, (STOP,))) for p in PROMPTS]
     for drafter in (Root(), PromptLookup(3)):
         found = search(target, drafter, requests, beams)
         for prompt, row in zip(PROMPTS, found.hypotheses, strict=True):

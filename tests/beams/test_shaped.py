@@ -5,13 +5,13 @@ import torch
 from transformers import LogitsProcessorList
 
 from outrider import PromptLookup, Sampling
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.proposers import Offered
-from outrider.engine.search.run import Search
-from outrider.engine.search.shaped import shaper
-from outrider.engine.search.step import Rules
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.candidate_sources import OfferedCandidates
+from outrider.engine.beam_search.logits_processing import shaper
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import BeamSearch
+from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.step import Rules
 from outrider.laws import shaping
 from outrider.models import LlamaRunner, TreeDecoder
 from tiny import VOCAB, llama
@@ -50,10 +50,10 @@ def ours(settings, beams, proposer, seed=None):
         drawn = None if seed is None else torch.Generator().manual_seed(seed)
         rules.append(Rules(beams, len(prompt), len(prompt) + BUDGET, frozenset(STOPS), drawn=drawn))
         shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu", len(prompt) + BUDGET))
-    oracle = Oracle(model, PROMPTS, 256, shapers=shapers)
-    ahead = Offered(PromptLookup(3), "cpu") if proposer else None
-    return Search(
-        oracle, rules, ahead, settle=True, pace=Pace(3 if proposer else 0, adapts=False)
+    oracle = PrefixScorer(model, PROMPTS, 256, shapers=shapers)
+    ahead = OfferedCandidates(PromptLookup(3), "cpu") if proposer else None
+    return BeamSearch(
+        oracle, rules, ahead, settle=True, pace=LookaheadDepth(3 if proposer else 0, adapts=False)
     ).run()
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import outrider
-from outrider import Beams, Limits, Request, Sampling, Stop
-from outrider.engine.search.decode import search
-from outrider.engine.search.pace import Pace
+from outrider import Beams, Request, Sampling, Stop, StopConditions
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.errors import ConfigurationError
 from outrider.models.tree_inputs import causal
 from outrider.text import beamed
@@ -48,9 +48,9 @@ def test_beams_are_transformers(pair):
         assert one.score == pytest.approx(score, rel=1e-4)
         assert one.text == pair.tokenizer.decode(one.token_ids, skip_special_tokens=True)
     assert found.stats.steps <= 12
-    request = Request(ids["input_ids"][0].tolist(), Sampling(0), Limits(12))
+    request = Request(ids["input_ids"][0].tolist(), Sampling(0), StopConditions(12))
     target, draft = pair.engine.target, pair.engine.drafter
-    counts = search(target, draft, [request], Beams(4), pace=Pace(3, adapts=False)).counts
+    counts = search(target, draft, [request], Beams(4), pace=LookaheadDepth(3, adapts=False)).counts
     assert counts.calls < 12 == counts.steps  # the draft model saves calls of the target
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outrider import DraftModel, Engine, Sampling, Speculator, Stop
 from outrider.cli import paint
-from outrider.engine.blocks import HostBlock, Trace
+from outrider.engine.outputs import StepOutput, Trace
 from outrider.lab import drawing, timeline
 from outrider.lab.papers import (
     alpha,
@@ -112,7 +112,7 @@ def test_a_trace_is_a_line_a_step():
     """As in Leviathan's figure 1, whatever line breaks the tokens have."""
     words = {1: "def", 2: "\n", 3: " x", 4: "\n\n"}
     trace = Trace([2, 3], [0, 1], [1], next_is_bonus=False)
-    block = HostBlock(0, [2, 4], 1, None, 2, trace)
+    block = StepOutput(0, [2, 4], 1, None, 2, trace)
     shown = paint.line(block, words.get, False).plain
     assert "\n" not in shown
     assert shown == "\\n[- x-]{+\\n\\n+}"

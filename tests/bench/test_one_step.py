@@ -29,7 +29,7 @@ def test_laws_and_verdicts_are_the_steps(shipped, arm):
     ids = encode(shipped.tokenizer, PROMPT)
     capacity = model.width(len(ids) + 4)
     batch = one_step.step.begin(
-        model, outrider.Root(), [outrider.Request(ids, how, outrider.Limits(2))], capacity
+        model, outrider.Root(), [outrider.Request(ids, how, outrider.StopConditions(2))], capacity
     )
     plain = one_step.step.score(model, batch, one_step.step.propose(outrider.Root(), batch))
     law = one_step.ops.probs(plain.laws)[0, 0]

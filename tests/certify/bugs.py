@@ -32,13 +32,13 @@ from outrider.types import (
     Context,
     Draft,
     Drafter,
+    DraftShape,
+    DrawKind,
     Draws,
-    Kind,
     LanguageModel,
     Nodes,
     Output,
     Scores,
-    Shape,
     Verdict,
     Verifier,
 )
@@ -87,7 +87,7 @@ def _drawn_law(draft: Draft) -> Tensor:
 
 
 class _Filtered(_Wrapped[Drafter]):
-    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
             return self.inner.propose(memory, context, shape)
@@ -100,7 +100,7 @@ class _Filtered(_Wrapped[Drafter]):
 
 
 class _Argmax(_Wrapped[Drafter]):
-    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         given = context.sampling
         if given.greedy != "none":
             return self.inner.propose(memory, context, shape)
@@ -114,9 +114,9 @@ class _Argmax(_Wrapped[Drafter]):
         )
         return draft._replace(
             laws=laws,
-            kind_BNK=torch.full_like(draft.draws_BNK, int(Kind.WITHOUT)),
+            kind_BNK=torch.full_like(draft.draws_BNK, int(DrawKind.WITHOUT)),
             row_BNK=torch.where(draft.draws_BNK >= 0, node, -1),
-            kinds=frozenset({Kind.WITHOUT}),
+            kinds=frozenset({DrawKind.WITHOUT}),
         )
 
 
@@ -139,12 +139,14 @@ class _PositionRace(_Wrapped[Drafter]):
     again makes it one.
     """
 
-    kinds = frozenset({Kind.FIXED, Kind.WITHOUT})
+    kinds = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
-    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         draft = self.inner.propose(memory, context, shape)
-        drawn = draft.kind_BNK.masked_fill(draft.kind_BNK == Kind.COUPLED, int(Kind.WITHOUT))
-        kinds = frozenset(Kind.WITHOUT if k is Kind.COUPLED else k for k in draft.kinds)
+        drawn = draft.kind_BNK.masked_fill(
+            draft.kind_BNK == DrawKind.COUPLED, int(DrawKind.WITHOUT)
+        )
+        kinds = frozenset(DrawKind.WITHOUT if k is DrawKind.COUPLED else k for k in draft.kinds)
         return draft._replace(kind_BNK=drawn, kinds=kinds)
 
 
@@ -171,7 +173,7 @@ class _Pooled(_Wrapped[Verifier]):
 
 
 class _Dropped(_Wrapped[Drafter]):
-    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft
@@ -181,7 +183,7 @@ class _Dropped(_Wrapped[Drafter]):
 
 
 class _Reordered(_Wrapped[Drafter]):
-    def propose(self, memory: object, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: object, context: Context, shape: DraftShape) -> Draft:
         draft = self.inner.propose(memory, context, shape)
         if draft.laws is None:  # greedy rows place their children
             return draft

@@ -13,9 +13,9 @@ from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
 from outrider.certify.run import shared_noise
 from outrider.drafters import Lookahead
-from outrider.engine.request import Limits
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, PromptError
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import DRAFTERS, decode, pair
 
 SMALL = Power(
@@ -109,7 +109,7 @@ def test_a_foreign_generator_is_held_to_the_shaped_law():
 
     def generator(prompts, given=asked):
         settings = [dataclasses.replace(given, seed=next(seeds)) for _ in prompts]
-        return decode(Engine(target, Root()), prompts, settings, Limits(16))[0]
+        return decode(Engine(target, Root()), prompts, settings, StopConditions(16))[0]
 
     assert foreign(generator, target, PROMPTS, asked, FEW, draft=draft).verdict == "exact"
     wrong = foreign(lambda p: generator(p, Sampling(0.8)), target, PROMPTS, asked, FEW)
@@ -227,7 +227,7 @@ def test_foreign_generator_passes_and_a_warm_one_fails():
     def sample(prompts, temperature):
         settings = [Sampling(temperature, seed=next(seed)) for _ in prompts]
         tokens = [[] for _ in prompts]
-        for block in engine.run(prompts, settings, Limits(32)):
+        for block in engine.run(prompts, settings, StopConditions(32)):
             tokens[block.row] += block.token_ids
         return tokens
 
@@ -296,10 +296,10 @@ def test_every_pair_is_set_up_or_refused_with_the_rules_that_can(label, rule):
     if not is_chain and rule.chain_only:
         legal = False
     elif is_chain and rule.kinds & {
-        Kind.WITH,
-        Kind.WITHOUT,
+        DrawKind.WITH,
+        DrawKind.WITHOUT,
     }:  # one draw: the same
-        legal = drafter.kinds <= rule.kinds | {Kind.WITH, Kind.WITHOUT}
+        legal = drafter.kinds <= rule.kinds | {DrawKind.WITH, DrawKind.WITHOUT}
     else:
         legal = drafter.kinds <= rule.kinds
     if legal:
@@ -329,4 +329,4 @@ def test_every_drafter_has_a_form_for_the_coupled_certificate(name):
     drafter = shared_noise(DRAFTERS[name](small))
     assert verifiers.judges(verifiers.get("match"), drafter.kinds, drafter.shapes[0].is_chain)
     if name in ("chain", "tree", "dynamic tree"):
-        assert Kind.COUPLED in drafter.kinds
+        assert DrawKind.COUPLED in drafter.kinds

@@ -4,10 +4,10 @@ import bugs
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Limits, Sampling, noise, verifiers
+from outrider import DraftModel, Engine, Sampling, StopConditions, noise, verifiers
 from outrider.certify.surplus import Surplus
 from outrider.certify.verdicts import KEPT, NEXT, Verdicts
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import DRAFTERS, TRANSLATED, pair
 
 PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(64)]
@@ -17,7 +17,7 @@ def judged(engine, tokens=32, sampling=None):
     """Both tests over 64 texts, at a level of 1e-4 each."""
     verdicts = Verdicts(engine.choose_rule("none"))
     settings = [sampling or Sampling(1.0, seed=seed) for seed in range(len(PROMPTS))]
-    for _ in engine.run(PROMPTS, settings, Limits(tokens), observe=verdicts):
+    for _ in engine.run(PROMPTS, settings, StopConditions(tokens), observe=verdicts):
         pass
     return {test.name: test for test in verdicts.results(1e-4, 0.9)}
 
@@ -47,8 +47,8 @@ def test_every_exact_rule_plays_its_own_outcome(name, rule):
     drafter = DRAFTERS[name](small)
     tests = judged(Engine(target, drafter, rule))
     assert all(test.passed for test in tests.values()), tests
-    silent = not drafter.kinds or Kind.COUPLED in drafter.kinds
-    if rule.name == "non_iterative" and (drafter.kinds == {Kind.FIXED} or name in TRANSLATED):
+    silent = not drafter.kinds or DrawKind.COUPLED in drafter.kinds
+    if rule.name == "non_iterative" and (drafter.kinds == {DrawKind.FIXED} or name in TRANSLATED):
         silent = True  # it keeps none where p / q has no bound: q is 0 but for some tokens
     assert (tests[KEPT].p_value is None) == silent
 

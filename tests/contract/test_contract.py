@@ -11,7 +11,7 @@ from outrider import drafters as registry
 from outrider.engine import step
 from outrider.errors import UnknownName
 from outrider.testing import CHECKS, SETTINGS, Case, checks
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import DRAFTERS, pair
 
 
@@ -59,7 +59,7 @@ def test_every_registered_drafter_is_tested():
 
 def test_every_rule_has_a_drafter_that_it_judges():
     judged = {param.values[1].name for param in legal()}
-    only_repeats = {n for n, r in verifiers.VERIFIERS.items() if r.kinds == {Kind.WITH}}
+    only_repeats = {n for n, r in verifiers.VERIFIERS.items() if r.kinds == {DrawKind.WITH}}
     assert judged >= set(verifiers.VERIFIERS) - only_repeats
 
 
@@ -92,7 +92,7 @@ def test_names_are_keys_and_unknown_ones_are_refused():
     for name, rule in verifiers.VERIFIERS.items():
         assert rule.name == name
         assert isinstance(rule.exact, bool)
-        assert rule.kinds <= frozenset(Kind)
+        assert rule.kinds <= frozenset(DrawKind)
     with pytest.raises(UnknownName, match="Did you mean 'rejection'"):
         verifiers.get("rejektion")
 

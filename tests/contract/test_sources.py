@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BartForCausalLM, WhisperForCausalLM
 
-from outrider import DraftModel, Engine, Limits, Root, Run, Sampling, verifiers
+from outrider import DraftModel, Engine, EngineRun, Root, Sampling, StopConditions, verifiers
 from outrider.engine.request import Request
 from outrider.models import adapt
 from outrider.testing import FAMILIES, encoder_decoder, encoder_decoders, sources
@@ -17,7 +17,7 @@ ROWS = 4
 SAMPLED = [Sampling(1.0, seed=row) for row in range(ROWS)]
 GREEDY = [Sampling(0)] * ROWS
 #: The second row leaves first, and the last one takes its seat.
-LIMITS = [Limits(14), Limits(5), Limits(11), Limits(9)]
+LIMITS = [StopConditions(14), StopConditions(5), StopConditions(11), StopConditions(9)]
 #: What drafts in every family of the default run; the others draft for one.
 SOME = ["reference_lookup", "coupled tree", "coupled dynamic tree"]
 EVERY = ("whisper",)
@@ -31,7 +31,7 @@ def requests(family, settings, limits=LIMITS):
 
 def told(engine, given, seats):
     """Texts of requests that share so many seats."""
-    run = Run(engine, seats, 128)
+    run = EngineRun(engine, seats, 128)
     run.submit_all(given)
     run.close()
     texts = [[] for _ in given]
@@ -86,7 +86,7 @@ def test_text_is_plain_decodings(family, name):
 def test_the_text_depends_on_the_source(family):
     """Else no mistake with sources would be seen above."""
     target, _ = encoder_decoders(family)
-    given = requests(family, SAMPLED, [Limits(14)] * ROWS)
+    given = requests(family, SAMPLED, [StopConditions(14)] * ROWS)
     texts, _ = told(Engine(target, Root(), MATCH), given, ROWS)
     turned = [
         Request(request.prompt, request.sampling, request.limits, other.inputs)
@@ -129,7 +129,7 @@ def test_decoders_that_draft_on_the_targets_states(family, name):
 def test_a_decoder_on_other_states_drafts_worse(family, monkeypatch):
     """The states that it is given are of use: with others less is accepted, of the same text."""
     target, _ = encoder_decoders(family)
-    small, limits = alone(family), [Limits(40)] * ROWS
+    small, limits = alone(family), [StopConditions(40)] * ROWS
     drafter = DraftModel(small, (1, 1, 1), coupled=True)
     given = requests(family, SAMPLED, limits)
     texts, stats = told(Engine(target, drafter, MATCH), given, ROWS)

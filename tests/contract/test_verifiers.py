@@ -13,12 +13,12 @@ from scipy.stats import chi2
 from outrider import ops, verifiers
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.tree import chain as chain_tree
-from outrider.types import Draft, Draws, Kind, Laws, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verdict
 from outrider.verifiers.narrowed import Narrowed
 
 RULES = list(verifiers.VERIFIERS.values())
 ROWS = 30_000
-F, WO, WI, CO = Kind.FIXED, Kind.WITHOUT, Kind.WITH, Kind.COUPLED
+F, WO, WI, CO = DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH, DrawKind.COUPLED
 
 SCHEMES = {
     "bare root": lambda w: e.placed(w, ()),

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import ConfigurationError, DraftModel, Engine, Limits, Sampling, verifiers
+from outrider import (
+    ConfigurationError,
+    DraftModel,
+    Engine,
+    Sampling,
+    StopConditions,
+    verifiers,
+)
 from outrider.drafters import Cascade, Parts, make
 from outrider.drafters.cascade import Smaller
 from outrider.engine import step
@@ -101,7 +108,7 @@ def calls(guesser, sampling, depth=DEPTH, guesses=3):
     sizes = {"num_speculative_tokens": depth, "guesses": guesses}
     drafter = Cascade(counted, **sizes) if made is None else Cascade(counted, made, **sizes)
     prompt = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
-    _, run = decode(Engine(target, drafter), [prompt], sampling, Limits(60))
+    _, run = decode(Engine(target, drafter), [prompt], sampling, StopConditions(60))
     return (counted.calls - 1) / run.stats.steps
 
 

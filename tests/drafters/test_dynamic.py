@@ -5,12 +5,12 @@ import torch
 from test_supports import inner_nodes, law_after
 
 import tiny
-from outrider import ConfigurationError, Engine, Limits, Sampling, noise, verifiers
+from outrider import ConfigurationError, Engine, Sampling, StopConditions, noise, verifiers
 from outrider.drafters import DynamicTree
 from outrider.drafters.growing.pool import SURENESS
 from outrider.engine import step
 from outrider.tree import from_parents
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import PROMPTS, pair
 
 TOTAL, DEPTH, FEW = 9, 4, 3
@@ -80,7 +80,9 @@ def test_the_most_probable_nodes_of_a_beam_are_kept(settings, coupled):
 
 
 RULES = [
-    r for r in verifiers.VERIFIERS.values() if verifiers.judges(r, frozenset({Kind.FIXED}), False)
+    r
+    for r in verifiers.VERIFIERS.values()
+    if verifiers.judges(r, frozenset({DrawKind.FIXED}), False)
 ]
 
 
@@ -142,7 +144,7 @@ def test_more_nodes_may_be_run_than_proposed():
     """The draft's cache has room for them up to the last token of a full cache."""
     target, small = pair(0.12)
     drafter = DynamicTree(small, 6, 6, 8)
-    run = Engine(target, drafter).run([PROMPTS[0]], Sampling(0), Limits(114), capacity=128)
+    run = Engine(target, drafter).run([PROMPTS[0]], Sampling(0), StopConditions(114), capacity=128)
     assert sum(len(block.token_ids) for block in run) == 114
     assert run.stats.accepted > 0
 

@@ -11,7 +11,7 @@ from outrider.drafters.either import Sides, followed
 from outrider.drafters.placed import Grown
 from outrider.engine import step
 from outrider.testing import p_value, text_law
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import PROMPTS, Mislabelled, begun, decode, llama, pair
 from tiny_heads import driven
 
@@ -107,8 +107,8 @@ def test_rows_of_one_batch_may_be_copied_and_drafted():
         batch.memory.sides.rows[0].saw_copies(CHAIN, [6, 7, 8])
     draft = step.propose(drafter, batch)
     there = draft.draws_BNK >= 0
-    assert (draft.kind_BNK[0][there[0]] == Kind.FIXED).all()
-    assert (draft.kind_BNK[1][there[1]] == Kind.WITHOUT).all()
+    assert (draft.kind_BNK[0][there[0]] == DrawKind.FIXED).all()
+    assert (draft.kind_BNK[1][there[1]] == DrawKind.WITHOUT).all()
     assert draft.row_BNK[1][there[1]].tolist() == [0, 1]
     assert (draft.row_BNK[0] == -1).all()
 

@@ -175,14 +175,14 @@ MANY = 4000
 @pytest.mark.parametrize("rule", ["hub", "rejection", "traversal"])
 def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
     """The draft without its best tokens is 1e-41 of itself, and has a law all the same."""
-    from outrider import Engine, Limits
+    from outrider import Engine, StopConditions
     from outrider.drafters import DraftOptions, Parts, make
 
     drafter = make(name, Parts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
     engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
     how = [Sampling(1.0, seed=seed) for seed in range(MANY)]
     first = torch.zeros(6)
-    for block in engine.run([[1, 2]] * MANY, how, Limits(1)):
+    for block in engine.run([[1, 2]] * MANY, how, StopConditions(1)):
         first[block.token_ids[0]] += 1
     chi2 = float(((first - MANY / 6) ** 2 / (MANY / 6)).sum())
     assert chi2 < 25.7, first  # 5 degrees of freedom, p = 1e-4
@@ -202,7 +202,7 @@ def test_half_precision_logits_of_any_model_do():
 def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
     """Traversal judges the second one against the whole law again, as its `outcome` says."""
     from outrider.tree import branching, children
-    from outrider.types import Draft, Draws, Kind, Laws, Scores
+    from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
     q, p = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.05, 0.36, 0.59])
     many = 4000
@@ -211,10 +211,10 @@ def test_a_sibling_drawn_with_replacement_follows_one_drawn_without():
         torch.tensor([[0, 0, 1]]).expand(many, -1),
         branching((2,)),
         children((2,)),
-        torch.tensor([[[int(Kind.WITHOUT), int(Kind.WITH)]] + [[0, 0]] * 2]),
+        torch.tensor([[[int(DrawKind.WITHOUT), int(DrawKind.WITH)]] + [[0, 0]] * 2]),
         torch.tensor([[[0, 0]] + [[-1, -1]] * 2]),
         laws,
-        frozenset({Kind.WITHOUT, Kind.WITH}),
+        frozenset({DrawKind.WITHOUT, DrawKind.WITH}),
     )
     scores = Scores(Laws(p.log().expand(many, 3, 3), torch.ones(many), greedy="none"))
     rule = verifiers.get("traversal")

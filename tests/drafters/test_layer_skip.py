@@ -6,7 +6,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from outrider import ConfigurationError, Engine, Limits, Sampling, Stop, load, ops, verifiers
+from outrider import (
+    ConfigurationError,
+    Engine,
+    Sampling,
+    Stop,
+    StopConditions,
+    load,
+    ops,
+    verifiers,
+)
 from outrider.drafters import DraftOptions, LayerSkip, Parts, Root, make
 from outrider.engine import step
 from outrider.errors import UnsupportedModel
@@ -63,7 +72,7 @@ def test_the_declared_law_is_that_of_the_layers_on_the_targets_entries(kept, run
 def test_all_layers_draft_what_the_target_says(runner):
     """Nothing that a draft has written is left over, and nothing of the text is lacking."""
     drafter = LayerSkip(part(target(runner), range(LAYERS)), (1, 1, 1))
-    _, run = decode(Engine(target(runner), drafter), PROMPTS, limits=Limits(40))
+    _, run = decode(Engine(target(runner), drafter), PROMPTS, limits=StopConditions(40))
     assert run.stats.accepted / run.stats.drafted > 0.97  # a text may end inside a draft
 
 

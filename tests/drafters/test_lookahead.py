@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_supports import inner_nodes
 
-from outrider import ConfigurationError, Engine, Limits, Sampling, verifiers
+from outrider import ConfigurationError, Engine, Sampling, StopConditions, verifiers
 from outrider.drafters import Lookahead
 from outrider.engine import step
 from outrider.models.tree_inputs import causal
@@ -75,7 +75,7 @@ def test_what_is_known_of_the_pending_token_is_tried_and_siblings_differ():
 def test_some_of_what_is_found_is_kept():
     """Random weights repeat themselves seldom: it is the target's own text in full below."""
     target, _ = pair()
-    _, run = decode(Engine(target, Lookahead(6, 3, 3)), PROMPTS, limits=Limits(200))
+    _, run = decode(Engine(target, Lookahead(6, 3, 3)), PROMPTS, limits=StopConditions(200))
     assert run.stats.accepted > 0.05 * run.stats.steps
 
 

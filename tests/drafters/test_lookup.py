@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from outrider import Engine, Limits, PromptLookup, ReferenceLookup, Root, Sampling, verifiers
+from outrider import (
+    Engine,
+    PromptLookup,
+    ReferenceLookup,
+    Root,
+    Sampling,
+    StopConditions,
+    verifiers,
+)
 from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.testing import p_value, text_law
@@ -123,7 +131,7 @@ def test_refused(settings):
 def test_a_good_reference_saves_steps_and_leaves_the_text(temperature, width):
     target, match = pair()[0], verifiers.get("match")
     settings = [Sampling(temperature, seed=row) for row in range(len(PROMPTS))]
-    end = Limits(20)
+    end = StopConditions(20)
     plain, _ = decode(Engine(target, Root(), match), PROMPTS, settings, end)
     references = [[*text[:7], (text[7] + 1) % 32, *text[8:]] for text in plain]
     engine = Engine(target, ReferenceLookup(5, width=width), match)

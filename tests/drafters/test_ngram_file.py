@@ -75,7 +75,7 @@ def test_padding_of_the_target_is_never_drafted():
     target, _ = tiny.pair()
     table = count([1, 2, 3, 4, 5] * 6, 6, order=2)
     engine = Engine(target, NgramTable(table, 3, target.vocab_size))
-    run = engine.run([[1, 2]], outrider.Sampling(1.0, seed=1), outrider.Limits(40))
+    run = engine.run([[1, 2]], outrider.Sampling(1.0, seed=1), outrider.StopConditions(40))
     emitted = list(run)
     assert sum(len(block.token_ids) for block in emitted) == 40
     assert 0 < run.stats.accepted < run.stats.drafted

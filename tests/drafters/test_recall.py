@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from outrider import Engine, Limits, Root, Sampling, drafters
+from outrider import Engine, Root, Sampling, StopConditions, drafters
 from outrider.drafters import DraftOptions, Parts, Recall, make, placed, recall, recycled
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.placed import Grown
@@ -16,7 +16,7 @@ from outrider.errors import ConfigurationError
 from outrider.odds import STRENGTH, Odds
 from outrider.testing.meta import MetaModel
 from outrider.tree import from_parents
-from outrider.types import Kind, Laws, Scores, Verdict
+from outrider.types import DrawKind, Laws, Scores, Verdict
 from tiny import PROMPTS, begun, decode, pair
 
 
@@ -91,7 +91,7 @@ def test_trees_of_rows_are_those_of_their_parents():
         Grown([8, 5, 6], [-1, 0, 0]),
         Grown([7], [-1]),
     ]
-    draft = placed.trees(rows, Kind.FIXED)
+    draft = placed.trees(rows, DrawKind.FIXED)
     for b, parents in enumerate(([-1, 0, 0, 1, 2], [-1, 0, 0], [-1])):
         wanted, size = from_parents(parents), len(parents)
         assert draft.tree.parent_BN[b, :size].tolist() == parents
@@ -127,7 +127,7 @@ def laws(*best):
 def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instead):
     target, drafter = pair()[0], Recall(8)
     state = begun(target, drafter, [[1, 2, 3]], [Sampling(0)], limit=40)
-    draft = placed.chains([[3, 8]], Kind.FIXED)
+    draft = placed.chains([[3, 8]], DrawKind.FIXED)
     path = torch.tensor([[1 if kept else -1]])
     verdict = Verdict(path, torch.tensor([kept]), torch.tensor([9]))
     drafter.commit(state.memory, state.context, draft, verdict, laws([8, 9], [4, 3]))
@@ -148,11 +148,11 @@ def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instea
 
 def test_earlier_requests_are_remembered_and_change_no_text():
     target, how = pair()[0], Sampling(0.9, seed=3)
-    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], Limits(24))
+    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], StopConditions(24))
     engine = Engine(target, Recall(8, earlier=200))
     counts = []
     for _ in range(2):
-        texts, run = decode(engine, PROMPTS[:1], [how], Limits(24))
+        texts, run = decode(engine, PROMPTS[:1], [how], StopConditions(24))
         assert texts == plain
         counts.append(run.requests[0].steps)
     assert counts[1] < counts[0]

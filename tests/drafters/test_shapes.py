@@ -5,13 +5,21 @@ from itertools import pairwise
 
 import pytest
 
-from outrider import ConfigurationError, Engine, Limits, Root, Sampling, ops, verifiers
+from outrider import (
+    ConfigurationError,
+    Engine,
+    Root,
+    Sampling,
+    StopConditions,
+    ops,
+    verifiers,
+)
 from outrider.engine import step
-from outrider.types import Shape
+from outrider.types import DraftShape
 from tiny import DRAFTERS, PROMPTS, Restless, begun, decode, pair
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
-LIMITS, SLOW = Limits(24), pytest.mark.slow
+LIMITS, SLOW = StopConditions(24), pytest.mark.slow
 SETTINGS = {
     "greedy": [Sampling(0)] * 3,
     "sampled": [Sampling(1.0, seed=row) for row in range(3)],
@@ -71,4 +79,4 @@ def test_a_shape_that_is_not_declared_is_refused_with_those_that_are(name):
     state = begun(target, drafter, PROMPTS[:1], [Sampling(0)])
     keys = ", ".join(str(shape.key) for shape in drafter.shapes)
     with pytest.raises(ConfigurationError, match=f"'{drafter.name}' declares.* 17, only {keys};"):
-        step.propose(drafter, state, Shape(17, 99, 17, is_chain=True))
+        step.propose(drafter, state, DraftShape(17, 99, 17, is_chain=True))

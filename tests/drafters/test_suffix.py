@@ -6,7 +6,15 @@ import tracemalloc
 import pytest
 import torch
 
-from outrider import Engine, Limits, PromptLookup, Root, Run, Sampling, verifiers
+from outrider import (
+    Engine,
+    EngineRun,
+    PromptLookup,
+    Root,
+    Sampling,
+    StopConditions,
+    verifiers,
+)
 from outrider.drafters import Recall, Suffix, earlier, placed
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.memory import Nothing
@@ -14,7 +22,7 @@ from outrider.drafters.root import bare
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
 from outrider.laws import sampling
-from outrider.types import Context, Draws, Kind, Laws, Scores, Verdict
+from outrider.types import Context, DrawKind, Draws, Laws, Scores, Verdict
 from tiny import PROMPTS, decode, pair
 
 
@@ -158,11 +166,11 @@ def test_earlier_texts_are_copied_and_change_no_text():
     drafter = Suffix(6, earlier=200)
     engine = Engine(target, drafter)
     how = Sampling(0.9, seed=3)
-    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], Limits(24))
+    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], StopConditions(24))
     counts = []
     for _ in range(2):
-        run = Run(engine, 1, 128)
-        run.submit(Request(PROMPTS[0], how, Limits(24)))
+        run = EngineRun(engine, 1, 128)
+        run.submit(Request(PROMPTS[0], how, StopConditions(24)))
         run.close()
         text = [token for block in run for token in block.token_ids]
         assert text == plain[0]
@@ -174,9 +182,9 @@ def test_earlier_texts_are_copied_and_change_no_text():
 @pytest.mark.parametrize("tokens", [5, 60], ids=["a row moves", "nobody moves"])
 def test_rows_that_move_are_learnt_from_to_their_end(name, tokens):
     drafter = {"suffix": Suffix(8, earlier=9999), "recall": Recall(8, earlier=9999)}[name]
-    run = Run(Engine(pair(0.4)[0], drafter, "match"), 2, 128)
+    run = EngineRun(Engine(pair(0.4)[0], drafter, "match"), 2, 128)
     for seed, most in enumerate((tokens, 60)):
-        run.submit(Request(PROMPTS[seed], Sampling(1.0, seed=seed), Limits(most)))
+        run.submit(Request(PROMPTS[seed], Sampling(1.0, seed=seed), StopConditions(most)))
     while not run.done:
         run.step()
     known = [token for token in drafter._earlier.begun().tokens if token >= 0]
@@ -198,7 +206,7 @@ def first_tokens(rule, seeds, copied):
         draws = Draws(torch.tensor([seed]), torch.tensor([4]))
         token = 0
         for draft in ([1], [1, None])[: 1 + copied]:
-            draft = placed.chains([[token if t is None else t for t in draft]], Kind.FIXED)
+            draft = placed.chains([[token if t is None else t for t in draft]], DrawKind.FIXED)
             rows = law.log().expand(1, draft.tree.nodes, 4)
             verdict = verifiers.judge(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
             kept = int(verdict.count_B) > 0

@@ -16,7 +16,7 @@ from outrider.laws.sampling import rows, warp
 from outrider.laws.shaping import shape
 from outrider.models.tree_inputs import causal
 from outrider.tree import branching
-from outrider.types import Context, Kind, Output
+from outrider.types import Context, DrawKind, Output
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
 
 ROWS = PROMPTS[:3]
@@ -165,7 +165,7 @@ def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
             law = judged[row, node]
             places = [draft.draws_BNK.expand(3, -1, -1)[row, node].tolist().index(k) for k in kids]
             kind = draft.kind_BNK.expand(3, *draft.kind_BNK.shape[1:])[row, node][places]
-            placed = draft.tokens_BN[row, kids][kind == Kind.FIXED].tolist()
+            placed = draft.tokens_BN[row, kids][kind == DrawKind.FIXED].tolist()
             best = law.topk(len(placed)).indices.tolist() if placed else []
             assert sorted(placed) == sorted(best)
             drawn = draft.row_BNK.expand(3, -1, -1)[row, node, places[0]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_supports import inner_nodes
 
-from outrider import Engine, Limits, Sampling, ops
+from outrider import Engine, Sampling, StopConditions, ops
 from outrider.drafters import NgramTree, Random
 from outrider.drafters.ngram_table import count
 from outrider.engine import step
@@ -59,12 +59,12 @@ def test_the_most_probable_nodes_of_the_table_are_kept(order):
 def test_a_tree_of_the_table_keeps_more_than_its_chain():
     """The next token is more often among a few than the first."""
     target, _ = pair()
-    texts, _ = decode(Engine(target, Random(VOCAB)), PROMPTS, limits=Limits(60))
+    texts, _ = decode(Engine(target, Random(VOCAB)), PROMPTS, limits=StopConditions(60))
     table = count([token for text in texts for token in text], VOCAB, 2)
 
     def accepted(few):
         drafter = NgramTree(table, 2 * few, 2, few)
-        return decode(Engine(target, drafter), PROMPTS, limits=Limits(60))[1].stats.accepted
+        return decode(Engine(target, drafter), PROMPTS, limits=StopConditions(60))[1].stats.accepted
 
     assert accepted(6) > 1.2 * accepted(2) > 0
 
@@ -94,7 +94,9 @@ def test_random_tokens_are_kept_with_probability_of_the_overlap(temperature):
     assert value > 1e-3
     first = law(temperature).view(SMALL, -1).sum(1)
     expected = float(first.clamp(max=1 / SMALL).sum())
-    blocks = [engine.run([PROMPT], Sampling(temperature, seed=s), Limits(2)) for s in range(600)]
+    blocks = [
+        engine.run([PROMPT], Sampling(temperature, seed=s), StopConditions(2)) for s in range(600)
+    ]
     kept = sum(next(iter(run)).accepted for run in blocks) / 600
     assert kept == pytest.approx(expected, abs=0.06)
 

@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import ConfigurationError, DraftModel, Engine, Limits, Sampling, ops, verifiers
+from outrider import (
+    ConfigurationError,
+    DraftModel,
+    Engine,
+    Sampling,
+    StopConditions,
+    ops,
+    verifiers,
+)
 from outrider.drafters import DraftOptions, Parts, make
 from outrider.drafters.ngram_table import count
 from outrider.drafters.tempered import Tempered, Warp
 from outrider.engine import step
+from outrider.engine.beam_search import Beams
+from outrider.engine.beam_search.decode import search
 from outrider.engine.request import Request
-from outrider.engine.search import Beams
-from outrider.engine.search.decode import search
 from outrider.laws import sampling
 from outrider.testing import SETTINGS, Case, checks, p_value, text_law
 from tiny import PROMPTS, begun, decode, llama, pair
@@ -73,7 +81,7 @@ def test_acceptance_is_the_overlap_with_the_warped_law():
         drafter = DraftModel(target, (1,))
         if temperature is not None:
             drafter = Tempered(drafter, Warp(temperature=temperature))
-        stats = decode(Engine(target, drafter), PROMPTS, how, Limits(40))[1].stats
+        stats = decode(Engine(target, drafter), PROMPTS, how, StopConditions(40))[1].stats
         return stats.overlap / stats.overlaps
 
     assert alpha(None) == pytest.approx(1, abs=1e-4)

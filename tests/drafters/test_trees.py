@@ -35,7 +35,7 @@ from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine import step
 from outrider.ops.reference.beam import truncated
 from outrider.theory.length import tokens_of_tree
-from outrider.types import Kind, Output
+from outrider.types import DrawKind, Output
 from tiny import begun, pair
 
 PROMPT, VOCAB, MANY = [1, 3, 2], 4, 8_000
@@ -112,7 +112,7 @@ def test_the_drawn_child_of_a_hub_comes_from_the_rest(backend):
     assert m[placed[0].numpy()].sum() == 0
     law = {token: m[token] for token in range(VOCAB) if m[token] > 0}
     assert agrees(Counter(draft.tokens_BN[:, 1].tolist()), law)
-    assert draft.kind_BNK[0, 0].tolist() == [Kind.WITHOUT, Kind.FIXED, Kind.FIXED]
+    assert draft.kind_BNK[0, 0].tolist() == [DrawKind.WITHOUT, DrawKind.FIXED, DrawKind.FIXED]
     one = ops.probs(draft.laws)[0, 1]  # a node with one child draws it from the whole law
     assert (one > 0).all()
 
@@ -214,7 +214,7 @@ def test_greedy_rows_of_a_beam_keep_the_best_paths():
     """At the root these are the top tokens, like a greedy branching draft's."""
     _, small = pair(0.4, VOCAB)
     draft = propose(Beam(small, 3, 2), [Sampling(0)])
-    assert draft.kinds == {Kind.FIXED}
+    assert draft.kinds == {DrawKind.FIXED}
     assert draft.laws is None
     first = draft.tokens_BN[0, 1:4].tolist()
     assert len(set(first)) == 3

@@ -9,7 +9,15 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import outrider
-from outrider import DraftModel, Engine, Limits, PromptLookup, Sampling, Stop, arguments
+from outrider import (
+    DraftModel,
+    Engine,
+    PromptLookup,
+    Sampling,
+    Stop,
+    StopConditions,
+    arguments,
+)
 from outrider.certify import Power, certify, foreign
 from outrider.drafters import Beam, DynamicTree, Paths, Recall, StaticTree
 from outrider.drafters.shapes import optimal
@@ -99,13 +107,14 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert all(type(value) in (int, float) for value in (how.temperature, how.top_k, how.seed))
     end = Stop(np.int32(3), ["a"], np.array([7, 9]))
     assert end == Stop(3, ("a",), (7, 9))
-    assert Limits(torch.tensor(3), torch.tensor([7])) == Limits(3, (7,))
+    assert StopConditions(torch.tensor(3), torch.tensor([7])) == StopConditions(3, (7,))
     target, small = pair()
     engine = Engine(target, DraftModel(small, (2, 1)))
-    expected = decode(engine, PROMPTS, GREEDY, Limits(5))[0]
+    expected = decode(engine, PROMPTS, GREEDY, StopConditions(5))[0]
     engine = Engine(target, DraftModel(small, np.array([2, 1])))
     assert (
-        decode(engine, [np.array(p) for p in PROMPTS], GREEDY, Limits(np.int64(5)))[0] == expected
+        decode(engine, [np.array(p) for p in PROMPTS], GREEDY, StopConditions(np.int64(5)))[0]
+        == expected
     )
     loaded = load(llama(), perturbed(llama(), 0.1), branching=np.array([2, 1]), **PLAIN)
     assert loaded.engine.drafter.counts == (2, 1)

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import outrider
-from outrider import Engine, Limits, Root, Sampling, Stop
+from outrider import Engine, Root, Sampling, Stop, StopConditions
 from outrider.loading import load
 from outrider.shipped import shipped
 from outrider.types import Output
@@ -170,7 +170,7 @@ def test_prompts_that_cannot_be_decoded(name):
     ]:
         with refused(outrider.PromptError, *parts):
             engine.run(prompts)
-    longest = decode(engine, [[1] * 47], Sampling(0), Limits(5))
+    longest = decode(engine, [[1] * 47], Sampling(0), StopConditions(5))
     assert [len(row) for row in longest[0]] == [1]
     assert longest[1].reasons == ["context"]
 
@@ -179,13 +179,13 @@ def test_prompts_that_cannot_be_decoded(name):
 def test_one_token_is_a_prompt(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    alone, _ = decode(engine, [[6]], Sampling(0), Limits(12))
-    assert alone == decode(Engine(target, Root()), [[6]], Sampling(0), Limits(12))[0]
-    assert decode(engine, [[6], [6]], Sampling(0), Limits(12))[0] == alone * 2
+    alone, _ = decode(engine, [[6]], Sampling(0), StopConditions(12))
+    assert alone == decode(Engine(target, Root()), [[6]], Sampling(0), StopConditions(12))[0]
+    assert decode(engine, [[6], [6]], Sampling(0), StopConditions(12))[0] == alone * 2
 
 
 def test_a_budget_of_nothing():
-    for make in (Limits, Stop):
+    for make in (StopConditions, Stop):
         for budget in (0, -3):
             with refused(outrider.ConfigurationError, "max_new_tokens", f"got {budget}", "None"):
                 make(budget)
@@ -195,9 +195,9 @@ def test_a_cache_too_small_for_prompt_and_budget():
     target, small = pair()
     engine = Engine(target, DRAFTERS["chain"](small))
     with refused(outrider.CapacityError, "prompt 0", "6 tokens", "budget 40", "capacity=48"):
-        engine.run(PROMPTS, limits=Limits(40), capacity=48)
-    rows, _ = decode(engine, PROMPTS, Sampling(0), Limits(40), capacity=128)
-    assert rows == decode(engine, PROMPTS, Sampling(0), Limits(40))[0]
+        engine.run(PROMPTS, limits=StopConditions(40), capacity=48)
+    rows, _ = decode(engine, PROMPTS, Sampling(0), StopConditions(40), capacity=128)
+    assert rows == decode(engine, PROMPTS, Sampling(0), StopConditions(40))[0]
 
 
 def test_settings_that_are_not_one_per_prompt():
@@ -206,7 +206,7 @@ def test_settings_that_are_not_one_per_prompt():
     with refused(outrider.ConfigurationError, "sampling", "got 2 for 5 prompts"):
         engine.run(PROMPTS, [Sampling(0)] * 2)
     with refused(outrider.ConfigurationError, "limits", "got 1 for 5 prompts"):
-        engine.run(PROMPTS, limits=[Limits(3)])
+        engine.run(PROMPTS, limits=[StopConditions(3)])
 
 
 class Broken:
@@ -231,7 +231,7 @@ class Broken:
 def test_nan_from_the_target(name, value, sampling):
     target, small = pair()
     engine = Engine(Broken(target, 5, value), DRAFTERS[name](small))
-    run = engine.run(PROMPTS[:2], sampling, Limits(30))
+    run = engine.run(PROMPTS[:2], sampling, StopConditions(30))
     before = []
 
     def exhaust():
@@ -249,7 +249,7 @@ def test_nan_from_the_target(name, value, sampling):
 def test_nan_from_the_draft_model(name, batch, value):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](Broken(small, 9, value)))
-    run = engine.run(PROMPTS[:batch], Sampling(1.0, seed=1), Limits(30))
+    run = engine.run(PROMPTS[:batch], Sampling(1.0, seed=1), StopConditions(30))
     with refused(outrider.NumericalError, "draft model", "NaN"):
         list(run)
 
@@ -355,7 +355,7 @@ def test_rotary_factors_that_switch_with_the_length_end_the_context_before_they_
     )
     target = adapt(Phi3ForCausalLM(config).eval())
     assert target.context == 32
-    greedy, end = Sampling(0), Limits(64)
+    greedy, end = Sampling(0), StopConditions(64)
     plain = list(Engine(target, Root()).run([[1, 2, 3]], greedy, end))
     assert plain[-1].finish_reason == "context"
     fast = Engine(target, outrider.DraftModel(target, (1, 1, 1, 1))).run([[1, 2, 3]], greedy, end)
@@ -367,4 +367,4 @@ def test_no_budget_and_no_context_is_an_error_before_memory_is_taken():
     target = copy.copy(target)  # others share the tiny pair
     target.context = 1 << 30
     with pytest.raises(outrider.CapacityError, match="give max_new_tokens"):
-        Engine(target, Root()).run([[1, 2]], Sampling(0), Limits(None))
+        Engine(target, Root()).run([[1, 2]], Sampling(0), StopConditions(None))

@@ -4,14 +4,9 @@ from functools import lru_cache
 
 import pytest
 
-from outrider import (
-    Engine,
-    Limits,
-    Sampling,
-    Timestamps,
-)
+from outrider import Engine, Sampling, StopConditions, Timestamps
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
 from tiny import DRAFTERS, PROMPTS, VOCAB, pair
 
 SEATS = 3
@@ -28,7 +23,7 @@ HOW = [
     Sampling(0.9, seed=16, timestamps=Timestamps(VOCAB // 2, 3, 6), forced_bos_token_id=VOCAB - 9),
 ]
 REQUESTS = [
-    Request(text, HOW[at % len(HOW)], Limits(4 + 5 * at % 17, (3,) if at % 3 == 0 else ()))
+    Request(text, HOW[at % len(HOW)], StopConditions(4 + 5 * at % 17, (3,) if at % 3 == 0 else ()))
     for at, text in enumerate([*TEXTS, *TEXTS[:2]])
 ]
 CAPACITY = 256
@@ -42,7 +37,7 @@ def engine_of(name: str) -> Engine:
 
 @lru_cache
 def alone(name: str, number: int) -> tuple[list[int], str]:
-    run = Run(engine_of(name), 1, CAPACITY)
+    run = EngineRun(engine_of(name), 1, CAPACITY)
     run.submit(REQUESTS[number])
     return [token for block in run for token in block.token_ids], run.reasons[0]
 

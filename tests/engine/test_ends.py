@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 import pytest
 
-from outrider import Engine, Limits, Root, Sampling, Speculator, Stop
+from outrider import Engine, Root, Sampling, Speculator, Stop, StopConditions
 from outrider.text.tokens import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
@@ -15,7 +15,7 @@ GREEDY = Sampling(0)
 
 def plain(prompt, length):
     target, _ = pair()
-    return decode(Engine(target, Root()), [prompt], GREEDY, Limits(length))[0][0]
+    return decode(Engine(target, Root()), [prompt], GREEDY, StopConditions(length))[0][0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,7 +23,7 @@ def plain(prompt, length):
 def test_the_budget_is_met_exactly(name, budget):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    rows, run = decode(engine, PROMPTS, GREEDY, Limits(budget))
+    rows, run = decode(engine, PROMPTS, GREEDY, StopConditions(budget))
     assert [len(row) for row in rows] == [budget] * len(PROMPTS)
     assert run.reasons == ["length"] * len(PROMPTS)
 
@@ -34,7 +34,7 @@ def test_the_first_stop_token_ends_its_row_and_is_kept(name):
     engine = Engine(target, DRAFTERS[name](small))
     expected = [plain(prompt, 40) for prompt in PROMPTS]
     stops = [(row[9], row[14]) for row in expected]
-    limits = [Limits(40, ids) for ids in stops]
+    limits = [StopConditions(40, ids) for ids in stops]
     rows, run = decode(engine, PROMPTS, GREEDY, limits)
     for row, whole, ids in zip(rows, expected, stops, strict=True):
         assert row == whole[: min(whole.index(i) for i in ids) + 1]
@@ -46,12 +46,12 @@ def test_a_stop_token_at_the_budget_is_a_stop(name):
     target, small = pair()
     whole = plain(PROMPTS[0], 40)
     at = next(i for i in range(8, 40) if whole[i] not in whole[:i])
-    limits = Limits(at + 1, (whole[at],))
+    limits = StopConditions(at + 1, (whole[at],))
     rows, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS[:1], GREEDY, limits)
     assert rows[0] == whole[: at + 1]
     assert run.reasons == ["stop"]
     rows, run = decode(
-        Engine(target, DRAFTERS[name](small)), PROMPTS[:1], GREEDY, Limits(at, (whole[at],))
+        Engine(target, DRAFTERS[name](small)), PROMPTS[:1], GREEDY, StopConditions(at, (whole[at],))
     )
     assert rows[0] == whole[:at]
     assert run.reasons == ["length"]
@@ -63,17 +63,17 @@ def test_generation_ends_cleanly_at_the_context(name, sampling):
     target, small = pair(context=48)
     engine = Engine(target, DRAFTERS[name](small))
     for budget in (None, 500):
-        rows, run = decode(engine, PROMPTS, sampling, Limits(budget))
+        rows, run = decode(engine, PROMPTS, sampling, StopConditions(budget))
         assert [len(p) + len(r) for p, r in zip(PROMPTS, rows, strict=True)] == [48] * len(PROMPTS)
         assert run.reasons == ["context"] * len(PROMPTS)
-    fits = Limits(48 - len(PROMPTS[0]))
+    fits = StopConditions(48 - len(PROMPTS[0]))
     assert decode(engine, PROMPTS[:1], sampling, fits)[1].reasons == ["length"]
 
 
 def test_at_the_context_every_drafter_writes_the_same():
     target, small = pair(context=48)
     texts = [
-        decode(Engine(target, DRAFTERS[name](small)), PROMPTS, GREEDY, Limits(None))[0]
+        decode(Engine(target, DRAFTERS[name](small)), PROMPTS, GREEDY, StopConditions(None))[0]
         for name in NAMES
     ]
     assert all(text == texts[0] for text in texts)
@@ -84,7 +84,7 @@ def test_rows_that_ended_leave_the_batch_and_the_others_do_not_notice(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
     budgets = [3, 40, 7, 41, 5]
-    rows, run = decode(engine, PROMPTS, GREEDY, [Limits(b) for b in budgets])
+    rows, run = decode(engine, PROMPTS, GREEDY, [StopConditions(b) for b in budgets])
     assert rows == [plain(p, b) for p, b in zip(PROMPTS, budgets, strict=True)]
     assert run.batch.rows <= 2  # five rows began
     assert [r.new_tokens for r in run.requests] == budgets
@@ -95,7 +95,9 @@ def test_rows_leave_the_batch_when_blocks_are_read_late_too(name):
     """As on a GPU, where the host reads a block while the next step runs."""
     target, small = pair()
     budgets = [3, 40, 7, 41, 5]
-    run = Engine(target, DRAFTERS[name](small)).run(PROMPTS, GREEDY, [Limits(b) for b in budgets])
+    run = Engine(target, DRAFTERS[name](small)).run(
+        PROMPTS, GREEDY, [StopConditions(b) for b in budgets]
+    )
     run._lag = 1
     rows = [[] for _ in PROMPTS]
     for block in run:
@@ -112,14 +114,14 @@ def test_sampled_rows_survive_retirement_too(name):
     engine = Engine(target, DRAFTERS[name](small))
     budgets = [3, 40, 7, 41, 5]
     rows = [Sampling(1.0, top_p=0.9, seed=i) for i in range(5)]
-    texts, _ = decode(engine, PROMPTS, rows, [Limits(b) for b in budgets])
+    texts, _ = decode(engine, PROMPTS, rows, [StopConditions(b) for b in budgets])
     for prompt, sampling, budget, text in zip(PROMPTS, rows, budgets, texts, strict=True):
-        assert text == decode(engine, [prompt], sampling, Limits(budget))[0][0]
+        assert text == decode(engine, [prompt], sampling, StopConditions(budget))[0][0]
 
 
 def test_a_request_can_be_ended_from_outside():
     target, small = pair()
-    run = Engine(target, DRAFTERS["chain"](small)).run(PROMPTS[:2], GREEDY, Limits(40))
+    run = Engine(target, DRAFTERS["chain"](small)).run(PROMPTS[:2], GREEDY, StopConditions(40))
     rows = [[], []]
     for block in run:
         rows[block.row].extend(block.token_ids)
@@ -151,7 +153,7 @@ class Interrupted:
 def test_an_interrupted_run_leaves_its_text_and_a_usable_engine(name):
     target, small = pair()
     engine = Engine(Interrupted(target, 6), DRAFTERS[name](small))
-    run = engine.run(PROMPTS[:1], GREEDY, Limits(40))
+    run = engine.run(PROMPTS[:1], GREEDY, StopConditions(40))
     tokens = []
 
     def go_on():
@@ -164,7 +166,7 @@ def test_an_interrupted_run_leaves_its_text_and_a_usable_engine(name):
     assert 0 < len(tokens) < 40
     assert tokens == expected[: len(tokens)]
     assert run.stats.new_tokens == len(tokens)
-    assert decode(engine, PROMPTS[:1], GREEDY, Limits(40))[0][0] == expected
+    assert decode(engine, PROMPTS[:1], GREEDY, StopConditions(40))[0][0] == expected
     # the interrupted run itself goes on where it was
     go_on()
     assert tokens == expected

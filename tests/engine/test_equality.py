@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling, ops, verifiers
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions, ops, verifiers
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, decode, llama, pair
 
 LENGTH = 64
@@ -23,7 +23,7 @@ def plain(prompts, sampling, length=LENGTH, rule=None):
     """Row by row, one token a step."""
     target, _ = pair()
     engine = Engine(target, Root(), rule)
-    return [decode(engine, [p], sampling, Limits(length))[0][0] for p in prompts]
+    return [decode(engine, [p], sampling, StopConditions(length))[0][0] for p in prompts]
 
 
 def test_plain_decoding_is_the_argmax_of_transformers():
@@ -54,8 +54,8 @@ def test_greedy_text_is_plain_decodings(name, runner):
     target, small = pair(runner=runner)
     engine = Engine(target, DRAFTERS[name](small))
     expected = greedy()
-    assert decode(engine, PROMPTS, Sampling(0), Limits(LENGTH))[0] == expected
-    alone, run = decode(engine, PROMPTS[:1], Sampling(0), Limits(LENGTH))
+    assert decode(engine, PROMPTS, Sampling(0), StopConditions(LENGTH))[0] == expected
+    alone, run = decode(engine, PROMPTS[:1], Sampling(0), StopConditions(LENGTH))
     assert alone == expected[:1]
     if ("chain" in name or "tree" in name) and name not in (*MODELLESS, *TRANSLATED):
         assert run.stats.mean_acceptance_length > 1.3
@@ -69,12 +69,14 @@ def test_coupled_text_depends_on_the_seed_alone(name, temperature):
     engine = Engine(target, DRAFTERS[name](small), match)
     rows = [Sampling(temperature, seed=100 + i) for i in range(len(PROMPTS))]
     expected = [
-        decode(Engine(target, Root(), match), [p], s, Limits(LENGTH))[0][0]
+        decode(Engine(target, Root(), match), [p], s, StopConditions(LENGTH))[0][0]
         for p, s in zip(PROMPTS, rows, strict=True)
     ]
-    together, run = decode(engine, PROMPTS, rows, Limits(LENGTH))
+    together, run = decode(engine, PROMPTS, rows, StopConditions(LENGTH))
     assert together == expected
-    alone = [decode(engine, [p], s, Limits(LENGTH)) for p, s in zip(PROMPTS, rows, strict=True)]
+    alone = [
+        decode(engine, [p], s, StopConditions(LENGTH)) for p, s in zip(PROMPTS, rows, strict=True)
+    ]
     assert [text[0] for text, _ in alone] == expected
     if "coupled" in name:  # else the test would show nothing
         assert run.stats.mean_acceptance_length > 1.3
@@ -97,7 +99,7 @@ def test_the_target_as_its_own_drafter_is_always_accepted(counts, sampling):
     target, _ = pair()
     depth = len(counts)
     engine = Engine(target, DraftModel(target, counts))
-    _, run = decode(engine, PROMPTS, sampling, Limits(12 * (depth + 1)))
+    _, run = decode(engine, PROMPTS, sampling, StopConditions(12 * (depth + 1)))
     assert run.stats.block_efficiency == depth + 1
     assert all(request.block_efficiency == depth + 1 for request in run.requests)
     assert run.stats.mean_acceptance_length == depth + 1
@@ -114,10 +116,13 @@ def test_greedy_and_sampled_rows_mix(name):
         Sampling(0),
         Sampling(0.9, top_p=0.8, min_p=0.02, seed=3),
     ]
-    mixed, _ = decode(engine, PROMPTS, rows, Limits(32))
+    mixed, _ = decode(engine, PROMPTS, rows, StopConditions(32))
     match = verifiers.get("match")
     for prompt, sampling, text in zip(PROMPTS, rows, mixed, strict=True):
-        assert text == decode(Engine(target, Root(), match), [prompt], sampling, Limits(32))[0][0]
+        assert (
+            text
+            == decode(Engine(target, Root(), match), [prompt], sampling, StopConditions(32))[0][0]
+        )
 
 
 @pytest.mark.parametrize("name", ["chain", "tree", "beam", "paths"])
@@ -125,7 +130,7 @@ def test_greedy_rows_stay_greedy_beside_sampled_ones_under_the_default_rule(name
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
     rows = [Sampling(0), Sampling(1.0, seed=1), Sampling(0), Sampling(0.5, seed=2), Sampling(0)]
-    mixed, run = decode(engine, PROMPTS, rows, Limits(32))
+    mixed, run = decode(engine, PROMPTS, rows, StopConditions(32))
     assert run.rule.exact
     assert run.rule.name != "match"
     expected = plain(PROMPTS, Sampling(0), 32)
@@ -152,10 +157,10 @@ def test_a_row_does_not_depend_on_its_neighbours(name, implementation):
         [Sampling(1.0, top_p=0.8, seed=1), Sampling(0, repetition_penalty=1.3)],
     )
     with ops.use(implementation):
-        alone, _ = decode(engine, [first], how, Limits(12))
+        alone, _ = decode(engine, [first], how, StopConditions(12))
         for rows in neighbours:
             prompts = [first, *others[: len(rows)]]
-            together, _ = decode(engine, prompts, [how, *rows], Limits(12))
+            together, _ = decode(engine, prompts, [how, *rows], StopConditions(12))
             assert together[0] == alone[0]
 
 

@@ -4,16 +4,10 @@ import pytest
 import torch
 from requests_alone import CAPACITY, REQUESTS, SEATS, alone, engine_of, refuses
 
-from outrider import (
-    ConfigurationError,
-    Engine,
-    Limits,
-    NumericalError,
-    Sampling,
-)
-from outrider.engine.ledger import Phase
+from outrider import ConfigurationError, Engine, NumericalError, Sampling, StopConditions
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.request_state import RequestStatus
 from outrider.models.cache import SlotCache
 from outrider.types import Output
 from tiny import DRAFTERS, PROMPTS, pair
@@ -38,11 +32,11 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
     fragile = Fragile(len(PROMPTS[1]) + 12)
     others = Sampling(0, processors=(fragile,)) if shared else Sampling(1.0, seed=3)
     requests = [
-        Request(PROMPTS[0], Sampling(1.0, seed=1), Limits(30)),
-        Request(PROMPTS[1], Sampling(0, processors=(fragile,)), Limits(30)),
-        Request(PROMPTS[3], others, Limits(6)),
+        Request(PROMPTS[0], Sampling(1.0, seed=1), StopConditions(30)),
+        Request(PROMPTS[1], Sampling(0, processors=(fragile,)), StopConditions(30)),
+        Request(PROMPTS[3], others, StopConditions(6)),
     ]
-    run = Run(engine, 3, CAPACITY)
+    run = EngineRun(engine, 3, CAPACITY)
     for request in requests:
         run.submit(request)
     texts, raised = [[], [], []], []
@@ -56,7 +50,7 @@ def test_a_processor_that_raises_fails_its_own_row(name, shared):
     assert raised == [run.errors[1]]
     assert "request 1" in raised[0].__notes__[0]
     assert run.reasons == ["length", "error", "length"]
-    assert run.phases[1] is Phase.FAILED
+    assert run.phases[1] is RequestStatus.FAILED
     assert 0 < len(texts[1]) < 30
     for number in (0, 2):
         request = requests[number]
@@ -86,7 +80,7 @@ class Full:
 def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
     target, small = pair()
     requests = REQUESTS[:2]
-    run = Run(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
+    run = EngineRun(Engine(Full(target), DRAFTERS[name](small)), SEATS, CAPACITY)
     for request in requests:
         run.submit(request)
     run.close()
@@ -100,7 +94,7 @@ def test_a_request_whose_seat_cannot_be_had_is_not_lost(name):
 
 @pytest.mark.parametrize("name", ["root", "chain", "tree"])
 def test_rows_that_cannot_be_moved_stay_where_they_are(name, monkeypatch):
-    run, take, failures = Run(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
+    run, take, failures = EngineRun(engine_of(name), SEATS, CAPACITY), SlotCache.take, []
     numbers = [1, 2, 4]
     for number in numbers:
         run.submit(REQUESTS[number])
@@ -132,7 +126,7 @@ def test_an_observer_that_raises_costs_no_tokens(name):
         if len(calls) == 2:
             raise ZeroDivisionError
 
-    run = Run(engine_of(name), SEATS, CAPACITY, observe=observe)
+    run = EngineRun(engine_of(name), SEATS, CAPACITY, observe=observe)
     for request in REQUESTS[:2]:
         run.submit(request)
     texts = [[], []]
@@ -170,10 +164,10 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
     engine = Engine(Poisoned(target, 31), DRAFTERS[name](small))
     sound = Engine(target, DRAFTERS[name](small))
     ban = {31: -torch.inf}
-    run = Run(engine, 2, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), Limits(30)))
-    run.submit(Request([2, 31], Sampling(0), Limits(30)))
-    run.submit(Request(PROMPTS[1], Sampling(1.0, seed=2, logit_bias=ban), Limits(30)))
+    run = EngineRun(engine, 2, CAPACITY)
+    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), StopConditions(30)))
+    run.submit(Request([2, 31], Sampling(0), StopConditions(30)))
+    run.submit(Request(PROMPTS[1], Sampling(1.0, seed=2, logit_bias=ban), StopConditions(30)))
     texts, failed = [[], [], []], []
     while not run.done:
         for block in run.step():
@@ -193,11 +187,11 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     """The row was ended from outside while its last block was on its way, as on a card."""
     target, small = pair()
     ban = {31: -torch.inf}
-    run = Run(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
+    run = EngineRun(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
     run._lag = 1
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), Limits(30)))
-    run.submit(Request([2] * 12 + [31], Sampling(0), Limits(30)))
-    run.submit(Request([6], Sampling(0, logit_bias=ban), Limits(30)))
+    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), StopConditions(30)))
+    run.submit(Request([2] * 12 + [31], Sampling(0), StopConditions(30)))
+    run.submit(Request([6], Sampling(0, logit_bias=ban), StopConditions(30)))
     texts = [[], [], []]
     assert run.step() == []  # not read yet
     run.end(1)

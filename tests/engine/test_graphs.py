@@ -4,14 +4,14 @@ import pytest
 import torch
 from recorder import HostRead, Recorder
 
-from outrider import Engine, Limits, ops, verifiers
-from outrider.engine import run as running
+from outrider import Engine, StopConditions, ops, verifiers
+from outrider.engine import engine_run as running
 from outrider.engine import step
-from outrider.engine.blocks import Pending
-from outrider.engine.graphs import CudaCapture, Graphed, verbs
-from outrider.engine.planner import Report
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.graphs import CudaCapture, Graphed, spec_decode_step
+from outrider.engine.outputs import InFlightOutput
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.speculation_policy import PlanReport
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.batch_invariance import UNIT
@@ -19,7 +19,7 @@ from outrider.types import LENGTH, RUNNING
 from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, begun, decode, pair
 
 SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
-ENDS = [Limits(10), Limits(24), Limits(17)]
+ENDS = [StopConditions(10), StopConditions(24), StopConditions(17)]
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_greedy_and_mixed_rows(name, temperatures):
 def test_a_wider_cache_is_captured_anew(name):
     prompt = list(range(1, 32)) * 3  # 93 tokens: 128 slots are seen, then 256
     eager, graphed = engines(name, context=512)
-    want, _ = decode(eager, [prompt], SEEDED[0], Limits(60))
-    got, _ = decode(graphed, [prompt], SEEDED[0], Limits(60))
+    want, _ = decode(eager, [prompt], SEEDED[0], StopConditions(60))
+    got, _ = decode(graphed, [prompt], SEEDED[0], StopConditions(60))
     assert got == want
     assert graphed.capture.records == graphed.capture.warmed == 2
 
@@ -85,7 +85,7 @@ def test_a_step_is_captured_for_every_bound_of_its_width(monkeypatch):
         return propose(drafter, batch, shape)
 
     monkeypatch.setattr(step, "propose", noted)
-    decode(graphed, PROMPTS[:2], SEEDED[:2], Limits(30))
+    decode(graphed, PROMPTS[:2], SEEDED[:2], StopConditions(30))
     assert set(bounds) == {0}
 
 
@@ -96,19 +96,19 @@ def sent(block, *more):
         for name, value in block._asdict().items()
         if isinstance(value, torch.Tensor)
     }
-    return Pending(block._replace(**tensors), *more)
+    return InFlightOutput(block._replace(**tensors), *more)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_requests_that_come_while_others_run(lag, monkeypatch):
-    monkeypatch.setattr(running, "Pending", sent)
+    monkeypatch.setattr(running, "InFlightOutput", sent)
     requests = [
         Request(tuple(prompt), how, end)
         for prompt, how, end in zip(PROMPTS * 2, SEEDED * 3, ENDS * 3, strict=False)
     ]
 
     def texts(made):
-        run = Run(made, seats=2, capacity=64)
+        run = EngineRun(made, seats=2, capacity=64)
         run._lag = lag  # 1 is what a device has: the host reads while the next step runs
         run.submit_all(requests[:3])
         found = [[] for _ in requests[:6]]
@@ -139,7 +139,7 @@ class Alternating:
         return state
 
     def report(self, state):
-        return Report()
+        return PlanReport()
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -175,7 +175,10 @@ def test_rows_may_have_ended_whenever_a_step_is_replayed():
     drafter, rule = DRAFTERS["chain"](target), verifiers.get("match")  # all of it is accepted
     batch = begun(target, drafter, PROMPTS[:2], [Sampling(0)] * 2)
     graphed = Graphed(
-        Recorder(), lambda *each: verbs(target, drafter, rule, *each), drafter.shapes, target
+        Recorder(),
+        lambda *each: spec_decode_step(target, drafter, rule, *each),
+        drafter.shapes,
+        target,
     )
     batch = graphed(batch, drafter.shapes[0]).batch._replace(ended=False)
     batch = graphed(batch, drafter.shapes[0]).batch

@@ -5,8 +5,8 @@ import torch
 
 import outrider
 from outrider import Sampling, Stop
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
 from outrider.models import batch_invariance, linear
 from outrider.models.cpu_kernels import build
 from outrider.models.prefix_cache import PrefixCache
@@ -36,12 +36,12 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
     text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
     prompts = [text[:cut] + text[300:340] for cut in (61, 140, 203)] + [text[:61] + text[400:420]]
     requests = [
-        Request(ids, Sampling(0.8, seed=seed), outrider.Limits(16))
+        Request(ids, Sampling(0.8, seed=seed), outrider.StopConditions(16))
         for seed, ids in enumerate(prompts)
     ]
 
     def written(prefixes):
-        run = Run(pair.engine, 2, 400, prefixes=prefixes)
+        run = EngineRun(pair.engine, 2, 400, prefixes=prefixes)
         run.submit_all(requests)
         texts = [[] for _ in prompts]
         while not run.done:

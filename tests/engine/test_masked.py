@@ -37,7 +37,7 @@ def test_a_forbidden_draft_token_is_no_fault(temperature):
     for drafter in drafters(draft):
         engine = outrider.Engine(target, drafter)
         how = outrider.Sampling(temperature, seed=3, processors=(only_even,))
-        run = engine.run([prompt], how, outrider.Limits(24))
+        run = engine.run([prompt], how, outrider.StopConditions(24))
         ids = [token for block in run for token in block.token_ids]
         assert len(ids) == 24
         assert all(token % 2 == 0 for token in ids)
@@ -54,7 +54,7 @@ def test_every_rule_survives_rows_without_mass(name, ops):
     engine = outrider.Engine(target, DraftModel(draft, (1, 1, 1)), verifiers.get(name))
     how = outrider.Sampling(1.0, seed=5, processors=(forbid,))
     with use(ops):
-        run = engine.run([[2, 4, 6]], how, outrider.Limits(24))
+        run = engine.run([[2, 4, 6]], how, outrider.StopConditions(24))
         assert all(t % 2 == 0 for block in run for t in block.token_ids)
 
 
@@ -64,7 +64,7 @@ def test_processors_see_no_place_that_the_filters_left_empty(name, ops):
     """With top-k 1 a tree is a chain with empty places; the text is the greedy one."""
     target, draft = pair()
     plain = outrider.Sampling(0, processors=(only_even,))
-    ends = outrider.Limits(10)
+    ends = outrider.StopConditions(10)
     want, _ = decode(outrider.Engine(target, outrider.Root()), [[2, 4, 6]], plain, ends)
     engine = outrider.Engine(target, DRAFTERS[name](draft))
     how = outrider.Sampling(1.0, top_k=1, seed=1, processors=(only_even,))
@@ -92,7 +92,7 @@ def test_nothing_need_be_possible_behind_the_end(name, ops):
     prompt = [3, 1, 4, 1, 5]
     whole = (Until(len(prompt) + 7),)
     plain = outrider.Engine(target, outrider.Root())
-    want, _ = decode(plain, [prompt], outrider.Sampling(0), outrider.Limits(7))
+    want, _ = decode(plain, [prompt], outrider.Sampling(0), outrider.StopConditions(7))
     engine = outrider.Engine(target, DRAFTERS[name](draft))
     rows = [
         outrider.Sampling(0, processors=whole),
@@ -100,10 +100,12 @@ def test_nothing_need_be_possible_behind_the_end(name, ops):
         outrider.Sampling(0, no_repeat_ngram_size=1),  # 28 tokens are left
     ]
     with use(ops):
-        texts, _ = decode(engine, [prompt] * 3, rows, [outrider.Limits(n) for n in (7, 7, 28)])
+        texts, _ = decode(
+            engine, [prompt] * 3, rows, [outrider.StopConditions(n) for n in (7, 7, 28)]
+        )
         assert [len(text) for text in texts] == [7, 7, 28]
         assert texts[0] == want[0]
-        ended, run = decode(engine, [prompt], rows[:1], outrider.Limits(9, (want[0][6],)))
+        ended, run = decode(engine, [prompt], rows[:1], outrider.StopConditions(9, (want[0][6],)))
         assert ended[0] == want[0][: want[0].index(want[0][6]) + 1]
         assert run.reasons == ["stop"]
 
@@ -119,12 +121,12 @@ def test_what_is_impossible_behind_the_end_does_not_change_the_law(name, ops):
     plain = outrider.Engine(target, outrider.Root()).run(
         [[3, 1, 4, 1, 5, 9]],
         outrider.Sampling(1.0, seed=0),
-        outrider.Limits(1),
+        outrider.StopConditions(1),
         observe=lambda draft, scores, *rest: laws.append(probs(scores.laws)[0, 0]),
     )
     list(plain)
     with use(ops):
-        texts, _ = decode(engine, [[3, 1, 4, 1, 5, 9]] * many, rows, outrider.Limits(1))
+        texts, _ = decode(engine, [[3, 1, 4, 1, 5, 9]] * many, rows, outrider.StopConditions(1))
     found = torch.bincount(torch.tensor(texts)[:, 0], minlength=len(laws[0]))
     expected = laws[0] * many
     common = expected > 3
@@ -164,7 +166,7 @@ def test_no_possible_token_at_all_is_a_fault():
         with pytest.raises(
             outrider.NumericalError, match=r"^bans, rules or processors .* left no token.* loosen"
         ):
-            list(engine.run([[2, 4]], one, outrider.Limits(4)))
+            list(engine.run([[2, 4]], one, outrider.StopConditions(4)))
 
 
 def test_rows_that_share_processors_are_asked_together():
@@ -180,7 +182,7 @@ def test_rows_that_share_processors_are_asked_together():
         calls.clear()
         how = [outrider.Sampling(0, seed=row, processors=(counted,)) for row in range(rows)]
         engine = outrider.Engine(target, DraftModel(draft, (1, 1)))
-        decode(engine, [[2, 4, 6]] * rows, how, outrider.Limits(6))
+        decode(engine, [[2, 4, 6]] * rows, how, outrider.StopConditions(6))
         return len(calls)
 
     assert count(6) <= count(1) + 2

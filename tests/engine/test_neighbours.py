@@ -3,19 +3,19 @@
 import pytest
 
 from letters import translated
-from outrider import DraftModel, Engine, Limits, Run, Sampling
+from outrider import DraftModel, Engine, EngineRun, Sampling, StopConditions
 from outrider.costs import Costs
 from outrider.drafters import Either, Recall, Suffix, recall
 from outrider.drafters.either import Sides
-from outrider.engine.planner import Adaptive, Fixed
 from outrider.engine.request import Request
-from outrider.types import Shape
+from outrider.engine.speculation_policy import Adaptive, FixedLength
+from outrider.types import DraftShape
 from outrider.verifiers import kernels
 from tiny import decode, pair
 
 TARGET, SMALL = pair(0.4)
 COSTS = Costs.of({1: 6.0, 2: 6.4, 5: 7.6, 13: 12.0}).alone()
-LIMITS = Limits(150)
+LIMITS = StopConditions(150)
 
 
 def either(model=SMALL):
@@ -24,7 +24,7 @@ def either(model=SMALL):
 
 def first(requests, drafter, rule, planner):
     """What the first of them writes."""
-    run = Run(Engine(TARGET, drafter, rule, planner(), COSTS), 3, 400)
+    run = EngineRun(Engine(TARGET, drafter, rule, planner(), COSTS), 3, 400)
     run.submit_all(requests)
     run.close()
     return [token for block in run if block.row == 0 for token in block.token_ids]
@@ -44,7 +44,10 @@ def differ(drafter, rule, planner, seeds=3):
 
 @pytest.mark.parametrize(
     "planner",
-    [pytest.param(Adaptive, id="planned"), pytest.param(Fixed, id="fixed", marks=pytest.mark.slow)],
+    [
+        pytest.param(Adaptive, id="planned"),
+        pytest.param(FixedLength, id="fixed", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     ("drafter", "rule"),
@@ -63,7 +66,7 @@ def test_a_row_writes_what_it_writes_alone(drafter, rule, planner):
 
 def test_it_would_not_with_trees_as_wide_as_the_batch_needs(monkeypatch):
     monkeypatch.setattr(kernels, "alike", lambda draft, most: draft)
-    assert differ(Recall(8), "traversal", Fixed)
+    assert differ(Recall(8), "traversal", FixedLength)
 
 
 def test_it_would_not_with_the_widest_rows_number_of_nodes(monkeypatch):
@@ -74,7 +77,7 @@ def test_it_would_not_with_the_widest_rows_number_of_nodes(monkeypatch):
     assert differ(Recall(12), "traversal", Adaptive)
 
 
-def blind(shape: Shape) -> Shape:
+def blind(shape: DraftShape) -> DraftShape:
     return shape._replace(sizes=None)
 
 
@@ -89,5 +92,5 @@ def test_a_draft_model_reads_what_was_copied_beside_its_drafts(monkeypatch, temp
     monkeypatch.setattr(Sides, "copies", copies)
     settings = [Sampling(temperature, seed=5), Sampling(1.5, seed=6)]
     drafter = either(translated(SMALL))
-    texts = decode(Engine(TARGET, drafter), [[1, 2, 3], [2, 7]], settings, Limits(100))[0]
+    texts = decode(Engine(TARGET, drafter), [[1, 2, 3], [2, 7]], settings, StopConditions(100))[0]
     assert [len(text) for text in texts] == [100, 100]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider import Engine, Limits, Root, verifiers
-from outrider.engine.graphs import verbs
+from outrider import Engine, Root, StopConditions, verifiers
+from outrider.engine.graphs import spec_decode_step
 from outrider.laws.sampling import Sampling
 from outrider.models import adapt
 from tiny import DRAFTERS, PROMPTS, begun, decode, llama, perturbed
@@ -26,8 +26,8 @@ def models():
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_texts_are_those_of_plain_decoding(name):
     target, small = models()
-    plain, _ = decode(Engine(target, Root()), PROMPTS, GREEDY, Limits(24))
-    texts, _ = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, GREEDY, Limits(24))
+    plain, _ = decode(Engine(target, Root()), PROMPTS, GREEDY, StopConditions(24))
+    texts, _ = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, GREEDY, StopConditions(24))
     assert texts == plain
 
 
@@ -37,8 +37,8 @@ def test_graphs_change_no_text(name, settings):
     target, small = models()
     eager = Engine(target, DRAFTERS[name](small))
     graphed = Engine(target, DRAFTERS[name](small), graphs=True)
-    want, _ = decode(eager, PROMPTS, settings, Limits(40))
-    got, run = decode(graphed, PROMPTS, settings, Limits(40))
+    want, _ = decode(eager, PROMPTS, settings, StopConditions(40))
+    got, run = decode(graphed, PROMPTS, settings, StopConditions(40))
     assert got == want
     assert run.stats.graph_ms > 0
 
@@ -47,8 +47,8 @@ def test_a_wider_cache_is_captured_anew():
     target, small = models()
     prompt = list(range(1, 32)) * 3
     drafter = DRAFTERS["chain"](small)
-    want, _ = decode(Engine(target, drafter), [prompt], SEEDED[0], Limits(80))
-    got, _ = decode(Engine(target, drafter, graphs=True), [prompt], SEEDED[0], Limits(80))
+    want, _ = decode(Engine(target, drafter), [prompt], SEEDED[0], StopConditions(80))
+    got, _ = decode(Engine(target, drafter, graphs=True), [prompt], SEEDED[0], StopConditions(80))
     assert got == want
 
 
@@ -58,9 +58,11 @@ def test_steps_read_no_value_on_the_host():
     drafter = DRAFTERS["tree"](small)
     rule = verifiers.default(drafter.kinds, False)
     batch = begun(target, drafter, PROMPTS[:3], SEEDED[:3])
-    batch = verbs(target, drafter, rule, batch, drafter.shapes[0]).batch  # kernels are compiled
+    batch = spec_decode_step(
+        target, drafter, rule, batch, drafter.shapes[0]
+    ).batch  # kernels are compiled
     torch.cuda.set_sync_debug_mode("error")
     try:
-        verbs(target, drafter, rule, batch, drafter.shapes[0])
+        spec_decode_step(target, drafter, rule, batch, drafter.shapes[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")

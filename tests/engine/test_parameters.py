@@ -22,7 +22,7 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import Sampling
@@ -195,13 +195,13 @@ class Marked(LogitsProcessor):
 def test_a_processor_that_cannot_be_replayed_is_refused_by_name(kind):
     target = adapt(build(FAMILIES["Llama"]()))
     with pytest.raises(ConfigurationError, match=f"{kind.__name__} cannot be replayed"):
-        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(kind(),)), Limits(4))
+        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(kind(),)), StopConditions(4))
 
 
 def test_the_test_for_silence_is_refused_with_what_to_do():
     target, silence = adapt(build(FAMILIES["Llama"]())), WhisperNoSpeechDetection(3, 1)
     with pytest.raises(ConfigurationError, match=r"cannot be replayed .*no_speech_threshold=None"):
-        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(silence,)), Limits(4))
+        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(silence,)), StopConditions(4))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_settings_out_of_range_are_refused(field, value):
 def test_a_bias_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigurationError, match="token 97, outside the vocabulary of 97"):
         Engine(adapt(build(FAMILIES["Llama"]())), Root()).run(
-            [[5]], Sampling(0, logit_bias={97: 1.0}), Limits(4)
+            [[5]], Sampling(0, logit_bias={97: 1.0}), StopConditions(4)
         )
 
 
@@ -279,7 +279,9 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
     texts = []
     for drafter in drafters:
         out = [[] for _ in every]
-        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, Limits(24, (2,)))
+        run = Engine(target, drafter, verifiers.get("match")).run(
+            prompts, how, StopConditions(24, (2,))
+        )
         for block in run:
             out[block.row] += block.token_ids
         texts.append(out)
@@ -314,7 +316,9 @@ def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
 
     def text(drafter):
         out = [[], [], [], []]
-        run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, Limits(20, (2,)))
+        run = Engine(target, drafter, verifiers.get("match")).run(
+            prompts, how, StopConditions(20, (2,))
+        )
         for block in run:
             out[block.row] += block.token_ids
         return out, run.stats
@@ -362,7 +366,7 @@ def test_the_law_with_penalties_is_exact(drafted):
     for batch in range(count // 500):
         settings = [Sampling(**{**vars(how), "seed": 500 * batch + row}) for row in range(500)]
         out = [[] for _ in range(500)]
-        for block in engine.run([prompt] * 500, settings, Limits(3)):
+        for block in engine.run([prompt] * 500, settings, StopConditions(3)):
             out[block.row] += block.token_ids
         for text in out:
             seen[tuple(text)] += 1
@@ -390,7 +394,7 @@ def test_transformers_processors_and_prefix_functions_work_per_row():
         LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.1)]),
     )
     run = Engine(target, DraftModel(target, (2, 1))).run(
-        [[5], [6, 7]], Sampling(1, seed=0, processors=both), Limits(9)
+        [[5], [6, 7]], Sampling(1, seed=0, processors=both), StopConditions(9)
     )
     for block in run:
         assert {token % 10 for token in block.token_ids} == {block.row}

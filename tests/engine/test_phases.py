@@ -4,77 +4,83 @@ import pytest
 import torch
 from requests_alone import CAPACITY, LONG, engine_of, refuses
 
-from outrider import CapacityError, ConfigurationError, Limits, PromptError, Sampling
-from outrider.engine import seating
-from outrider.engine.ledger import NEXT, Phase
+from outrider import (
+    CapacityError,
+    ConfigurationError,
+    PromptError,
+    Sampling,
+    StopConditions,
+)
+from outrider.engine import scheduler
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.request_state import NEXT, RequestStatus
 from outrider.types import Inputs
 from tiny import PROMPTS, VOCAB
 
 
 def test_requests_wait_for_a_seat_in_order():
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request([n + 1], Sampling(0), Limits(6))) for n in range(6)]
-    assert run.phases == [Phase.WAITING] * 6
+    run = EngineRun(engine_of("chain"), 2, CAPACITY)
+    numbers = [run.submit(Request([n + 1], Sampling(0), StopConditions(6))) for n in range(6)]
+    assert run.phases == [RequestStatus.WAITING] * 6
     run.step()
-    assert run.phases == [Phase.RUNNING] * 2 + [Phase.WAITING] * 4
+    assert run.phases == [RequestStatus.RUNNING] * 2 + [RequestStatus.WAITING] * 4
     order = []
     for block in run:
         if block.row not in order:
             order.append(block.row)
     assert order == numbers
-    assert run.phases == [Phase.ENDED] * 6
+    assert run.phases == [RequestStatus.ENDED] * 6
     assert list(run) == []
-    assert run.submit(Request([9], Sampling(0), Limits(2))) == 6  # an idle run takes more
+    assert run.submit(Request([9], Sampling(0), StopConditions(2))) == 6  # an idle run takes more
     assert sum(len(block.token_ids) for block in run) == 2
 
 
 def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
-    monkeypatch.setattr(seating, "CHUNK", 16)
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    first = run.submit(Request(PROMPTS[0], Sampling(0), Limits(30)))
+    monkeypatch.setattr(scheduler, "CHUNK", 16)
+    run = EngineRun(engine_of("chain"), 2, CAPACITY)
+    first = run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(30)))
     run.step()
-    reading = run.submit(Request(LONG, Sampling(0), Limits(5)))
-    waiting = run.submit(Request([5], Sampling(0), Limits(5)))
-    gone = run.submit(Request([6], Sampling(0), Limits(5)))
+    reading = run.submit(Request(LONG, Sampling(0), StopConditions(5)))
+    waiting = run.submit(Request([5], Sampling(0), StopConditions(5)))
+    gone = run.submit(Request([6], Sampling(0), StopConditions(5)))
     run.end(gone)
     run.step()
-    assert run.phases[reading] is Phase.PREFILLING
+    assert run.phases[reading] is RequestStatus.PREFILLING
     run.end(reading)
     assert [block.row for block in run.step()] == [first]
     run.step()
-    assert run.phases[waiting] is Phase.RUNNING
+    assert run.phases[waiting] is RequestStatus.RUNNING
     run.end(first, "stop")
     texts = list(run)
     assert {block.row for block in texts} == {waiting}
     assert run.reasons == ["stop", "cancelled", "length", "cancelled"]
-    cancelled = Phase.CANCELLED
-    assert run.phases == [Phase.ENDED, cancelled, Phase.ENDED, cancelled]
+    cancelled = RequestStatus.CANCELLED
+    assert run.phases == [RequestStatus.ENDED, cancelled, RequestStatus.ENDED, cancelled]
     assert run.requests[reading].new_tokens == 0
 
 
 def test_only_what_may_follow_follows():
-    assert set(NEXT) == set(Phase)
-    assert not NEXT[Phase.FAILED]
-    assert not NEXT[Phase.CANCELLED]
-    entry = Run(engine_of("root"), 1, CAPACITY)
-    entry.submit(Request([1], Sampling(0), Limits(1)))
+    assert set(NEXT) == set(RequestStatus)
+    assert not NEXT[RequestStatus.FAILED]
+    assert not NEXT[RequestStatus.CANCELLED]
+    entry = EngineRun(engine_of("root"), 1, CAPACITY)
+    entry.submit(Request([1], Sampling(0), StopConditions(1)))
     with pytest.raises(AssertionError, match="WAITING -> FAILED"):
-        entry._ledger.entries[0].move(Phase.FAILED, "error")
+        entry._ledger.entries[0].move(RequestStatus.FAILED, "error")
 
 
 def test_what_a_run_refuses():
     engine = engine_of("chain")
-    run = Run(engine, 1, 64)
-    good = Request(PROMPTS[0], Sampling(0), Limits(8))
+    run = EngineRun(engine, 1, 64)
+    good = Request(PROMPTS[0], Sampling(0), StopConditions(8))
     with refuses(CapacityError, "prompt 0", "6 tokens", "budget 60", "capacity=64"):
-        run.submit(Request(PROMPTS[0], Sampling(0), Limits(60)))
+        run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(60)))
     for prompt, part in (([], "no tokens"), ([VOCAB], "vocabulary"), ([1] * 256, "context")):
         with refuses(PromptError, "prompt 0", part):
-            run.submit(Request(prompt, Sampling(0), Limits(8)))
+            run.submit(Request(prompt, Sampling(0), StopConditions(8)))
     with refuses(ConfigurationError, "logit_bias names token 99"):
-        run.submit(Request([1], Sampling(0, logit_bias={99: 1.0}), Limits(8)))
+        run.submit(Request([1], Sampling(0, logit_bias={99: 1.0}), StopConditions(8)))
     with refuses(PromptError, "token ids"):
         Request("text")
     with refuses(ConfigurationError, "sampling must be a Sampling"):
@@ -93,12 +99,12 @@ def test_what_a_run_refuses():
     with refuses(ConfigurationError, "this run is closed", "another run"):
         run.submit(good)
     with refuses(ConfigurationError, "seats", "at least 1"):
-        Run(engine, 0)
+        EngineRun(engine, 0)
 
 
 def test_what_is_kept_is_what_counts():
-    run = Run(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request(p, Sampling(0), Limits(30))) for p in PROMPTS[:2]]
+    run = EngineRun(engine_of("chain"), 2, CAPACITY)
+    numbers = [run.submit(Request(p, Sampling(0), StopConditions(30))) for p in PROMPTS[:2]]
     told = sum(len(block.token_ids) for block in run.step() if block.row == numbers[0])
     run.end(numbers[0], "stop", keep=told - 1)
     list(run)
@@ -108,7 +114,7 @@ def test_what_is_kept_is_what_counts():
 
 
 def test_inputs_for_a_model_of_text_alone_are_refused():
-    run = Run(engine_of("root"), 1, CAPACITY)
+    run = EngineRun(engine_of("root"), 1, CAPACITY)
     inputs = Inputs(torch.tensor([[1, 2]]), None, torch.ones(1, 2, dtype=torch.bool))
     with refuses(ConfigurationError, "reads text alone", "request 0 with inputs", "leave out"):
-        run.submit(Request([1], Sampling(0), Limits(4), inputs))
+        run.submit(Request([1], Sampling(0), StopConditions(4), inputs))

@@ -7,7 +7,7 @@ import pytest
 import outrider
 from outrider import Sampling, Stop
 from outrider.costs import Costs
-from outrider.engine.planner import measure
+from outrider.engine.speculation_policy import measure
 from outrider.shipped import shipped
 
 STOP = Stop(48)

@@ -7,10 +7,10 @@ import pytest
 from outrider import (
     DraftModel,
     Engine,
-    Limits,
     PromptLookup,
     Root,
     Sampling,
+    StopConditions,
     drafters,
     testing,
     verifiers,
@@ -18,39 +18,40 @@ from outrider import (
 from outrider.costs import Costs
 from outrider.drafters import Recall, Suffix
 from outrider.drafters.recipes import DraftOptions
-from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import (
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import Request
+from outrider.engine.speculation_policy import (
     PLANNERS,
     Adaptive,
-    Finished,
-    Fixed,
-    Report,
-    Row,
-    View,
+    BatchView,
+    FixedLength,
+    PlannedRow,
+    PlanReport,
+    StepReport,
     chosen,
     measure,
     named,
 )
-from outrider.engine.request import Request
-from outrider.engine.run import Run
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.testing import text_law
-from outrider.types import PLAIN, Shape
+from outrider.types import PLAIN, DraftShape
 from tiny import DRAFTERS, PROMPTS, Mislabelled, decode, llama, pair
 
 COSTS = Costs.of({1: 6.0, 2: 8.0, 5: 14.6})
 MEASURED = measure.measured  # tests are given made-up costs: see conftest.py
-CHAIN = [*(Shape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)), PLAIN]
+CHAIN = [*(DraftShape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)), PLAIN]
 
 
 def block(row, accepted, drafted):
-    return HostBlock(row, [5] * (accepted + 1), accepted, None, drafted)
+    return StepOutput(row, [5] * (accepted + 1), accepted, None, drafted)
 
 
 def rows_of(count, seeds=(None,), budget=None):
-    limits = Limits(budget)
+    limits = StopConditions(budget)
     return [
-        Row(n, Request([1], Sampling(seed=seeds[n % len(seeds)]), limits), 1) for n in range(count)
+        PlannedRow(n, Request([1], Sampling(seed=seeds[n % len(seeds)]), limits), 1)
+        for n in range(count)
     ]
 
 
@@ -63,13 +64,13 @@ def step(state, view, kept):
         for row, each, depth in zip(view.rows, kept, most, strict=True)
     ]
     took = state.costs.milliseconds(shape.max_nodes, len(view.rows), 1)
-    Adaptive().learn(state, Finished(blocks, shape.max_nodes, shape.max_depth, took))
+    Adaptive().learn(state, StepReport(blocks, shape.max_nodes, shape.max_depth, took))
     return most
 
 
 def played(acceptance, steps, costs=COSTS):
     """The depths of a row whose drafts are kept to at most `acceptance` levels in each step."""
-    state, view = Adaptive().open(CHAIN, costs), View(rows_of(1))
+    state, view = Adaptive().open(CHAIN, costs), BatchView(rows_of(1))
     return [step(state, view, [acceptance])[0] for _ in range(steps)]
 
 
@@ -82,7 +83,7 @@ def test_good_drafts_become_deep_and_bad_ones_are_switched_off():
 
 
 def test_drafts_that_become_good_are_taken_up_again():
-    state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(1))
+    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(1))
     for _ in range(60):
         step(state, view, [0])
     assert Adaptive().plan(state, view) == PLAIN
@@ -98,9 +99,10 @@ def test_a_draft_that_costs_as_much_as_it_saves_is_not_used():
 def test_a_draft_reaches_no_further_than_the_budget():
     state = Adaptive().open(CHAIN, COSTS)
     for _ in range(20):
-        step(state, View(rows_of(1, budget=100)), [4])
+        step(state, BatchView(rows_of(1, budget=100)), [4])
     depths = [
-        Adaptive().plan(state, View(rows_of(1, budget=left))).max_depth for left in (1, 2, 3, 9)
+        Adaptive().plan(state, BatchView(rows_of(1, budget=left))).max_depth
+        for left in (1, 2, 3, 9)
     ]
     assert depths == [0, 1, 2, 4]
 
@@ -108,7 +110,7 @@ def test_a_draft_reaches_no_further_than_the_budget():
 def test_what_a_drafter_foresees_is_what_counts():
     state = Adaptive().open(CHAIN, COSTS)
     seen = [
-        Adaptive().plan(state, View([row._replace(foresee=partial(list, gains))])).max_depth
+        Adaptive().plan(state, BatchView([row._replace(foresee=partial(list, gains))])).max_depth
         for row in rows_of(1)
         for gains in ((0.0,), (0.0, 0.9), (0.0, 0.9, 1.8, 2.6, 3.3), (0.0, 0.05, 0.1, 0.1, 0.1))
     ]
@@ -117,7 +119,7 @@ def test_what_a_drafter_foresees_is_what_counts():
 
 
 def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
-    state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(4), seats=4)
+    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(4), seats=4)
     for _ in range(200):
         depths = step(state, view, [4, 0, 0, 0])
     assert len(set(depths)) == 1
@@ -127,14 +129,14 @@ def test_rows_of_a_batch_are_planned_together_where_no_text_depends_on_it():
 def test_rows_for_which_nothing_is_found_do_not_pay_for_one_that_copies(others):
     """All drafts are right; a step takes longer as soon as one row has one."""
     costs = Costs.of({1: 6.0, 2: 7.5, 5: 12.0})
-    state, view = Adaptive().open(CHAIN, costs), View(rows_of(4), seats=4)
+    state, view = Adaptive().open(CHAIN, costs), BatchView(rows_of(4), seats=4)
     asked = 0
     for _ in range(100):
         shape = Adaptive().plan(state, view)
         there = [min(shape.max_depth, most) for most in (4, others, others, others)]
         blocks = [block(row, depth, depth) for row, depth in enumerate(there)]
         took = state.costs.milliseconds(max(there) + 1, 4, 1)
-        Adaptive().learn(state, Finished(blocks, max(there) + 1, shape.max_depth, took))
+        Adaptive().learn(state, StepReport(blocks, max(there) + 1, shape.max_depth, took))
         asked += shape.max_depth > 0
     assert asked == 100 if others else 0 < asked < 10
 
@@ -151,9 +153,9 @@ def alone_and_beside(planner_view, kept):
 @pytest.mark.parametrize("kept", [[4, 0, 0], [0, 4, 4], [2, 0, 4]])
 def test_a_row_whose_text_depends_on_the_plan_is_planned_by_itself(kept):
     """Neighbours may share its seed: their verdicts tell its noise."""
-    alone, beside = alone_and_beside(View(rows_of(3, (7,)), seats=3, free=False), kept)
+    alone, beside = alone_and_beside(BatchView(rows_of(3, (7,)), seats=3, free=False), kept)
     assert alone == beside
-    together = alone_and_beside(View(rows_of(3, (7,)), seats=3, free=True), kept)
+    together = alone_and_beside(BatchView(rows_of(3, (7,)), seats=3, free=True), kept)
     assert together[0] != together[1]  # what the comparison would show
 
 
@@ -161,7 +163,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
     """Steps with drafts take twice what the table says; plain ones as long as it says."""
     depths = {}
     for free in (True, False):
-        state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(1), free=free)
+        state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(1), free=free)
         depths[free] = 0
         for number in range(200):
             shape = Adaptive().plan(state, view)
@@ -169,23 +171,23 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
             took = COSTS.milliseconds(shape.max_nodes) * (1 if number % 2 else 3.5)
             nodes = 1 if number % 2 else shape.max_nodes
             blocks = [block(0, min(3, shape.max_depth), shape.max_depth)]
-            Adaptive().learn(state, Finished(blocks, nodes, shape.max_depth, took))
+            Adaptive().learn(state, StepReport(blocks, nodes, shape.max_depth, took))
     assert 0 < depths[True] < 0.6 * depths[False]
 
 
 def test_rows_that_are_ended_from_outside_are_forgotten():
-    run = Run(Engine(pair(0.4)[0], Suffix(8), None, Adaptive(), COSTS), 2, 128)
+    run = EngineRun(Engine(pair(0.4)[0], Suffix(8), None, Adaptive(), COSTS), 2, 128)
     for _ in range(40):
-        number = run.submit(Request([1, 2, 3, 1, 2], Sampling(0), Limits(50)))
+        number = run.submit(Request([1, 2, 3, 1, 2], Sampling(0), StopConditions(50)))
         run.step()
         run.step()
         run.end(number, "stop")
-        run.forget(number)
+        run.release(number)
     assert len(run._plan.rows) <= 4
 
 
 def test_why_nothing_is_drafted_is_told():
-    state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(1))
+    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(1))
     for _ in range(400):
         step(state, view, [0])
     predicted, why = Adaptive().report(state)
@@ -203,10 +205,10 @@ def test_why_nothing_is_drafted_is_told():
     ],
 )
 def test_why_is_left_out_where_it_would_be_none(costs, steps, says):
-    state, view = Adaptive().open(CHAIN[3:], Costs.of(costs)), View(rows_of(1))
+    state, view = Adaptive().open(CHAIN[3:], Costs.of(costs)), BatchView(rows_of(1))
     for _ in range(steps):
         Adaptive().plan(state, view)
-        Adaptive().learn(state, Finished([block(0, 0, 0)], 1, 0, 6.0))
+        Adaptive().learn(state, StepReport([block(0, 0, 0)], 1, 0, 6.0))
     assert bool(Adaptive().report(state).why_plain) == says
 
 
@@ -224,14 +226,14 @@ class Turns:
         return state[0], state[1] + 1
 
     def report(self, state):
-        return Report()
+        return PlanReport()
 
 
 def kept_and_drafted(name):
     target, _ = pair()
     engine = Engine(target, DRAFTERS[name](target), "match", Turns())
-    texts, run = decode(engine, PROMPTS[:3], Sampling(0), Limits(31))
-    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), Limits(31))
+    texts, run = decode(engine, PROMPTS[:3], Sampling(0), StopConditions(31))
+    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(31))
     assert texts == expected
     return run.stats.accepted_per_position
 
@@ -259,8 +261,8 @@ def test_greedy_and_coupled_texts_are_plain_decodings(name):
         if rule and not verifiers.judges(verifiers.get(rule), drafter.kinds, False):
             continue
         engine = Engine(target, drafter, rule, Adaptive(), COSTS)
-        texts, _ = decode(engine, PROMPTS, how, Limits(24))
-        assert texts == decode(Engine(target, Root(), "match"), PROMPTS, how, Limits(24))[0]
+        texts, _ = decode(engine, PROMPTS, how, StopConditions(24))
+        assert texts == decode(Engine(target, Root(), "match"), PROMPTS, how, StopConditions(24))[0]
 
 
 def chance(drafter, target):
@@ -278,9 +280,9 @@ def test_the_law_is_the_targets_and_a_mistake_in_it_is_caught():
 
 def first_text(engine, others):
     """What the first of some requests of one seed writes, and in steps of which sizes."""
-    run = Run(engine, 3, 256)
+    run = EngineRun(engine, 3, 256)
     for prompt in PROMPTS[: 1 + others]:
-        run.submit(Request(prompt, Sampling(1.0, seed=7), Limits(60)))
+        run.submit(Request(prompt, Sampling(1.0, seed=7), StopConditions(60)))
     run.close()
     return [block.token_ids for block in run if block.row == 0]
 
@@ -292,7 +294,7 @@ def test_a_text_that_depends_on_the_plan_does_not_depend_on_its_neighbours(monke
     alone = first_text(engine, 0)
     assert len({len(ids) for ids in alone}) > 2
     assert first_text(engine, 2) == first_text(engine, 1) == alone
-    monkeypatch.setattr("outrider.engine.run.verifiers.shares_noise", lambda rule: True)
+    monkeypatch.setattr("outrider.engine.engine_run.verifiers.shares_noise", lambda rule: True)
     assert first_text(engine, 2) != first_text(engine, 0)  # planned together it would
 
 
@@ -300,7 +302,7 @@ def test_by_name_and_what_is_refused():
     target, small = pair()
     drafter = DraftModel(small, (1,))
     assert isinstance(Engine(target, drafter, planner="adaptive").planner, Adaptive)
-    assert isinstance(Engine(target, Root(), planner="adaptive").planner, Fixed)
+    assert isinstance(Engine(target, Root(), planner="adaptive").planner, FixedLength)
     with pytest.raises(UnknownName, match="adaptive"):
         named("clever")
     assert set(PLANNERS) == {"fixed", "adaptive"}
@@ -321,7 +323,7 @@ def test_who_gives_no_size_gets_the_planner(options, planner, depth):
     assert isinstance(made, PLANNERS[planner])
     assert deep.num_speculative_tokens == depth
     fixed, same = chosen("fixed", drafters.get("draft_model"), options)
-    assert isinstance(fixed, Fixed)
+    assert isinstance(fixed, FixedLength)
     assert same == options
 
 
@@ -331,8 +333,8 @@ def test_costs_are_measured_before_a_run_and_told_once(monkeypatch):
     engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive", kept=told.append)
     monkeypatch.setattr(measure, "measured", MEASURED)
     for _ in range(2):
-        texts, run = decode(engine, PROMPTS[:3], Sampling(0), Limits(12))
-    assert texts == decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), Limits(12))[0]
+        texts, run = decode(engine, PROMPTS[:3], Sampling(0), StopConditions(12))
+    assert texts == decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(12))[0]
     assert [sorted(costs.times) for costs in told] == [[1], [1, 2], [1, 2, 4]]
     assert all(ms > 0 for by in told[-1].times.values() for curve in by.values() for ms in curve[1])
     assert run.stats.predicted_ms > 0
@@ -407,10 +409,13 @@ def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
 
 def test_a_fixed_depth_is_one_that_the_drafter_has():
     target, small = pair()
-    engine = Engine(target, DraftModel(small, (1, 1, 1)), planner=Fixed(2))
-    _, run = decode(engine, PROMPTS[:1], Sampling(0), Limits(12))
+    engine = Engine(target, DraftModel(small, (1, 1, 1)), planner=FixedLength(2))
+    _, run = decode(engine, PROMPTS[:1], Sampling(0), StopConditions(12))
     assert run.stats.drafted == 2 * run.stats.steps
     with pytest.raises(ConfigurationError, match=r"one that the drafter has, .*; got 9"):
         decode(
-            Engine(target, engine.drafter, planner=Fixed(9)), PROMPTS[:1], Sampling(0), Limits(2)
+            Engine(target, engine.drafter, planner=FixedLength(9)),
+            PROMPTS[:1],
+            Sampling(0),
+            StopConditions(2),
         )

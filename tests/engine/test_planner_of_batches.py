@@ -4,24 +4,30 @@ from itertools import count
 
 import pytest
 
-from outrider import DraftModel, Engine, Limits, PromptLookup, Root, Sampling
+from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, StopConditions
 from outrider.costs import Costs, Curve
-from outrider.engine.blocks import HostBlock
-from outrider.engine.planner import Adaptive, Finished, Row, View, measure
-from outrider.engine.planner.memory import RowMemory
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
-from outrider.engine.run import Run
-from outrider.types import PLAIN, Shape
+from outrider.engine.speculation_policy import (
+    Adaptive,
+    BatchView,
+    PlannedRow,
+    StepReport,
+    measure,
+)
+from outrider.engine.speculation_policy.memory import RowMemory
+from outrider.types import PLAIN, DraftShape
 from tiny import PROMPTS, decode, pair
 
 COSTS = Costs.of({1: 6.0, 2: 8.0, 5: 14.6}).alone()
-CHAIN = [*(Shape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)), PLAIN]
+CHAIN = [*(DraftShape(depth, depth + 1, depth, True) for depth in (4, 3, 2, 1)), PLAIN]
 MEASURED = measure.measured  # tests are given made-up costs: see conftest.py
 
 
 def rows_of(count, budget=None, temperature=1.0):
     how = Sampling(temperature, seed=1)
-    return [Row(n, Request([1], how, Limits(budget)), 1) for n in range(count)]
+    return [PlannedRow(n, Request([1], how, StopConditions(budget)), 1) for n in range(count)]
 
 
 def played(state, view, kept, steps):
@@ -31,11 +37,11 @@ def played(state, view, kept, steps):
         shape = Adaptive().plan(state, view)
         depth = shape.max_depth
         blocks = [
-            HostBlock(row.number, [5] * (min(most, depth) + 1), min(most, depth), None, depth)
+            StepOutput(row.number, [5] * (min(most, depth) + 1), min(most, depth), None, depth)
             for row, most in zip(view.rows, kept, strict=True)
         ]
         took = state.costs.milliseconds(shape.max_nodes, len(view.rows))
-        Adaptive().learn(state, Finished(blocks, shape.max_nodes, depth, took))
+        Adaptive().learn(state, StepReport(blocks, shape.max_nodes, depth, took))
         depths.append(depth)
     return depths
 
@@ -45,27 +51,27 @@ def played(state, view, kept, steps):
 
 def test_a_batch_knows_after_a_step_what_a_row_learns_in_several():
     many, one = (Adaptive().open(CHAIN, COSTS) for _ in range(2))
-    together = played(many, View(rows_of(12), 12), [0] * 12, 7)
-    alone = played(one, View(rows_of(1)), [0], 7)
+    together = played(many, BatchView(rows_of(12), 12), [0] * 12, 7)
+    alone = played(one, BatchView(rows_of(1)), [0], 7)
     assert sum(map(bool, together)) == 1 < sum(map(bool, alone))
 
 
 def test_a_batch_begins_with_what_an_earlier_one_has_shown():
     """Of its own kind, and only where no text depends on it."""
     planner = Adaptive()
-    played(planner.open(CHAIN, COSTS), View(rows_of(12), 12), [0] * 12, 7)
+    played(planner.open(CHAIN, COSTS), BatchView(rows_of(12), 12), [0] * 12, 7)
 
     def first(view):
         return planner.plan(planner.open(CHAIN, COSTS), view).max_depth
 
-    assert first(View(rows_of(12), 12)) == 0
-    assert first(View(rows_of(12, temperature=0.0), 12)) > 0
-    assert first(View(rows_of(12), 12, free=False)) > 0
-    assert Adaptive().plan(Adaptive().open(CHAIN, COSTS), View(rows_of(12), 12)).max_depth > 0
+    assert first(BatchView(rows_of(12), 12)) == 0
+    assert first(BatchView(rows_of(12, temperature=0.0), 12)) > 0
+    assert first(BatchView(rows_of(12), 12, free=False)) > 0
+    assert Adaptive().plan(Adaptive().open(CHAIN, COSTS), BatchView(rows_of(12), 12)).max_depth > 0
 
 
 def test_nothing_is_weighed_anew_while_a_batch_rests(monkeypatch):
-    state, view = Adaptive().open(CHAIN, COSTS), View(rows_of(12), 12)
+    state, view = Adaptive().open(CHAIN, COSTS), BatchView(rows_of(12), 12)
     played(state, view, [0] * 12, 12)
     asked = []
     gains = RowMemory.gains
@@ -89,7 +95,7 @@ def test_who_foresees_far_too_little_for_a_batch_is_not_asked_in_every_step(rows
         counted.append(gain)
         return [0.0, gain]
 
-    view = View([row._replace(foresee=foresee) for row in rows_of(rows)], rows)
+    view = BatchView([row._replace(foresee=foresee) for row in rows_of(rows)], rows)
     assert not any(played(state, view, [0] * rows, 40))
     assert len(counted) == rows * asked
     played(state, view, [0] * rows, 1)
@@ -100,7 +106,7 @@ def test_who_foresees_far_too_little_for_a_batch_is_not_asked_in_every_step(rows
 
 def test_what_is_foreseen_is_weighed_as_soon_as_it_is_asked_for():
     state, worth = Adaptive().open(CHAIN, COSTS), [0.0, 0.0]
-    view = View([row._replace(foresee=lambda: worth) for row in rows_of(12)], 12)
+    view = BatchView([row._replace(foresee=lambda: worth) for row in rows_of(12)], 12)
     assert not any(played(state, view, [0] * 12, 10))
     worth[1] = 0.9
     depths = played(state, view, [1] * 12, 10)
@@ -114,12 +120,14 @@ def test_what_is_foreseen_is_weighed_as_soon_as_it_is_asked_for():
 def test_in_a_closed_batch_the_row_that_will_be_last_decides():
     """Eleven rows keep all, and are nearly done; without them the last one has a long way to go."""
     flat = Costs({1: {0: Curve.of({1: 6.0, 5: 10.0})}, 12: {0: Curve.of({1: 7.0, 5: 14.0})}})
-    done, long = Limits(12), Limits(400)
-    rows = [Row(n, Request([1], Sampling(0), long if n == 0 else done), 1) for n in range(12)]
+    done, long = StopConditions(12), StopConditions(400)
+    rows = [
+        PlannedRow(n, Request([1], Sampling(0), long if n == 0 else done), 1) for n in range(12)
+    ]
     last = {}
     for closed in (True, False):
         state = Adaptive().open(CHAIN, flat)
-        last[closed] = played(state, View(rows, 12, closed=closed), [0] + [4] * 11, 40)[20:]
+        last[closed] = played(state, BatchView(rows, 12, closed=closed), [0] + [4] * 11, 40)[20:]
     assert sum(map(bool, last[True])) < 5
     assert all(last[False])
 
@@ -133,9 +141,12 @@ def test_a_batch_is_closed_when_nobody_waits():
             seen.append((view.closed, len(view.rows)))
             return super().plan(state, view)
 
-    run = Run(Engine(target, DraftModel(small, (1, 1)), "match", Watching()), 2, 128)
+    run = EngineRun(Engine(target, DraftModel(small, (1, 1)), "match", Watching()), 2, 128)
     run.submit_all(
-        [Request(p, Sampling(0), Limits(n)) for p, n in zip(PROMPTS[:4], (9, 3, 3, 9), strict=True)]
+        [
+            Request(p, Sampling(0), StopConditions(n))
+            for p, n in zip(PROMPTS[:4], (9, 3, 3, 9), strict=True)
+        ]
     )
     run.close()
     for _ in run:
@@ -201,7 +212,7 @@ def test_a_draft_model_that_is_never_asked_reads_nothing(temperature, monkeypatc
     for rule, planner in (("match", Never()), ("block", Never()), ("match", None)):
         read.clear()
         engine = Engine(target, DraftModel(small, (1, 1)), rule, planner)
-        texts[rule, planner is None], _ = decode(engine, PROMPTS[:3], how, Limits(6))
+        texts[rule, planner is None], _ = decode(engine, PROMPTS[:3], how, StopConditions(6))
         free = rule == "match" or temperature == 0
         assert (sum(read) == 0) == (free and planner is not None)
     assert texts["match", False] == texts["match", True]
@@ -210,12 +221,12 @@ def test_a_draft_model_that_is_never_asked_reads_nothing(temperature, monkeypatc
 def kept_of(planner):
     """How much of a target's own drafts is kept, and its text, with a newcomer on the way."""
     target, _ = pair()
-    run = Run(Engine(target, DraftModel(target, (1, 1, 1)), "match", planner), 4, 128)
-    run.submit_all([Request(prompt, Sampling(0), Limits(30)) for prompt in PROMPTS[:2]])
+    run = EngineRun(Engine(target, DraftModel(target, (1, 1, 1)), "match", planner), 4, 128)
+    run.submit_all([Request(prompt, Sampling(0), StopConditions(30)) for prompt in PROMPTS[:2]])
     texts = {}
     for number in range(60):
         if number == 4:
-            run.submit(Request(PROMPTS[2], Sampling(0), Limits(30)))
+            run.submit(Request(PROMPTS[2], Sampling(0), StopConditions(30)))
         for block in run.step():
             texts.setdefault(block.row, []).extend(block.token_ids)
     return run.stats.accepted / max(run.stats.drafted, 1), texts
@@ -223,7 +234,7 @@ def kept_of(planner):
 
 def test_a_draft_model_reads_late_what_it_would_have_read_at_once(monkeypatch):
     target, _ = pair()
-    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), Limits(30))
+    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(30))
     kept, texts = kept_of(Later())
     assert [texts[row] for row in range(3)] == expected
     assert kept > 0.9
@@ -235,11 +246,11 @@ def test_a_draft_model_reads_late_what_it_would_have_read_at_once(monkeypatch):
 
 def test_a_newcomer_is_read_at_once_where_others_are_drafted_for():
     target, small = pair()
-    run = Run(Engine(target, DraftModel(small, (1, 1)), "match", Always()), 4, 128)
-    run.submit(Request(PROMPTS[0], Sampling(0), Limits(20)))
+    run = EngineRun(Engine(target, DraftModel(small, (1, 1)), "match", Always()), 4, 128)
+    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(20)))
     run.step()
     assert run.batch.context.unread == 0
-    run.submit(Request(PROMPTS[1], Sampling(0), Limits(20)))
+    run.submit(Request(PROMPTS[1], Sampling(0), StopConditions(20)))
     run.step()
     assert run.batch.rows == 2
     assert run.batch.context.unread == 0
@@ -253,7 +264,7 @@ READING = Costs(COSTS.times, {1: 1.0})
     [(20, 30, False), (20, 0, True), (400, 30, True), (None, 30, True), (None, 400, False)],
 )
 def test_what_is_read_first_has_to_be_worth_it(budget, unread, drafts):
-    view = View(rows_of(4, budget), 4, unread=unread)
+    view = BatchView(rows_of(4, budget), 4, unread=unread)
     assert (Adaptive().plan(Adaptive().open(CHAIN, READING), view).max_depth > 0) == drafts
 
 
@@ -261,8 +272,8 @@ def test_a_look_that_loses_much_is_waited_for_longer():
     first = {}
     for unread in (0, 10):
         state = Adaptive().open(CHAIN, READING)
-        played(state, View(rows_of(4), 4), [0] * 4, 6)
-        depths = played(state, View(rows_of(3), 4, unread=unread), [0] * 3, 200)
+        played(state, BatchView(rows_of(4), 4), [0] * 4, 6)
+        depths = played(state, BatchView(rows_of(3), 4, unread=unread), [0] * 3, 200)
         first[unread] = depths.index(1)
     assert first[0] < 30 < 80 < first[10]
 

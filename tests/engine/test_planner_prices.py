@@ -5,17 +5,17 @@ import random
 import pytest
 
 from outrider.costs import Costs
-from outrider.engine.planner.prices import Pricing
-from outrider.types import PLAIN, Shape
+from outrider.engine.speculation_policy.cost_model import CostModel
+from outrider.types import PLAIN, DraftShape
 
 COSTS = Costs.of({1: 20.0, 3: 23.0, 5: 26.0})
-DRAFTS = [Shape(depth, depth + 1, depth, True) for depth in (2, 4)]
+DRAFTS = [DraftShape(depth, depth + 1, depth, True) for depth in (2, 4)]
 SIZES = (PLAIN.max_nodes, *(shape.max_nodes for shape in DRAFTS))
 
 
 def corrected(slower, noise, bursts=False, steps=400):
     """Prices of a plain step and the drafts, behind steps whose times vary by so much."""
-    draws, pricing, slow = random.Random(3), Pricing(COSTS, DRAFTS), 1.0
+    draws, pricing, slow = random.Random(3), CostModel(COSTS, DRAFTS), 1.0
     for number in range(steps):
         nodes = SIZES[number % 3] if number % 2 else draws.choice(SIZES)
         if bursts and draws.random() < 0.02:
@@ -44,7 +44,7 @@ def test_a_machine_that_is_slow_for_all_sizes_corrects_none():
 
 
 def test_a_step_that_only_read_tells_nothing():
-    pricing = Pricing(COSTS, DRAFTS)
+    pricing = CostModel(COSTS, DRAFTS)
     for _ in range(40):
         pricing.took(3, 1, 0, 0.0)
     assert pricing.of(1, 0, corrected=True) == pricing.of(1, 0)

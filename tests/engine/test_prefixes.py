@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import pytest
 from requests_alone import LONG, engine_of
 
-from outrider import Limits, Sampling
-from outrider.engine import seating
+from outrider import Sampling, StopConditions
+from outrider.engine import scheduler
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
 from outrider.models.decoder import TreeDecoder
 from outrider.models.prefix_cache import LEAST, WORTH, PrefixCache
 from tiny import DRAFTERS, pair
@@ -36,9 +36,9 @@ def counted(monkeypatch):
 
 def texts(engine, prompts, prefixes, seats=3, budget=9):
     """The text of each prompt, and how much of it was copied."""
-    run = Run(engine, seats, 256, prefixes=prefixes)
+    run = EngineRun(engine, seats, 256, prefixes=prefixes)
     requests = [
-        Request(prompt, Sampling(0.9, seed=seed), Limits(budget))
+        Request(prompt, Sampling(0.9, seed=seed), StopConditions(budget))
         for seed, prompt in enumerate(prompts)
     ]
     run.submit_all(requests)
@@ -93,12 +93,12 @@ def test_a_prompt_in_common_is_read_once(monkeypatch):
 
 def test_copies_come_in_beside_those_who_run(monkeypatch):
     """A request whose prompt is known sits down at once, not after pieces of other prompts."""
-    monkeypatch.setattr(seating, "CHUNK", 8)
+    monkeypatch.setattr(scheduler, "CHUNK", 8)
     prefixes = PrefixCache(MEGABYTE)
-    run = Run(engine_of("chain"), 4, 256, prefixes=prefixes)
-    run.submit(Request([*HEAD, 7], Sampling(0), Limits(60)))
+    run = EngineRun(engine_of("chain"), 4, 256, prefixes=prefixes)
+    run.submit(Request([*HEAD, 7], Sampling(0), StopConditions(60)))
     run.step()
-    numbers = run.submit_all([Request([*HEAD, 7], Sampling(0), Limits(60))] * 2)
+    numbers = run.submit_all([Request([*HEAD, 7], Sampling(0), StopConditions(60))] * 2)
     blocks = run.step()
     assert {block.row for block in blocks} == {0, *numbers}
     assert [run.cached(number) for number in numbers] == [len(HEAD)] * 2
@@ -143,9 +143,9 @@ def test_little_in_common_is_not_worth_a_copy():
 def test_nothing_is_kept_after_a_row_with_nan():
     """Nobody is given entries of a model that went wrong."""
     prefixes = PrefixCache(MEGABYTE)
-    run = Run(engine_of("root"), 2, 256, prefixes=prefixes)
-    run.submit(Request(HEAD, Sampling(0), Limits(9)))
-    run.submit(Request([1, 2, 3], Sampling(0), Limits(9)))
+    run = EngineRun(engine_of("root"), 2, 256, prefixes=prefixes)
+    run.submit(Request(HEAD, Sampling(0), StopConditions(9)))
+    run.submit(Request([1, 2, 3], Sampling(0), StopConditions(9)))
     run.step()
     assert len(prefixes) == 2
     run._ledger.entries[0].poisoned = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider import Engine, Limits, Root, Sampling, verifiers
+from outrider import Engine, Root, Sampling, StopConditions, verifiers
 from outrider.drafters import Beam, DynamicTree
 from tiny import decode
 
@@ -30,7 +30,8 @@ def batch(shipped, held_out):
     assert len({len(p) for p in prompts}) == 4
     root = Engine(target, Root(), MATCH)
     plain = [
-        decode(root, [p], s, Limits(TOKENS))[0][0] for p, s in zip(prompts, SETTINGS, strict=True)
+        decode(root, [p], s, StopConditions(TOKENS))[0][0]
+        for p, s in zip(prompts, SETTINGS, strict=True)
     ]
     return target, small, prompts, plain
 
@@ -46,13 +47,13 @@ def test_the_text_of_a_ragged_batch_is_that_of_its_rows(batch, name):
             shapes.append({tuple(row) for row in draft.tree.parent_BN.tolist()})
             counts.append(tuple(verdict.count_B.tolist()))
 
-    together, run = decode(engine, prompts, SETTINGS, Limits(TOKENS), observe=observe)
+    together, run = decode(engine, prompts, SETTINGS, StopConditions(TOKENS), observe=observe)
     assert together == plain
     assert sum(len(found) > 1 for found in shapes) > 0.9 * len(shapes)
     assert max(map(len, shapes)) == 4  # all four rows have trees of their own
     assert any(len(set(found)) > 1 for found in counts)  # and advance by different lengths
     assert run.stats.mean_acceptance_length > 1.3
     for prompt, how, text in zip(prompts, SETTINGS, plain, strict=True):
-        alone, one = decode(engine, [prompt], how, Limits(TOKENS))
+        alone, one = decode(engine, [prompt], how, StopConditions(TOKENS))
         assert alone == [text]
         assert one.stats.mean_acceptance_length > 1.3

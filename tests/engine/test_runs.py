@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_alone import CAPACITY, LONG, REQUESTS, SEATS, alone, engine_of, refuses
 
-from outrider import ConfigurationError, Engine, Limits, Sampling
-from outrider.engine import seating
+from outrider import ConfigurationError, Engine, Sampling, StopConditions
+from outrider.engine import scheduler
 from outrider.engine.batch import Prefill, begin, groups, slab
-from outrider.engine.ledger import Phase
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.request_state import RequestStatus
 from outrider.models.cache import SlotCache
 from tiny import DRAFTERS, PROMPTS, Restless, pair
 
@@ -24,7 +24,7 @@ class Script:
     """A run that is played action by action; `texts` are what it has told, by request."""
 
     def __init__(self, engine: Engine, seats: int = SEATS) -> None:
-        self.run = Run(engine, seats, CAPACITY)
+        self.run = EngineRun(engine, seats, CAPACITY)
         self.left = list(range(len(REQUESTS)))
         self.who: list[int] = []
         self.texts: list[list[int]] = []
@@ -79,7 +79,7 @@ def check(name: str, engine: Engine, script: list[tuple[str, int]]) -> None:
     assert played.wrong(name) == []
     run = played.run
     assert run.stats.new_tokens == sum(map(len, played.texts))
-    assert all(phase in (Phase.ENDED, Phase.CANCELLED) for phase in run.phases)
+    assert all(phase in (RequestStatus.ENDED, RequestStatus.CANCELLED) for phase in run.phases)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -149,14 +149,14 @@ def test_a_long_prompt_is_not_read_to_by_short_ones(monkeypatch):
     monkeypatch.setattr(Prefill, "step", step)
     engine = engine_of("chain")
     prompts = [LONG, *[LONG[i : i + 10] for i in range(7)]]
-    run = engine.run(prompts, Sampling(0), Limits(4))
+    run = engine.run(prompts, Sampling(0), StopConditions(4))
     texts = [[] for _ in prompts]
     for block in run:
         texts[block.row] += block.token_ids
     assert sum(counted) <= 1.15 * sum(len(prompt) for prompt in prompts)
     for prompt, text in zip(prompts, texts, strict=True):
         assert text == [
-            t for b in engine.run([prompt], Sampling(0), Limits(4)) for t in b.token_ids
+            t for b in engine.run([prompt], Sampling(0), StopConditions(4)) for t in b.token_ids
         ]
 
 
@@ -170,35 +170,37 @@ def test_every_row_is_in_one_group_and_little_of_it_is_padding(lengths):
 
 
 def test_a_prompt_is_read_in_pieces_between_the_steps_of_others(monkeypatch):
-    monkeypatch.setattr(seating, "CHUNK", 16)
+    monkeypatch.setattr(scheduler, "CHUNK", 16)
     engine = engine_of("chain")
-    run = Run(engine, 2, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0), Limits(60)))
+    run = EngineRun(engine, 2, CAPACITY)
+    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(60)))
     text = [token for block in run.step() for token in block.token_ids]
-    late = run.submit(Request(LONG, Sampling(0), Limits(5)))
+    late = run.submit(Request(LONG, Sampling(0), StopConditions(5)))
     steps, other = 0, []
     while run.reasons[late] is None:
         for block in run.step():
             (other if block.row == late else text).extend(block.token_ids)
-        if run.phases[late] is Phase.PREFILLING:
+        if run.phases[late] is RequestStatus.PREFILLING:
             steps += 1
     assert steps >= len(LONG) // 16 - 1
     text += [token for block in run for token in block.token_ids]
     assert text == [
-        t for b in engine.run([PROMPTS[0]], Sampling(0), Limits(60)) for t in b.token_ids
+        t for b in engine.run([PROMPTS[0]], Sampling(0), StopConditions(60)) for t in b.token_ids
     ]
-    assert other == [t for b in engine.run([LONG], Sampling(0), Limits(5)) for t in b.token_ids]
+    assert other == [
+        t for b in engine.run([LONG], Sampling(0), StopConditions(5)) for t in b.token_ids
+    ]
 
 
 def test_joining_writes_into_free_seats_and_moves_nobody():
     engine = engine_of("tree")
-    run = Run(engine, 4, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0), Limits(40)))
+    run = EngineRun(engine, 4, CAPACITY)
+    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(40)))
     run.step()
     buffers = [stack.data_ptr() for stack in run.batch.cache.stacks]
     tokens = run.batch.tokens_SL.data_ptr()
     for prompt in PROMPTS[1:4]:
-        run.submit(Request(prompt, Sampling(0), Limits(40)))
+        run.submit(Request(prompt, Sampling(0), StopConditions(40)))
     for _ in range(3):
         run.step()
     assert run.batch.rows == 4
@@ -208,7 +210,7 @@ def test_joining_writes_into_free_seats_and_moves_nobody():
 
 def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
     engine = engine_of("chain")
-    run, texts = Run(engine, 3, CAPACITY), {}
+    run, texts = EngineRun(engine, 3, CAPACITY), {}
     for turn in range(60):
         if turn < 40:
             texts[run.submit(REQUESTS[turn % len(REQUESTS)])] = []
@@ -218,7 +220,7 @@ def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
         for block in run.step():
             texts[block.row] += block.token_ids
         for number in [n for n in texts if run.reason(n) is not None]:
-            stats = run.forget(number)
+            stats = run.release(number)
             assert stats.new_tokens == len(texts.pop(number))
     assert run.done
     assert not texts
@@ -226,9 +228,9 @@ def test_a_run_that_never_ends_keeps_nothing_of_what_is_over():
     assert run.stats.new_tokens > 100
     assert run.submit(REQUESTS[0]) == 40
     with refuses(ConfigurationError, "no request 3", "this run has 1"):
-        run.forget(3)
+        run.release(3)
     with refuses(ConfigurationError, "request 40 is not over"):
-        run.forget(40)
+        run.release(40)
 
 
 def test_free_seats_use_up_no_seeds():

@@ -4,11 +4,11 @@ import pytest
 import torch
 from requests_alone import CAPACITY, LONG, refuses
 
-from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling
-from outrider.engine import seating
-from outrider.engine.planner import Report
+from outrider import ConfigurationError, DraftModel, Engine, Root, Sampling, StopConditions
+from outrider.engine import scheduler
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.speculation_policy import PlanReport
 from outrider.models.tree_inputs import causal
 from tiny import DRAFTERS, PROMPTS, pair
 
@@ -35,7 +35,7 @@ class Turns:
         return shape._replace(most_B=torch.tensor(most)) if at % 2 else shape
 
     def report(self, state):
-        return Report()
+        return PlanReport()
 
     def learn(self, state, step):
         blocks = step.blocks
@@ -52,11 +52,11 @@ def test_a_planner_chooses_among_the_shapes_and_no_exact_text_changes(name):
     planner, costs = Turns(), {"target": {1: 1.0}}
     engine = Engine(target, DRAFTERS[name](small), None, planner, costs)
     how = Sampling(1.0, seed=4) if "coupled" in name else Sampling(0)
-    run = engine.run(PROMPTS, how, Limits(30))
+    run = engine.run(PROMPTS, how, StopConditions(30))
     texts = [[] for _ in PROMPTS]
     for block in run:
         texts[block.row] += block.token_ids
-    plain = Engine(target, Root(), "match").run(PROMPTS, how, Limits(30))
+    plain = Engine(target, Root(), "match").run(PROMPTS, how, StopConditions(30))
     expected = [[] for _ in PROMPTS]
     for block in plain:
         expected[block.row] += block.token_ids
@@ -103,7 +103,7 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
             return state[0][0]
 
     engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())
-    list(engine.run(PROMPTS, Sampling(0), Limits(6)))
+    list(engine.run(PROMPTS, Sampling(0), StopConditions(6)))
     assert [number for number, _, _ in looked[0]] == list(range(len(PROMPTS)))
     assert all(length == gain for step in looked for _, length, gain in step)
 
@@ -123,12 +123,12 @@ class Reader(Root):
 
 
 def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
-    monkeypatch.setattr(seating, "CHUNK", 16)
+    monkeypatch.setattr(scheduler, "CHUNK", 16)
     target, _ = pair()
     reader = Reader()
     object.__setattr__(reader, "seen", [])
-    run = Run(Engine(target, reader), 2, CAPACITY)
-    run.submit(Request(LONG, Sampling(0), Limits(4)))
+    run = EngineRun(Engine(target, reader), 2, CAPACITY)
+    run.submit(Request(LONG, Sampling(0), StopConditions(4)))
     list(run)
     prompt, *steps = (states for states in reader.seen if states)
     assert [state.shape for state in prompt] == [(1, len(LONG) - 1, 32)] * 2

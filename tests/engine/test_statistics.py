@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from outrider import DraftModel, Engine, Limits, RequestStats, Sampling
+from outrider import DraftModel, Engine, RequestStats, Sampling, StopConditions
 from outrider.drafters import Paths
 from outrider.lab.measure import Timed
 from outrider.ops import use
@@ -18,7 +18,7 @@ def test_statistics_add_up(name, sampling):
     target, small = pair()
     budgets = [9, 30, 17, 31, 12]
     engine = Engine(target, DRAFTERS[name](small))
-    rows, run = decode(engine, PROMPTS, sampling, [Limits(b) for b in budgets])
+    rows, run = decode(engine, PROMPTS, sampling, [StopConditions(b) for b in budgets])
     total = RequestStats()
     for request in run.requests:
         total.add(request)
@@ -49,7 +49,7 @@ def test_statistics_add_up(name, sampling):
 def test_alpha_is_there_when_there_was_a_law(name):
     target, small = pair()
     rows = [Sampling(1.0, seed=i) for i in range(len(PROMPTS))]
-    _, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, rows, Limits(40))
+    _, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, rows, StopConditions(40))
     assert 0 < run.stats.alpha < 1
     assert run.stats.overlaps <= run.stats.steps * len(DRAFTERS[name](small).counts)
 
@@ -57,7 +57,10 @@ def test_alpha_is_there_when_there_was_a_law(name):
 def test_alpha_is_one_when_the_target_drafts():
     target, _ = pair()
     _, run = decode(
-        Engine(target, DraftModel(target, (1, 1))), PROMPTS, Sampling(1.0, seed=1), Limits(30)
+        Engine(target, DraftModel(target, (1, 1))),
+        PROMPTS,
+        Sampling(1.0, seed=1),
+        StopConditions(30),
     )
     assert run.stats.alpha == pytest.approx(1, abs=1e-4)
 
@@ -66,8 +69,12 @@ def test_alpha_is_one_when_the_target_drafts():
 def test_a_timed_model_knows_what_was_spent_in_it(drafter):
     target, small = pair()
     timed = Timed(small)
-    expected, _ = decode(Engine(target, drafter(small)), PROMPTS[:2], Sampling(0), Limits(20))
-    texts, run = decode(Engine(target, drafter(timed)), PROMPTS[:2], Sampling(0), Limits(20))
+    expected, _ = decode(
+        Engine(target, drafter(small)), PROMPTS[:2], Sampling(0), StopConditions(20)
+    )
+    texts, run = decode(
+        Engine(target, drafter(timed)), PROMPTS[:2], Sampling(0), StopConditions(20)
+    )
     assert texts == expected
     assert timed.calls > run.stats.engine_steps
     assert 0 < timed.seconds < run.stats.seconds + run.stats.prefill_ms / 1e3
@@ -76,7 +83,7 @@ def test_a_timed_model_knows_what_was_spent_in_it(drafter):
 def test_the_trace_tells_what_became_of_every_drafted_token():
     target, small = pair()
     run = Engine(target, DRAFTERS["tree"](small)).run(
-        PROMPTS, Sampling(1.0, seed=2), Limits(20), trace=True
+        PROMPTS, Sampling(1.0, seed=2), StopConditions(20), trace=True
     )
     drafted = accepted = 0
     for block in run:
@@ -110,7 +117,7 @@ def test_nothing_is_offered_below_a_node_that_is_not(name, ops):
     for sampling in FILTERED:
         with use(ops):
             engine = Engine(target, DRAFTERS[name](small))
-            run = engine.run(PROMPTS[:2], sampling, Limits(6), trace=True)
+            run = engine.run(PROMPTS[:2], sampling, StopConditions(6), trace=True)
             traces = [block.trace for block in run]
         offered = sum(len(trace.tokens) for trace in traces)
         assert offered <= run.stats.drafted
@@ -123,7 +130,7 @@ def test_nothing_is_offered_below_a_node_that_is_not(name, ops):
 def test_what_filters_leave_out_is_not_counted_as_drafted():
     target, _ = pair()
     engine = Engine(target, DraftModel(target, (3, 2, 1)))
-    _, run = decode(engine, PROMPTS[:1], Sampling(1.0, top_k=1, seed=1), Limits(16))
+    _, run = decode(engine, PROMPTS[:1], Sampling(1.0, top_k=1, seed=1), StopConditions(16))
     assert run.stats.draft_acceptance_rate == 1  # one chain of three, which its own drafter keeps
 
 

@@ -6,7 +6,15 @@ import threading
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Limits, NumericalError, Sampling, ops, verifiers
+from outrider import (
+    DraftModel,
+    Engine,
+    NumericalError,
+    Sampling,
+    StopConditions,
+    ops,
+    verifiers,
+)
 from outrider.drafters import Paths
 from outrider.engine import step
 from outrider.tree import branching
@@ -28,7 +36,9 @@ def test_threads_do_not_write_to_each_others_rows(name, busy_switching):
     engine = Engine(target, DRAFTERS[name](small))
 
     def texts():
-        runs = [engine.run(PROMPTS[:1], Sampling(1.0, seed=s), Limits(24)) for s in range(8)]
+        runs = [
+            engine.run(PROMPTS[:1], Sampling(1.0, seed=s), StopConditions(24)) for s in range(8)
+        ]
         return [[token for block in run for token in block.token_ids] for run in runs]
 
     want, found = texts(), {}
@@ -50,7 +60,7 @@ def test_an_observer_sees_a_step_first_and_outside_inference_mode():
         kept.append(scores.laws.logits_BRV.clone())
 
     engine = Engine(target, DraftModel(small, (1, 1, 1)))
-    run = engine.run(PROMPTS[:1], Sampling(1.0, seed=1), Limits(12), observe=observe)
+    run = engine.run(PROMPTS[:1], Sampling(1.0, seed=1), StopConditions(12), observe=observe)
     list(run)
     assert seen == list(range(run.stats.steps))
     kept[0].mul_(2)  # an ordinary tensor, not one of inference mode
@@ -76,7 +86,7 @@ def test_the_faulty_step_is_observed():
     run = engine.run(
         PROMPTS[:1],
         Sampling(1.0, seed=1),
-        Limits(30),
+        StopConditions(30),
         observe=lambda draft, scores, *rest: wild.append(
             bool(scores.laws.logits_BRV.isnan().any())
         ),
@@ -114,5 +124,5 @@ def test_kseq_judges_what_the_cpu_code_cannot(temperature):
     target, small = pair()
     engine = Engine(target, Paths(small, 3, 3, more=(small,)), verifiers.get("kseq"))
     with ops.use("cpu"):
-        run = engine.run(PROMPTS[:1], Sampling(temperature, seed=1), Limits(8))
+        run = engine.run(PROMPTS[:1], Sampling(temperature, seed=1), StopConditions(8))
         assert sum(len(block.token_ids) for block in run) == 8

@@ -15,7 +15,7 @@ from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, St
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import p_value, text_law
 from outrider.tree import shallower
-from outrider.types import Kind
+from outrider.types import DrawKind
 from tiny import Restless, llama, pair, perturbed
 
 VOCAB, LENGTH, ROWS, PROMPT = 5, 3, 2000, (1, 3, 2)
@@ -186,8 +186,8 @@ def _once_each(draft):
         ("two models", _of_the_first_model, "rejection"),
         ("two models", _of_the_first_model, "kseq"),
         ("two models", _of_the_first_model, "traversal"),
-        ("uneven", lambda d: d._replace(kinds=frozenset({Kind.WITH}),
-                                        kind_BNK=d.kind_BNK * 0 + int(Kind.WITH)), "rejection"),
+        ("uneven", lambda d: d._replace(kinds=frozenset({DrawKind.WITH}),
+                                        kind_BNK=d.kind_BNK * 0 + int(DrawKind.WITH)), "rejection"),
     ],
 )  # fmt: skip
 def test_a_draft_that_lies_is_caught(name, change, rule):

@@ -6,11 +6,11 @@ import torch
 from outrider import (
     ConfigurationError,
     Engine,
-    Limits,
+    EngineRun,
     PromptLookup,
     Request,
-    Run,
     Sampling,
+    StopConditions,
     UnknownName,
 )
 from outrider.engine.logprobs import Logprobs
@@ -24,9 +24,9 @@ GREEDY = Sampling(temperature=0)
 def told(places, drafter=None):
     """The watched logits of the prompts, read as one ragged batch."""
     engine = Engine(adapt(MODEL), drafter or PromptLookup(2))
-    run = Run(engine, len(PROMPTS), 64)
+    run = EngineRun(engine, len(PROMPTS), 64)
     requests = [
-        Request(prompt, GREEDY, Limits(3), watched=place)
+        Request(prompt, GREEDY, StopConditions(3), watched=place)
         for prompt, place in zip(PROMPTS, places, strict=True)
     ]
     run.submit_all(requests)
@@ -34,7 +34,7 @@ def told(places, drafter=None):
     texts = {number: [] for number in range(len(PROMPTS))}
     for block in run:
         texts[block.row] += block.token_ids
-    return [run.watched(number) for number in range(len(PROMPTS))], texts, run
+    return [run.prompt_logits(number) for number in range(len(PROMPTS))], texts, run
 
 
 def test_the_logits_behind_a_place_are_the_models():
@@ -72,9 +72,9 @@ def expected_logs(ids, scale=1.0, bias=None):
 def test_each_request_is_told_of_the_law_it_asks_for():
     bias = {7: 3.0}
     sampling = Sampling(0.5, seed=3, logit_bias=bias)
-    run = Run(Engine(adapt(MODEL), PromptLookup(2), "match"), 4, 64)
+    run = EngineRun(Engine(adapt(MODEL), PromptLookup(2), "match"), 4, 64)
     wanted = [None, Logprobs(), Logprobs(3, "shaped"), Logprobs(4, "raw")]
-    run.submit_all([Request(PROMPTS[0], sampling, Limits(6), logprobs=w) for w in wanted])
+    run.submit_all([Request(PROMPTS[0], sampling, StopConditions(6), logprobs=w) for w in wanted])
     run.close()
     said = [([], [], []) for _ in wanted]
     for block in run:

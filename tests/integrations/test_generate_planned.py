@@ -7,7 +7,7 @@ import torch
 from families import FAMILIES, build
 
 from outrider.costs import Costs
-from outrider.engine.planner import Adaptive, Fixed, measure
+from outrider.engine.speculation_policy import Adaptive, FixedLength, measure
 from outrider.integrations.arranged import arranged
 from outrider.integrations.generate import Speculative
 
@@ -45,7 +45,7 @@ def test_a_number_or_a_name_switches_it_off(pair):
     assert isinstance(arranged(target, {"draft": draft}).engine.planner, Adaptive)
     for settings in ({"num_speculative_tokens": 3}, {"planner": "fixed"}):
         engine = arranged(target, {"draft": draft} | settings).engine
-        assert isinstance(engine.planner, Fixed)
+        assert isinstance(engine.planner, FixedLength)
     assert written(target, draft_model=draft, num_speculative_tokens=3).sizes.keys() <= {1, 2, 3, 4}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from outrider.tree import branching, children
-from outrider.types import Draft, Kind, Laws, Scores, Tree, Verifier
+from outrider.types import Draft, DrawKind, Laws, Scores, Tree, Verifier
 
 CASES = ("random", "zeros", "equal", "disjoint", "hot target", "hot draft")
 CHUNK = 1 << 14
@@ -71,7 +71,7 @@ class Forest:
 
     world: World
     tree: Tree
-    kinds: frozenset[Kind]
+    kinds: frozenset[DrawKind]
     case_R: np.ndarray
     weight_R: np.ndarray
     token_RN: np.ndarray
@@ -112,11 +112,11 @@ class Forest:
         draws = torch.from_numpy(self.draws_RNK)
         kind = torch.from_numpy(self.kind_RNK.copy())
         node = torch.arange(draws.shape[1])[None, :, None]
-        drawn = (draws >= 0) & (kind != Kind.FIXED)
+        drawn = (draws >= 0) & (kind != DrawKind.FIXED)
         law = self.law_RNV
         if law is None:
             law = self.world.draft[self.case_R[:, None], self.code_RN.clip(0)]
-        placed = self.kinds == {Kind.FIXED}
+        placed = self.kinds == {DrawKind.FIXED}
         return Draft(
             torch.from_numpy(self.token_RN),
             self.tree,
@@ -175,14 +175,14 @@ class Grower:
         self.code[:, kid] = np.where(drawn, self.world.vocab * self.code[:, node] + 1 + token, -1)
         return token
 
-    def forest(self, kind: Kind | np.ndarray, law_RNV: np.ndarray | None = None) -> Forest:
+    def forest(self, kind: DrawKind | np.ndarray, law_RNV: np.ndarray | None = None) -> Forest:
         """What has grown. Children that could not be drawn leave the draw table."""
-        kinds = np.full(self.table.shape, int(kind)) if isinstance(kind, Kind) else kind
+        kinds = np.full(self.table.shape, int(kind)) if isinstance(kind, DrawKind) else kind
         there = np.take_along_axis(
             self.code >= 0, self.table.clip(0).reshape(1, -1).repeat(len(self.case), 0), 1
         ).reshape(-1, *self.table.shape[1:])
         draws = np.where((self.table >= 0) & there, self.table, -1)
-        used = frozenset(Kind(int(k)) for k in np.unique(kinds[self.table >= 0]))
+        used = frozenset(DrawKind(int(k)) for k in np.unique(kinds[self.table >= 0]))
         return Forest(
             self.world, self.tree, used, self.case, self.weight, self.token, self.code, draws,
             kinds, law_RNV,
@@ -202,7 +202,7 @@ def without(world: World, counts: tuple[int, ...]) -> Forest:
     for node, kids in nodes:
         for kid in kids:
             grow.exclude(node, grow.split(node, kid, grow.laws(node)))
-    return grow.forest(Kind.WITHOUT)
+    return grow.forest(DrawKind.WITHOUT)
 
 
 def separate(world: World, counts: tuple[int, ...]) -> Forest:
@@ -211,7 +211,7 @@ def separate(world: World, counts: tuple[int, ...]) -> Forest:
     for node, kids in nodes:
         for kid in kids:
             grow.split(node, kid, grow.laws(node))
-    return grow.forest(Kind.WITH)
+    return grow.forest(DrawKind.WITH)
 
 
 def placed(world: World, counts: tuple[int, ...]) -> Forest:
@@ -220,7 +220,7 @@ def placed(world: World, counts: tuple[int, ...]) -> Forest:
     for node, kids in nodes:
         for kid in kids:
             grow.exclude(node, _place(grow, node, kid))
-    return grow.forest(Kind.FIXED)
+    return grow.forest(DrawKind.FIXED)
 
 
 def _place(grow: Grower, node: int, kid: int) -> np.ndarray:
@@ -235,10 +235,10 @@ def hub(world: World, counts: tuple[int, ...], *, last: bool = False) -> Forest:
     The drawn child stands first in the draw table, or last with `last`.
     """
     grow, nodes = grower(world, counts)
-    kind = np.full(grow.table.shape, int(Kind.FIXED))
+    kind = np.full(grow.table.shape, int(DrawKind.FIXED))
     for node, kids in nodes:
         drawn, tops = (kids[-1], kids[:-1]) if last else (kids[0], kids[1:])
-        kind[0, node, len(kids) - 1 if last else 0] = Kind.WITHOUT
+        kind[0, node, len(kids) - 1 if last else 0] = DrawKind.WITHOUT
         for kid in tops:
             grow.exclude(node, _place(grow, node, kid))
         grow.split(node, drawn, grow.laws(node))
@@ -252,9 +252,9 @@ def mixed(world: World, counts: tuple[int, ...]) -> Forest:
     The drawn ones do not exclude the placed one: a retrieval token beside a sampled draft.
     """
     grow, nodes = grower(world, counts)
-    kind = np.full(grow.table.shape, int(Kind.WITHOUT))
+    kind = np.full(grow.table.shape, int(DrawKind.WITHOUT))
     for node, kids in nodes:
-        kind[0, node, 0] = Kind.FIXED
+        kind[0, node, 0] = DrawKind.FIXED
         top = np.zeros((len(grow.case), world.vocab))
         top[:, -1] = 1
         grow.split(node, kids[0], top)
@@ -281,7 +281,7 @@ def stopped(world: World, depth: int, threshold: float = 0.3, *, drop: bool = Fa
             before = grow.world.draft[grow.case, grow.code[:, node].clip(0)]
             weak = before[np.arange(len(before)), token] < threshold
             grow.code[weak, kid] = -1
-    return grow.forest(Kind.WITHOUT)
+    return grow.forest(DrawKind.WITHOUT)
 
 
 # The law of what is emitted

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from enumeration import Forest, World, grower
 
-from outrider.types import Kind, Tree
+from outrider.types import DrawKind, Tree
 
 
 def _per_row(tree_nodes: int, parent: np.ndarray, levels: tuple[int, ...], most: int) -> Tree:
@@ -62,9 +62,17 @@ def merged(world: World, paths: int, depth: int) -> Forest:
         leader = start + first
     levels = (0, 1, *(1 + (d + 1) * paths for d in range(depth)))
     tree = _per_row(nodes, parent, levels, paths)
-    kind = np.full((1, 1, 1), int(Kind.WITH))
+    kind = np.full((1, 1, 1), int(DrawKind.WITH))
     return Forest(
-        world, tree, frozenset({Kind.WITH}), grow.case, grow.weight, grow.token, code, draws, kind
+        world,
+        tree,
+        frozenset({DrawKind.WITH}),
+        grow.case,
+        grow.weight,
+        grow.token,
+        code,
+        draws,
+        kind,
     )
 
 
@@ -101,13 +109,13 @@ def beam(world: World, width: int, depth: int) -> Forest:
     return Forest(
         world,
         _per_row(nodes, parent, spans, width),
-        frozenset({Kind.WITHOUT}),
+        frozenset({DrawKind.WITHOUT}),
         np.array([case for case, _, _ in found]),
         np.array([weight for _, weight, _ in found]),
         token,
         code,
         draws,
-        np.full((1, 1, 1), int(Kind.WITHOUT)),
+        np.full((1, 1, 1), int(DrawKind.WITHOUT)),
     )
 
 

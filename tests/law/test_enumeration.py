@@ -8,7 +8,7 @@ import own_trees
 import pytest
 
 from outrider import verifiers
-from outrider.types import Kind
+from outrider.types import DrawKind
 
 TOLERANCE = 1e-12
 EXACT = [rule for rule in verifiers.VERIFIERS.values() if rule.exact]
@@ -129,6 +129,6 @@ def test_one_drafted_token_is_kept_with_one_minus_total_variation():
 
 
 def test_kinds_are_what_was_grown():
-    assert forest("hub 2,2").kinds == {Kind.FIXED, Kind.WITHOUT}
-    assert forest("i.i.d. paths 2x3").kinds == {Kind.WITH}
-    assert forest("RSD-S V=2 D=3 W=2").kinds == {Kind.WITHOUT}
+    assert forest("hub 2,2").kinds == {DrawKind.FIXED, DrawKind.WITHOUT}
+    assert forest("i.i.d. paths 2x3").kinds == {DrawKind.WITH}
+    assert forest("RSD-S V=2 D=3 W=2").kinds == {DrawKind.WITHOUT}

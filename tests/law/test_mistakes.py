@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outrider import ops, verifiers
-from outrider.types import Draft, Kind, Outcome, Scores, Verifier
+from outrider.types import Draft, DrawKind, Outcome, Scores, Verifier
 from outrider.verifiers import block, chain, kseq, topdown
 from outrider.verifiers.siblings import pick
 
@@ -62,7 +62,9 @@ class Rule:
 def test_a_top_token_declared_as_sampled(rule, counts):
     trees = e.placed(world(3, len(counts)), counts)
     honest(rule, trees)
-    lie = replace(trees, kinds=frozenset({Kind.WITHOUT}), kind_RNK=np.array([[[Kind.WITHOUT]]]))
+    lie = replace(
+        trees, kinds=frozenset({DrawKind.WITHOUT}), kind_RNK=np.array([[[DrawKind.WITHOUT]]])
+    )
     caught(rule, lie)
 
 
@@ -100,7 +102,10 @@ def _root(trees: e.Forest, kids_RK: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 def test_children_without_replacement_judged_as_if_with(rule):
     trees = e.without(node(*SPREAD), (3,))
-    caught(rule, replace(trees, kinds=frozenset({Kind.WITH}), kind_RNK=np.array([[[Kind.WITH]]])))
+    caught(
+        rule,
+        replace(trees, kinds=frozenset({DrawKind.WITH}), kind_RNK=np.array([[[DrawKind.WITH]]])),
+    )
 
 
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])

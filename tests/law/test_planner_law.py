@@ -14,7 +14,7 @@ import torch
 
 from outrider import verifiers
 from outrider.tree import from_parents
-from outrider.types import Draft, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Laws, Scores
 
 V = 4
 RIGHT, WRONG = 1e-12, 1e-2
@@ -49,10 +49,10 @@ def judged(rule, paths, root=None):
         torch.tensor([[0, *(path[-1] for path in paths)]]),
         tree,
         draws,
-        torch.full_like(draws, int(Kind.WITHOUT)),
+        torch.full_like(draws, int(DrawKind.WITHOUT)),
         torch.where(draws >= 0, node, -1),
         _laws(laws),
-        frozenset({Kind.WITHOUT}),
+        frozenset({DrawKind.WITHOUT}),
     )
     outcome = verifiers.get(rule).outcome(draft, Scores(_laws([TARGET[path] for path in number])))
     law = {}

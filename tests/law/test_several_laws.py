@@ -8,7 +8,7 @@ import torch
 
 from outrider import verifiers
 from outrider.tree import from_parents
-from outrider.types import Draft, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Laws, Scores
 
 RNG = np.random.default_rng(7)
 VOCAB = 4
@@ -44,10 +44,10 @@ def emitted(rule, p, models, owner):
         tokens,
         from_parents([-1] + [0] * count),
         draws_BNK,
-        torch.full_like(draws_BNK, int(Kind.WITH)),
+        torch.full_like(draws_BNK, int(DrawKind.WITH)),
         row,
         Laws(q, inverse, greedy="none"),
-        frozenset({Kind.WITH}),
+        frozenset({DrawKind.WITH}),
     )
     target = torch.from_numpy(p).log().expand(batch, count + 1, -1)
     outcome = rule.outcome(draft, Scores(Laws(target, inverse, greedy="none")))

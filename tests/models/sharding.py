@@ -23,16 +23,18 @@ def decoded(asked):
     cancel    {number: the step ahead of which it is cancelled}
     die       {rank: tokens}: that rank kills itself (used by tests of failures)
     """
-    from outrider import Limits, Sampling, load
+    from outrider import Sampling, StopConditions, load
+    from outrider.engine.engine_run import EngineRun
     from outrider.engine.request import Request
-    from outrider.engine.run import Run
 
     speculator = load(threads=1, coupled=True, **asked["load"])
-    run = Run(speculator.engine, seats=asked.get("seats", 4), capacity=asked.get("capacity", 128))
+    run = EngineRun(
+        speculator.engine, seats=asked.get("seats", 4), capacity=asked.get("capacity", 128)
+    )
     for number, prompt in enumerate(asked["prompts"]):
         ids = speculator.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         sampling = Sampling(asked.get("temperature", 0.8), seed=number)
-        run.submit(Request(ids, sampling, Limits(asked.get("tokens", 16))))
+        run.submit(Request(ids, sampling, StopConditions(asked.get("tokens", 16))))
     texts = [[] for _ in asked["prompts"]]
     cancel, steps = {int(n): step for n, step in asked.get("cancel", {}).items()}, 0
     while not run.done:

@@ -7,7 +7,7 @@ import torch
 
 from outrider import Engine
 from outrider.drafters import DraftModel
-from outrider.engine.planner import measure
+from outrider.engine.speculation_policy import measure
 from outrider.models import budget, calibrate
 from outrider.models.budget import Budget
 from outrider.models.calibrate import Setting

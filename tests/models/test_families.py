@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider import verifiers
 from outrider.drafters import DraftModel, Root
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, UnsupportedModel
 from outrider.laws.sampling import Sampling
 from outrider.loading import load
@@ -92,7 +92,7 @@ def test_coupled_text_equals_plain_decoding(name, attention):
     draft = TreeDecoder(runner_of(other)(other))
     prompts = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]]
     how = [Sampling(0.8, seed=11), Sampling(1.0, top_k=40, seed=12)]
-    ends = Limits(14)
+    ends = StopConditions(14)
 
     def text(drafter):
         run = Engine(target, drafter, verifiers.get("match")).run(prompts, how, ends)
@@ -226,7 +226,7 @@ def test_the_chain_fallback_is_exact(name):
     assert not chain.trees
     assert load_checks.paths(chain, "target") < 1e-5
     tree = TreeDecoder(runner_of(model)(model))
-    prompts, ends = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40]], Limits(12)
+    prompts, ends = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40]], StopConditions(12)
 
     def text(target, drafter):
         out = [[], []]
@@ -276,7 +276,7 @@ def test_every_family_on_a_cuda_device():
         def text(drafter, target=target):
             out = [[], []]
             engine = Engine(target, drafter, verifiers.get("match"))
-            for block in engine.run(prompts, how, Limits(14)):
+            for block in engine.run(prompts, how, StopConditions(14)):
                 out[block.row] += block.token_ids
             return out
 

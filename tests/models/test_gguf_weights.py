@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import Limits, Sampling, Stop
+from outrider import Sampling, Stop, StopConditions
 from outrider.certify import Power, certify
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, weight_only
@@ -151,7 +151,7 @@ def test_a_draft_of_the_targets_layers_and_another_types_file(files):
     assert plain.notes.weights.startswith("float32")
 
     def greedy(speculator):
-        run = speculator.engine.run([[5, 40, 17, 3]], [Sampling(0)], Limits(20))
+        run = speculator.engine.run([[5, 40, 17, 3]], [Sampling(0)], StopConditions(20))
         return [token for block in run for token in block.token_ids]
 
     assert greedy(made) == greedy(plain)

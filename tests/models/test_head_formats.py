@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config
 
 import outrider
-from outrider import Limits, Root, Sampling
+from outrider import Root, Sampling, StopConditions
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import heads
 from outrider.models.sources import ModelSource
@@ -100,8 +100,8 @@ def test_texts_are_the_targets_own(tmp_path, layout, drafter):
     plain = speculator.plain().engine
     assert isinstance(plain.drafter, Root)
     for row, size in enumerate((20, 9, 14, 3, 17)):
-        alone = decode(plain, [PROMPTS[row]], [sampling[row]], Limits(size))[0]
-        assert decode(engine, PROMPTS, sampling, Limits(20))[0][row][:size] == alone[0]
+        alone = decode(plain, [PROMPTS[row]], [sampling[row]], StopConditions(size))[0]
+        assert decode(engine, PROMPTS, sampling, StopConditions(20))[0][row][:size] == alone[0]
 
 
 BAD = {
@@ -178,7 +178,7 @@ def test_only_known_tokens_are_proposed(tmp_path):
     batch = step.begin(
         speculator.engine.target,
         speculator.engine.drafter,
-        [outrider.engine.Request(PROMPTS[0], Sampling(1.0, seed=1), Limits(8))],
+        [outrider.engine.Request(PROMPTS[0], Sampling(1.0, seed=1), StopConditions(8))],
         128,
     )
     for seed in range(5):

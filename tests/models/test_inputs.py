@@ -10,9 +10,9 @@ import torch
 from seats import played
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, TreeDecoder, adapt, calibrate, load_checks
 from outrider.models.seq2seq import Seq2SeqRunner
@@ -106,8 +106,8 @@ def decode(drafter, sampling, limits=None, seats=3):
     """Texts of three rows that read sources of three lengths."""
     target, draft = pair()
     inputs = sources(LENGTHS)
-    run = Run(Engine(target, drafter(draft), "match"), seats, 128)
-    each = limits or [Limits(20)] * 3
+    run = EngineRun(Engine(target, drafter(draft), "match"), seats, 128)
+    each = limits or [StopConditions(20)] * 3
     settings = sampling if isinstance(sampling, list) else [sampling] * 3
     for row, (how, end) in enumerate(zip(settings, each, strict=True)):
         run.submit(Request([0], how, end, inputs.take([row])))
@@ -138,7 +138,7 @@ def test_text_is_plain_decodings(name):
 def test_rows_that_end_at_different_times(name):
     """The batch loses its first two rows: the third goes on with its own source."""
     expected, _ = decode(DRAFTERS["root"], SEEDS)
-    limits = [Limits(3), Limits(4), Limits(20)]
+    limits = [StopConditions(3), StopConditions(4), StopConditions(20)]
     for seats in (3, 2, 1):
         texts, _ = decode(DRAFTERS[name], SEEDS, limits, seats)
         assert texts == [expected[0][:3], expected[1][:4], expected[2]]
@@ -180,10 +180,12 @@ def test_each_source_is_encoded_once_and_known_states_never_again():
     assert Counting.read == 2
     prompts = [[0]] * 3
     texts = [[], [], []]
-    for block in Engine(target, Root()).run(prompts, Sampling(0), Limits(9), inputs=kept):
+    for block in Engine(target, Root()).run(prompts, Sampling(0), StopConditions(9), inputs=kept):
         texts[block.row] += block.token_ids
     assert Counting.read == 3
-    assert texts == [line[:9] for line in decode(DRAFTERS["root"], Sampling(0), [Limits(9)] * 3)[0]]
+    assert texts == [
+        line[:9] for line in decode(DRAFTERS["root"], Sampling(0), [StopConditions(9)] * 3)[0]
+    ]
 
 
 def test_references_are_the_requests_own_or_the_sources():
@@ -191,7 +193,7 @@ def test_references_are_the_requests_own_or_the_sources():
     run = Engine(pair()[0], Root()).run(
         [[0]] * 3,
         Sampling(0),
-        Limits(9),
+        StopConditions(9),
         inputs=[inputs.take([row]) for row in range(3)],
         references=[(), (5, 6, 7), ()],
     )

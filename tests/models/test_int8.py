@@ -9,7 +9,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen3Config
 from transformers.pytorch_utils import Conv1D
 
 import tiny_heads
-from outrider import ConfigurationError, DraftModel, Engine, Limits, Root, Sampling, load, verifiers
+from outrider import (
+    ConfigurationError,
+    DraftModel,
+    Engine,
+    Root,
+    Sampling,
+    StopConditions,
+    load,
+    verifiers,
+)
 from outrider.certify.laws import Text, law
 from outrider.models import LlamaRunner, TreeDecoder, adapt, weight_packing
 from outrider.models.cpu_kernels import build, cross_attention, int8
@@ -162,9 +171,9 @@ def test_a_draft_that_declares_another_law_is_seen():
 def test_greedy_and_coupled_texts_are_plain_decodings(temperature):
     target, _ = pair()
     how = [Sampling(temperature, seed=row) for row in range(3)]
-    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:3], how, Limits(24))
+    plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:3], how, StopConditions(24))
     engine = Engine(target, DraftModel(adapt(llama(), int8=True), (2, 1), coupled=True), "match")
-    texts, run = decode(engine, PROMPTS[:3], how, Limits(24))
+    texts, run = decode(engine, PROMPTS[:3], how, StopConditions(24))
     assert texts == plain
     assert run.stats.accepted > 0
 
@@ -184,7 +193,7 @@ def test_by_name(tmp_path):
     found = load(target, small, draft_dtype="int8", num_speculative_tokens=2, **QUICK)
     assert found.notes.draft_dtype == "int8"
     plain = load(target, drafter="root", **QUICK)
-    texts = [s.engine.run([PROMPTS[0]], [Sampling(0)], Limits(12)) for s in (found, plain)]
+    texts = [s.engine.run([PROMPTS[0]], [Sampling(0)], StopConditions(12)) for s in (found, plain)]
     told = [[token for block in run for token in block.token_ids] for run in texts]
     assert told[0] == told[1]
     drafter = found.engine.drafter
@@ -214,7 +223,7 @@ def test_a_head_may_be_kept_so_or_say_that_it_is(tmp_path, kind):
     def logits(asked, **says):
         made = load(target, tiny_heads.speculators(tmp_path, head, **says), **asked, **QUICK)
         run, plain = (one.engine for one in (made, made.plain()))
-        texts = [list(e.run([PROMPTS[0]], [Sampling(0)], Limits(12))) for e in (run, plain)]
+        texts = [list(e.run([PROMPTS[0]], [Sampling(0)], StopConditions(12))) for e in (run, plain)]
         told = [[token for block in text for token in block.token_ids] for text in texts]
         assert told[0] == told[1]
         states = torch.linspace(-1, 1, 32).expand(1, 1, -1)

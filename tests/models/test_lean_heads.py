@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 import outrider
-from outrider import DraftModel, Limits, Sampling
+from outrider import DraftModel, Sampling, StopConditions
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
@@ -103,7 +103,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
     for form in (head, Eagle3Cpu(head, False, 256)):
         drafter = DraftModel(HeadModel(AutoregressiveHead(form), VOCAB), (2, 1))
         requests = [
-            Request(prompt, Sampling(0.7, seed=row), Limits(16))
+            Request(prompt, Sampling(0.7, seed=row), StopConditions(16))
             for row, prompt in enumerate(PROMPTS[:3])
         ]
         batch = begin(first, drafter, requests, 128)

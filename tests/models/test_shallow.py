@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling, load
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions, load
 from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, load_checks
@@ -105,7 +105,7 @@ def texts(kind, target, drafter, how, rule=None, rows=3):
         inputs = [audio(1, seed) for seed in range(rows)] if kind == "whisper" else None
         probe = target.probe(rows)
         inputs = inputs or [probe.take([row]) for row in range(rows)]
-    run = Engine(target, drafter, rule).run(prompts, how, Limits(20), inputs=inputs)
+    run = Engine(target, drafter, rule).run(prompts, how, StopConditions(20), inputs=inputs)
     found = [[] for _ in prompts]
     for block in run:
         found[block.row] += block.token_ids
@@ -140,7 +140,7 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
         assert found == texts("whisper", target, Root(), how, "match")[0]
     drafted = []
     run = Engine(target, DraftModel(draft, (3, 2))).run(
-        [[3]], Sampling(1.0, seed=1), Limits(20), inputs=[audio(1)], trace=True
+        [[3]], Sampling(1.0, seed=1), StopConditions(20), inputs=[audio(1)], trace=True
     )
     for block in run:
         drafted += block.trace.tokens
@@ -165,7 +165,7 @@ def test_greedy_drafts_of_a_trimmed_head_are_those_of_its_law_over_all_tokens(co
     def drafted(policy, order, how):
         draft.ids_K = ids[order]
         drafter = DraftModel(draft, counts, policy=policy)
-        run = Engine(target, drafter).run(PROMPTS[:2], how, Limits(12), trace=True)
+        run = Engine(target, drafter).run(PROMPTS[:2], how, StopConditions(12), trace=True)
         return [block.trace.tokens for block in run]
 
     same, other = torch.arange(7), torch.arange(7).flip(0)
@@ -186,7 +186,7 @@ def test_a_head_without_any_token_that_may_come_drafts_nothing(rule):
     draft.ids_K = ids
     how = Sampling(1.0, seed=3, logit_bias=dict.fromkeys(ids.tolist(), -torch.inf))
     found, run = decode(
-        Engine(target, DraftModel(draft, (1, 1)), rule), PROMPTS[:2], how, Limits(12)
+        Engine(target, DraftModel(draft, (1, 1)), rule), PROMPTS[:2], how, StopConditions(12)
     )
     assert run.stats.accepted == 0
     assert not {token for text in found for token in text} & {4, 5, 6}

@@ -6,7 +6,7 @@ import torch
 
 from outrider import noise, ops, verifiers
 from outrider.tree import branching, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
 RULES = {
     "chain": "rejection",
@@ -33,7 +33,7 @@ class Case:
     mask: bool = False
     ragged: bool = False
     hot: str = "none"
-    kind: Kind = Kind.WITHOUT
+    kind: DrawKind = DrawKind.WITHOUT
     mixed: bool = False
     seed: int = 0
 
@@ -76,15 +76,17 @@ def build(case: Case):
     draws = children(case.counts).expand(rows, -1, -1).clone()
     kinds = torch.full_like(draws, int(case.kind))
     if case.mixed:
-        kinds[:, ::2, 0] = int(Kind.FIXED)
+        kinds[:, ::2, 0] = int(DrawKind.FIXED)
     if case.hot == "some":
-        kinds[0] = int(Kind.FIXED)
+        kinds[0] = int(DrawKind.FIXED)
     tokens = _draw(draws, kinds, guess, rng)
     if case.ragged:
         draws[-1, 1:] = -1
-    row = torch.where((draws >= 0) & (kinds != Kind.FIXED), torch.arange(nodes)[None, :, None], -1)
-    found = frozenset(Kind(k) for k in kinds[draws >= 0].tolist())
-    no_laws = found == {Kind.FIXED}
+    row = torch.where(
+        (draws >= 0) & (kinds != DrawKind.FIXED), torch.arange(nodes)[None, :, None], -1
+    )
+    found = frozenset(DrawKind(k) for k in kinds[draws >= 0].tolist())
+    no_laws = found == {DrawKind.FIXED}
     draft = Draft(tokens, tree, draws, kinds, row, None if no_laws else guess, found)
     keys = torch.arange(rows) * 7919 + case.seed
     return draft, Scores(laws), Draws(keys, torch.arange(rows) * 13 + 5)
@@ -109,7 +111,7 @@ def _draw(draws, kinds, guess, rng):
             kids = [k for k in draws[b, n].tolist() if k >= 0]
             if not kids:
                 continue
-            replace = kinds[b, n, -1] == Kind.WITH
+            replace = kinds[b, n, -1] == DrawKind.WITH
             law = (
                 probs[b, n] if not bool((probs[b, n] == 1).any()) else torch.ones_like(probs[b, n])
             )
@@ -167,24 +169,47 @@ def matrix():
         for seed in range(2):
             found.append((op, Case(seed=seed, counts=(1,) * 5, vocab=40, spread=0.4)))
         for change in (
-            {"temperature": 0.7}, {"floor": True}, {"floor": True, "temperature": 1.3},
-            {"mask": True}, {"ragged": True}, {"ragged": True, "kept": True}, {"spread": 0.0},
-            {"spread": 3.0}, {"hot": "some"}, {"mixed": True}, {"kind": Kind.WITH},
-            {"kind": Kind.FIXED}, {"counts": (1,)}, {"batch": 1}, {"batch": 3, "counts": (1, 1)},
-            {"floor": True, "kept": True, "dtype": "bf16"}, {"vocab": 130, "counts": (1, 1)},
-        ):  # fmt: skip
+            {"temperature": 0.7},
+            {"floor": True},
+            {"floor": True, "temperature": 1.3},
+            {"mask": True},
+            {"ragged": True},
+            {"ragged": True, "kept": True},
+            {"spread": 0.0},
+            {"spread": 3.0},
+            {"hot": "some"},
+            {"mixed": True},
+            {"kind": DrawKind.WITH},
+            {"kind": DrawKind.FIXED},
+            {"counts": (1,)},
+            {"batch": 1},
+            {"batch": 3, "counts": (1, 1)},
+            {"floor": True, "kept": True, "dtype": "bf16"},
+            {"vocab": 130, "counts": (1, 1)},
+        ):
             found.append((op, Case(**change)))
     for dtype in DTYPES:
         found.append(("block", Case(dtype=dtype, counts=(1, 1, 1, 1))))
     for op in ("tree", "traversal"):
         for counts in ((2,), (2, 2), (3, 1), (1, 2)):
-            for kind in (Kind.WITHOUT, Kind.WITH, Kind.FIXED):
+            for kind in (DrawKind.WITHOUT, DrawKind.WITH, DrawKind.FIXED):
                 found.append((op, Case(counts=counts, kind=kind, batch=1, vocab=33)))
     for change in (
-        {"dtype": "bf16"}, {"dtype": "fp16"}, {"floor": True}, {"mask": True}, {"kept": True},
-        {"temperature": 0.7}, {"spread": 0.0}, {"spread": 3.0}, {"mixed": True}, {"hot": "some"},
-        {"ragged": True}, {"batch": 2}, {"counts": (4,)}, {"counts": ()},
-    ):  # fmt: skip
+        {"dtype": "bf16"},
+        {"dtype": "fp16"},
+        {"floor": True},
+        {"mask": True},
+        {"kept": True},
+        {"temperature": 0.7},
+        {"spread": 0.0},
+        {"spread": 3.0},
+        {"mixed": True},
+        {"hot": "some"},
+        {"ragged": True},
+        {"batch": 2},
+        {"counts": (4,)},
+        {"counts": ()},
+    ):
         for op in ("tree", "traversal"):
             found.append((op, Case(**({"counts": (2, 2), "batch": 1, "vocab": 33} | change))))
     for seed in range(6):
@@ -193,10 +218,12 @@ def matrix():
     for counts in ((1, 1, 1), (2, 2)):
         for hot in ("none", "some", "all"):
             for dtype in DTYPES:
-                found.append(("match", Case(counts=counts, hot=hot, dtype=dtype, kind=Kind.FIXED)))
+                found.append(
+                    ("match", Case(counts=counts, hot=hot, dtype=dtype, kind=DrawKind.FIXED))
+                )
     for change in (
         {"floor": True}, {"mask": True}, {"ragged": True}, {"temperature": 0.5}, {"vocab": 33},
-        {"vocab": 32}, {"kind": Kind.WITHOUT}, {"counts": ()}, {"counts": (3, 1)},
+        {"vocab": 32}, {"kind": DrawKind.WITHOUT}, {"counts": ()}, {"counts": (3, 1)},
     ):  # fmt: skip
         found.append(("match", Case(**({"counts": (1, 1)} | change))))
     return found

@@ -7,7 +7,7 @@ from cases import Case, build
 from outrider import ops
 from outrider.errors import BackendUnavailable, UnknownName
 from outrider.ops import backend
-from outrider.types import Kind
+from outrider.types import DrawKind
 
 
 def test_devices_choose():
@@ -55,7 +55,7 @@ def test_a_named_backend_raises_where_the_automatic_choice_steps_aside():
     with ops.use(None):
         if backend.explicit() is None:
             assert ops.fused("chain", draft, scores, draws) is None
-    coupled = draft._replace(kinds=frozenset({Kind.COUPLED}))
+    coupled = draft._replace(kinds=frozenset({DrawKind.COUPLED}))
     with ops.use("cpu"), pytest.raises(BackendUnavailable, match="matching rule"):
         ops.fused("tree", coupled, scores, draws)
 

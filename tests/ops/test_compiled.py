@@ -10,7 +10,7 @@ from outrider.models.cpu_kernels import build as compiler
 from outrider.noise import Purpose
 from outrider.ops.cpu import block, compiled, keys
 from outrider.ops.cpu.urns import Urns
-from outrider.types import Kind, Laws
+from outrider.types import DrawKind, Laws
 
 CASES = {
     "plain": {},
@@ -90,7 +90,7 @@ def test_rows_that_the_kernel_leaves_are_walked():
 
 
 def test_placed_children_alone():
-    draft, scores, draws = drawn(Case(counts=(1,) * 4, batch=5, kind=Kind.FIXED))
+    draft, scores, draws = drawn(Case(counts=(1,) * 4, batch=5, kind=DrawKind.FIXED))
     found = compiled.block(draft, scores, draws, True)
     assert found.left == []
     same(found, block.walked(draft, scores, draws, True, range(5)), range(5))

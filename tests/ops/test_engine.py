@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider import Engine, Limits, Sampling
+from outrider import Engine, Sampling, StopConditions
 from outrider.ops import use
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
@@ -15,7 +15,7 @@ def check(name, sampling, most):
     def texts(backend):
         with use(backend):
             return decode(
-                Engine(target, DRAFTERS[name](small)), PROMPTS[:2], sampling, Limits(most)
+                Engine(target, DRAFTERS[name](small)), PROMPTS[:2], sampling, StopConditions(most)
             )[0]
 
     assert texts("triton") == texts("reference")

@@ -10,7 +10,7 @@ import torch
 from cases import Case, build, same, twin
 
 from outrider.laws.sampling import Sampling, floors, rows
-from outrider.types import Draws, Kind, Laws
+from outrider.types import DrawKind, Draws, Laws
 
 REHEARSAL = os.environ.get("OUTRIDER_GPU_TESTS") == "interpreter"
 HERE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -184,7 +184,7 @@ def test_first_token_follows_the_target_over_ten_million_draws(op):
     if op == "match":  # placed children: what follows them is the target's own draw
         draft = draft._replace(
             kind_BNK=torch.zeros_like(draft.kind_BNK), row_BNK=torch.full_like(draft.row_BNK, -1),
-            kinds=frozenset({Kind.FIXED}),
+            kinds=frozenset({DrawKind.FIXED}),
         )  # fmt: skip
 
     def wide(laws):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from forests import same_as_reference
 
-from outrider.types import Kind
+from outrider.types import DrawKind
 from outrider.verifiers.kseq import division_factor
 
 TREES = {
@@ -36,8 +36,8 @@ def test_placed_children_are_judged_as_the_reference_does():
     """At the root of every second tree, as beside rows at temperature 0."""
     forest = TREES["two"](e.World(4, 2, 11, ("random",)))
     kinds = forest.kind_RNK.copy()
-    kinds[::2, 0] = int(Kind.FIXED)
-    both = frozenset({Kind.FIXED, Kind.WITH})
+    kinds[::2, 0] = int(DrawKind.FIXED)
+    both = frozenset({DrawKind.FIXED, DrawKind.WITH})
     same_as_reference("kseq", replace(forest, kind_RNK=kinds, kinds=both), torch.float64)
 
 
@@ -77,5 +77,5 @@ def test_draws_of_two_laws_are_left_to_the_reference():
     other[..., 0] = torch.where(other[..., 0] >= 0, 1, -1)
     assert not fits(drafts._replace(row_BNK=other))
     partly = drafts.kind_BNK.clone()
-    partly[..., 1] = int(Kind.FIXED)
+    partly[..., 1] = int(DrawKind.FIXED)
     assert not fits(drafts._replace(kind_BNK=partly))

@@ -5,14 +5,14 @@ import torch
 from cases import Case, build, same, twin
 
 from outrider.tree import branching, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("op", ["tree", "traversal"])
 def test_draws_of_one_node_come_from_several_drafts(kernels, op, seed):
     """Independent draws, each with its own law row (SpecInfer with several drafts)."""
-    draft, scores, draws = build(Case(counts=(3,), kind=Kind.WITH, seed=seed, vocab=33))
+    draft, scores, draws = build(Case(counts=(3,), kind=DrawKind.WITH, seed=seed, vocab=33))
     draft.row_BNK[:, 0] = torch.tensor([1, 0, 2])
     same(kernels.ops[f"judge:{op}"](draft, scores, draws), twin(op, draft, scores, draws))
 
@@ -31,10 +31,10 @@ def _peaked():
         torch.tensor([[2, 0, 1]]),
         branching((2,)),
         children((2,)),
-        torch.full_like(node, int(Kind.WITHOUT)),
+        torch.full_like(node, int(DrawKind.WITHOUT)),
         row,
         drafted,
-        frozenset({Kind.WITHOUT}),
+        frozenset({DrawKind.WITHOUT}),
     )
     return draft, Scores(target), Draws(torch.zeros(1).long(), torch.zeros(1).long())
 

@@ -7,7 +7,7 @@ from cases import Case, build, twin
 from outrider import noise, ops
 from outrider.noise import Purpose
 from outrider.ops.cpu import keys
-from outrider.types import Kind
+from outrider.types import DrawKind
 
 BLOCK, TRIES = 32, 4
 
@@ -25,7 +25,7 @@ def next_token(draft, scores, draws, b, count, rounds, part):
     vocab = laws.logits_BRV.shape[-1]
     p, q = _law(laws, b, count, vocab), np.zeros(vocab)
     refused = count < draft.tree.max_depth and int(draft.draws_BNK[b, count, 0]) >= 0
-    if refused and int(draft.kind_BNK[b, count, 0]) == Kind.FIXED:
+    if refused and int(draft.kind_BNK[b, count, 0]) == DrawKind.FIXED:
         q[int(draft.tokens_BN[b, count + 1])] = 1
     elif refused:
         q = _law(draft.laws, b, int(draft.row_BNK[b, count, 0]), vocab)
@@ -67,7 +67,7 @@ CASES = [
     for seed, (depth, vocab, dtype, spread) in enumerate(SHAPES)
 ]
 CASES += [Case(kept=True), Case(mask=True), Case(floor=True), Case(temperature=0.6)]
-CASES += [Case(ragged=True), Case(hot="some"), Case(mixed=True), Case(kind=Kind.FIXED)]
+CASES += [Case(ragged=True), Case(hot="some"), Case(mixed=True), Case(kind=DrawKind.FIXED)]
 CASES += [Case(batch=1, counts=(1, 1))]
 
 

@@ -12,7 +12,7 @@ from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import Urn, pick
 from outrider.ops.reference import draws as reference
 from outrider.tree import branching, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
 
 def _laws(vocab, dtype, temperature=1.0, floor=False, batch=2, rows=2, seed=0):
@@ -157,7 +157,7 @@ def test_first_two_tokens_follow_the_target(op, backend):
     ones = torch.ones(batch)
     draft = Draft(
         tokens, tree, draws, torch.full_like(draws, 1), row,
-        Laws(guess, ones, greedy="none"), frozenset({Kind.WITHOUT}),
+        Laws(guess, ones, greedy="none"), frozenset({DrawKind.WITHOUT}),
     )  # fmt: skip
     scores = Scores(Laws(target, ones, greedy="none"))
     keyed = Draws(torch.arange(batch) * 31, torch.zeros(batch, dtype=torch.int64))

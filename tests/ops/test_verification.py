@@ -6,7 +6,7 @@ from cases import Case, build, matrix, same, twin, with_race
 
 from outrider import ops
 from outrider.ops.cpu import BACKEND as CPU
-from outrider.types import Kind, Scores
+from outrider.types import DrawKind, Scores
 
 BRANCHING = ("tree", "traversal")  # operations that take more than chains
 CASES = [pytest.param(op, case, id=f"{op}-{case.id}") for op, case in matrix()]
@@ -127,7 +127,7 @@ def test_empty_residual_falls_back_to_the_target(kernels, op):
 def test_a_smaller_draft_vocabulary(kernels, op, kept):
     """Tokens the draft does not know have probability 0 there and enter through the residual."""
     for seed in range(3):
-        case = Case(vocab=70, seed=seed, kept=kept, kind=Kind.WITH)
+        case = Case(vocab=70, seed=seed, kept=kept, kind=DrawKind.WITH)
         draft, scores, draws = build(case)
         few = 40
         full = draft.laws.logits_BRV.clone()
@@ -145,7 +145,7 @@ def test_a_smaller_draft_vocabulary(kernels, op, kept):
 
 
 def test_match_takes_an_injected_race(kernels):
-    draft, scores, draws = build(Case(counts=(2, 1), kind=Kind.FIXED))
+    draft, scores, draws = build(Case(counts=(2, 1), kind=DrawKind.FIXED))
     race = torch.rand(2, 3, 65).exp()
     draws = draws._replace(target_race_BDV=race)
     theirs = twin("match", draft, scores, draws)
@@ -201,7 +201,7 @@ def test_a_vanishing_reach_keeps_nothing(vocab):
     """Block verification divides by the reach, which may be as small as a float gets."""
     from outrider import verifiers
     from outrider.tree import chain, children
-    from outrider.types import Draft, Draws, Kind, Laws, Scores
+    from outrider.types import Draft, DrawKind, Draws, Laws, Scores
 
     target = torch.zeros(1, 3, vocab)
     target[0, 0, 0] = -95.0
@@ -212,10 +212,10 @@ def test_a_vanishing_reach_keeps_nothing(vocab):
         torch.zeros(1, 3, dtype=torch.int64),
         chain(2),
         draws,
-        torch.full_like(draws, int(Kind.WITHOUT)),
+        torch.full_like(draws, int(DrawKind.WITHOUT)),
         torch.where(draws >= 0, torch.arange(3)[None, :, None], -1),
         Laws(guess, torch.ones(1), greedy="none"),
-        frozenset({Kind.WITHOUT}),
+        frozenset({DrawKind.WITHOUT}),
     )
     scores = Scores(Laws(target, torch.ones(1), greedy="none"))
     uniform = torch.full((1, 3, 1), 0.5)

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 import outrider
-from outrider import Beams, Limits, Request, Root, Sampling, Stop
+from outrider import Beams, Request, Root, Sampling, Stop, StopConditions
 from outrider.drafters import ReferenceLookup
-from outrider.engine.search.decode import search
-from outrider.engine.search.pace import Pace
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.integrations.generate import Speculative
 from outrider.models import adapt
 from outrider.types import Inputs
@@ -56,7 +56,7 @@ def test_molecules(annalog_wheel):
         ids = torch.tensor([annalog.source(tokens, smiles)])
         expected = network.generate(ids, max_length=60, num_beams=5, num_return_sequences=5)
         source = Inputs(ids, None, torch.ones_like(ids).bool())
-        request = Request([annalog.START], Sampling(0), Limits(59, (annalog.END,)), source)
+        request = Request([annalog.START], Sampling(0), StopConditions(59, (annalog.END,)), source)
         beams = Beams(5, num_return_sequences=5)
         for drafter in (Root(), ReferenceLookup(6)):
             (row,) = search(target, drafter, [request], beams).hypotheses
@@ -83,7 +83,8 @@ def test_speech(whisper, speech):
     there = torch.ones(2, columns.shape[2], dtype=torch.bool)
     heard = Inputs(None, columns.transpose(1, 2), there)
     requests = [
-        Request(FIRST, Sampling(0), Limits(32, (END,)), heard.take([row])) for row in range(2)
+        Request(FIRST, Sampling(0), StopConditions(32, (END,)), heard.take([row]))
+        for row in range(2)
     ]
     target = adapt(network)
     plain = search(target, Root(), requests, Beams(5))
@@ -93,7 +94,7 @@ def test_speech(whisper, speech):
         replace(request, reference=row[0].token_ids)
         for request, row in zip(requests, plain.hypotheses, strict=True)
     ]
-    pace = Pace(6, adapts=False)
+    pace = LookaheadDepth(6, adapts=False)
     ahead = search(target, ReferenceLookup(6), copied, Beams(5), pace=pace)
     assert [row[0].token_ids for row in ahead.hypotheses] == [
         row[0].token_ids for row in plain.hypotheses

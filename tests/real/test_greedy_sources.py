@@ -13,7 +13,7 @@ import torch
 from scipy.signal import resample_poly
 from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from outrider import DraftModel, Engine, Limits, Root, Sampling
+from outrider import DraftModel, Engine, Root, Sampling, StopConditions
 from outrider.models import TreeDecoder, adapt, load_checks
 from outrider.models.seq2seq import Seq2SeqRunner
 from outrider.types import Inputs
@@ -71,7 +71,7 @@ def test_analogues_are_transformers(molecules):
     target = adapt(model)
     assert load_checks.paths(target, "target") < 1e-5
     inputs = [Inputs(torch.tensor([i]), None, torch.ones(1, len(i)).bool()) for i in sources]
-    limits = Limits(budget, stop_ids=(annalog.END,))
+    limits = StopConditions(budget, stop_ids=(annalog.END,))
     assert texts(Engine(target, Root()), [[annalog.START]] * 4, limits, inputs)[0] == expected
     tree = Engine(target, DraftModel(target, (2, 2)), "match")
     fast, stats = texts(tree, [[annalog.START]] * 4, limits, inputs)
@@ -100,7 +100,7 @@ def test_transcripts_are_transformers(whisper, frames):
     lines = [line[: line.index(end) + 1] if end in line else line for line in expected]
     there = torch.ones(1, frames.shape[1], dtype=torch.bool)
     inputs = [Inputs(None, frames[row : row + 1], there) for row in range(3)]
-    limits = Limits(40, stop_ids=(end,))
+    limits = StopConditions(40, stop_ids=(end,))
     assert texts(Engine(target, Root()), [prompt] * 3, limits, inputs)[0] == lines
     tree = Engine(target, DraftModel(target, (2, 1)), "match")
     assert texts(tree, [prompt] * 3, limits, inputs)[0] == lines

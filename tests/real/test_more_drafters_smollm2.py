@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import outrider
-from outrider import DraftModel, Limits, Sampling, verifiers
+from outrider import DraftModel, Sampling, StopConditions, verifiers
 from outrider.drafters import Cascade, LayerSkip, Lookahead, Random
 from outrider.models.early_exit import part
 from outrider.testing import decode
@@ -28,7 +28,7 @@ def texts(plain, drafter, sampling, tokens=20, of=PROMPTS):
     prompts = [plain.tokenizer(text)["input_ids"] for text in of]
     rule = None if sampling.temperature == 0 else verifiers.get("match")
     engine = outrider.Engine(plain.engine.target, drafter, rule)
-    return decode(engine, prompts, sampling, Limits(tokens))
+    return decode(engine, prompts, sampling, StopConditions(tokens))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, seed=5)], ids=["greedy", "drawn"])

@@ -10,7 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
-from outrider import DraftModel, Limits, PromptLookup, Request, Root, Run, Sampling, Stop
+from outrider import (
+    DraftModel,
+    EngineRun,
+    PromptLookup,
+    Request,
+    Root,
+    Sampling,
+    Stop,
+    StopConditions,
+)
 from outrider.drafters import Parts, make
 from outrider.text.answer import Answer
 from outrider.text.stream import Stream
@@ -70,21 +79,21 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
     engine, tokenizer = speculator.engine, speculator.tokenizer
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
     requests = [
-        Request(prompt, how, Limits(budget, speculator.eos_ids))
+        Request(prompt, how, StopConditions(budget, speculator.eos_ids))
         for prompt, how, budget in zip(prompts, SETTINGS, BUDGETS, strict=True)
     ]
     rule = "match"  # a request's text is then its seed's, whoever else is sampled
     engine = outrider.Engine(engine.target, engine.drafter, rule)
     alone = []
     for request in requests:
-        run = Run(engine, 1, 128)
+        run = EngineRun(engine, 1, 128)
         run.submit(request)
         run.close()
         alone.append([token for block in run for token in block.token_ids])
     word = tokenizer.decode(alone[STOPPED][6:9])  # three tokens of its text end it
 
     stops = [Stop(budget, (word,) if row == STOPPED else ()) for row, budget in enumerate(BUDGETS)]
-    run = Run(engine, 3, 128)
+    run = EngineRun(engine, 3, 128)
     run.submit_all(requests[:4])
     each = zip(stops, prompts, strict=True)
     answers = [Answer(tokenizer, stop, ids, speculator.eos_ids) for stop, ids in each]

@@ -221,10 +221,10 @@ def test_files_that_do_not_belong_together_are_refused_and_left_alone(three):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_stops_ends_the_run_and_loses_no_row(shipped, seeded, tmp_path, monkeypatch):
-    from outrider.engine.run import Run
+    from outrider.engine.engine_run import EngineRun
 
     whole = answered(shipped, seeded, tmp_path / "whole.jsonl")
-    step, turns = Run.step, iter(range(8))
+    step, turns = EngineRun.step, iter(range(8))
 
     def broken(run):
         if next(turns, None) is None:
@@ -233,7 +233,7 @@ def test_an_engine_that_stops_ends_the_run_and_loses_no_row(shipped, seeded, tmp
 
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", broken)
+        patch.setattr(EngineRun, "step", broken)
         with pytest.raises(RuntimeError, match="on fire"):
             answered(shipped, seeded, out)
     assert 0 < len(read(out)) < 8

@@ -12,7 +12,7 @@ import pytest
 import torch
 from served import NAME, PROMPT, events, far, idle, serving, streamed, write
 
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
 from outrider.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -403,7 +403,7 @@ def test_a_dead_engine_is_told_to_everybody(shipped, monkeypatch, served_by, fau
         def broken(run):
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr(Run, "step", broken)
+        monkeypatch.setattr(EngineRun, "step", broken)
         other = BODY | {"speculative_config": {"method": "none"}}
         assert asked(server, other)[0] == 503
         left = list(stream)

@@ -6,7 +6,7 @@ import urllib.error
 import pytest
 from served import NAME, PROMPT, events, serving
 
-from outrider import Limits, Request
+from outrider import Request, StopConditions
 from outrider.errors import ConfigurationError
 
 
@@ -104,5 +104,5 @@ def test_what_cannot_be_resumed_is_refused(server, body, part):
 
 def test_an_engine_refuses_an_answer_without_a_prompt():
     with pytest.raises(ConfigurationError, match="less than the prompt's 2 tokens"):
-        Request([1, 2], limits=Limits(4), written=2)
+        Request([1, 2], limits=StopConditions(4), written=2)
     assert Request([1, 2, 3], written=2).asked == (1,)

@@ -19,9 +19,9 @@ from outrider.certify.power import Power
 from outrider.certify.report import Report, Test
 from outrider.certify.verdicts import Verdicts
 from outrider.drafters import Root
-from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, token_ids
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import StopConditions, token_ids
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
 from outrider.types import Inputs, LanguageModel
@@ -95,14 +95,14 @@ def rounding(target: LanguageModel, prompts: Sequence[Prompt], nodes: int) -> fl
         engine = Engine(target, Root(), verifiers.get("match"))
         settings = [Sampling(seed=row) for row in range(len(texts))]
         rows = [prompt.inputs for prompt in prompts[:8]]
-        run = engine.run([text.prompt for text in texts], settings, Limits(16), inputs=rows)
+        run = engine.run([text.prompt for text in texts], settings, StopConditions(16), inputs=rows)
         texts = _continued(texts, list(run))
     longest = max(len(text.prompt) for text in texts)
     alike = [text for text in texts if len(text.prompt) == longest]
     return margins.tolerance(target, alike, nodes)
 
 
-def _continued(texts: Sequence[Text], blocks: Sequence[HostBlock]) -> list[Text]:
+def _continued(texts: Sequence[Text], blocks: Sequence[StepOutput]) -> list[Text]:
     """Texts whose prompts are what was written, too."""
     whole = [list(text.prompt) for text in texts]
     for block in blocks:

@@ -23,8 +23,8 @@ from outrider.certify.power import Power
 from outrider.certify.report import Report, Test
 from outrider.drafters import DraftModel, DynamicTree, Root
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
-from outrider.engine.run import Observer
+from outrider.engine.engine_run import Observer
+from outrider.engine.request import StopConditions
 from outrider.errors import PromptError
 from outrider.laws.sampling import Sampling
 from outrider.stats import Stats
@@ -164,7 +164,7 @@ class _Run:
         run = engine.run(
             [prompt.tokens for prompt, _ in batch],
             settings,
-            Limits(new),
+            StopConditions(new),
             inputs=[prompt.inputs for prompt, _ in batch],
             observe=observe,
         )

@@ -28,7 +28,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.certify.report import Test
 from outrider.certify.surplus import Surplus
-from outrider.types import Block, Draft, Kind, Scores, Verdict, Verifier
+from outrider.types import Draft, DrawKind, Scores, StepTensors, Verdict, Verifier
 
 KEPT, NEXT = NAMES = ("kept, given draft", "next, given draft")
 
@@ -43,10 +43,10 @@ class Verdicts:
 
     @torch.inference_mode()
     def __call__(
-        self, draft: Draft, scores: Scores, verdict: Verdict, block: Block, rows: list[int]
+        self, draft: Draft, scores: Scores, verdict: Verdict, block: StepTensors, rows: list[int]
     ) -> None:
         """Count one step of the rows that still run."""
-        if draft.tree.max_depth == 0 or Kind.COUPLED in draft.kinds:
+        if draft.tree.max_depth == 0 or DrawKind.COUPLED in draft.kinds:
             return
         outcome = self.rule.outcome(draft, scores)
         running = block.emitted_B > 0

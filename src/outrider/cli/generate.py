@@ -19,7 +19,7 @@ from outrider.lab.drawing import pyplot
 from outrider.lab.terminal import put
 
 if TYPE_CHECKING:
-    from outrider.engine.search import Beams
+    from outrider.engine.beam_search import Beams
     from outrider.laws.sampling import Sampling as Rules
     from outrider.models.sources import ModelSource
     from outrider.text.results import Generation
@@ -160,7 +160,7 @@ def _drawable(path: Path | None, beams: "Beams | None") -> None:
 
 def _beams(count: int, penalty: float, streamed: bool) -> "Beams | None":
     """The beam search asked for, if one is."""
-    from outrider.engine.search import Beams
+    from outrider.engine.beam_search import Beams
 
     if count == 1 and penalty == 1:
         return None

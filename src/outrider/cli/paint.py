@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from outrider.engine.blocks import HostBlock
+    from outrider.engine.outputs import StepOutput
     from outrider.types import Tokenizer
 
 STYLES = {
@@ -43,12 +43,12 @@ def piece(kind: str, text: str, colour: bool) -> Text:
     return Text(before + text + after)
 
 
-def line(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
+def line(block: "StepOutput", decode: Callable[[int], str], colour: bool) -> Text:
     """A step as one line of figure 1, whatever its tokens are."""
     return step(block, lambda token: decode(token).replace("\n", "\\n"), colour)
 
 
-def step(block: "HostBlock", decode: Callable[[int], str], colour: bool) -> Text:
+def step(block: "StepOutput", decode: Callable[[int], str], colour: bool) -> Text:
     """Accepted drafted tokens, the first rejected ones, then the target's own token."""
     line = Text()
     ids, trace = block.token_ids, block.trace

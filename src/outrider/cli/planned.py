@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 def priced(engine: "Engine") -> list[str]:
     """The planner, and the costs that it weighs tokens against."""
-    from outrider.engine.planner import Fixed
+    from outrider.engine.speculation_policy import FixedLength
 
-    if isinstance(engine.planner, Fixed):
+    if isinstance(engine.planner, FixedLength):
         return [f"planner fixed: {engine.shapes[0].max_nodes - 1} drafted tokens in every step"]
     lines = [f"planner {type(engine.planner).__name__.lower()}"]
     if engine.costs is not None:

@@ -22,15 +22,7 @@ from outrider import arguments, ops
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.drafters.memory import OneModel
-from outrider.types import (
-    Cache,
-    Context,
-    Draft,
-    Kind,
-    LanguageModel,
-    Laws,
-    Shape,
-)
+from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
@@ -41,18 +33,18 @@ class Beam(OneModel):
     width: int = 3
     depth: int = 4
     name: ClassVar[str] = "beam"
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.CHAIN, width=2)
         arguments.wholes(self, recipes.PLAIN, depth=1)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """A beam of each depth."""
         return shapes.of_levels(self.width, self.depth)
 
-    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Grow the beam, one draft-model call per level; every row gets its own topology."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
@@ -64,7 +56,7 @@ class Beam(OneModel):
 class _Paths:
     """The paths of a beam under way."""
 
-    drawn = (Kind.WITHOUT,)
+    drawn = (DrawKind.WITHOUT,)
 
     def __init__(self, width: int, root_B1: Tensor) -> None:
         self.width, self.phi_Bw, self.psi_Bw = width, root_B1, root_B1

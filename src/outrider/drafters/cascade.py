@@ -26,7 +26,16 @@ from outrider.drafters.suffix import LONGEST, automata
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
+from outrider.types import (
+    Context,
+    Draft,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Laws,
+    Scores,
+    Verdict,
+)
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -119,7 +128,7 @@ class _Under:
     """A chain drawn with given noise [B, depth]."""
 
     keys: Tensor
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """One draw."""
@@ -140,8 +149,8 @@ class Cascade(shapes.Chains):
     guesses: int = 4
     name: ClassVar[str] = "cascade"
     taps: ClassVar[tuple[int, ...]] = ()
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
@@ -154,7 +163,7 @@ class Cascade(shapes.Chains):
         cache = growing.open_cache(self.model, context, capacity)
         return Several((cache, self.guesser.open(context, capacity)))
 
-    def propose(self, memory: Several, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Several, context: Context, shape: DraftShape) -> Draft:
         """Draw the chain, in as many calls of the draft model as the guesses leave."""
         depth = shapes.declared(self, shape).max_depth
         cache, guesser = memory.stores

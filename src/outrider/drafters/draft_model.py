@@ -15,14 +15,14 @@ from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
 from outrider.drafters.memory import OneModel
 from outrider.errors import ConfigurationError
-from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Laws, Shape
+from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
 class Drawn:
     """Children drawn without replacement."""
 
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """Draws in order."""
@@ -35,7 +35,7 @@ class Drawn:
 class Coupled:
     """The best tokens under the target's noise."""
 
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.COUPLED,)
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.COUPLED,)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The target's own token first, if the draft's law is the target's."""
@@ -82,16 +82,16 @@ class DraftModel(OneModel):
         return self.policy or (Coupled() if self.coupled else Drawn())
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({Kind.FIXED, *self.chosen.drawn})
+        return frozenset({DrawKind.FIXED, *self.chosen.drawn})
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self.parents or (-1,))
 
-    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)

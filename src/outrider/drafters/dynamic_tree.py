@@ -27,7 +27,7 @@ from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import pool, shapes
 from outrider.drafters.memory import OneModel
-from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Shape
+from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class DynamicTree(OneModel):
         pool.fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
 
     @property
-    def drawn(self) -> tuple[Kind, ...]:
+    def drawn(self) -> tuple[DrawKind, ...]:
         """Every child is placed, or every child is coupled."""
         return pool.drawn(self.coupled)
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({Kind.FIXED, *self.drawn})
+        return frozenset({DrawKind.FIXED, *self.drawn})
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
         return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
 
@@ -74,7 +74,7 @@ class DynamicTree(OneModel):
         room = self.model.width(capacity + more) if more else capacity
         return growing.open_cache(self.model, context, room)
 
-    def propose(self, memory: Cache, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
         source = growing.Model(self.model, memory, self.depth)

@@ -30,7 +30,16 @@ from outrider.drafters.placed import Grown
 from outrider.drafters.recall import Recall
 from outrider.odds import Odds, bucket
 from outrider.rows import Columns
-from outrider.types import Cache, Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+from outrider.types import (
+    Cache,
+    Context,
+    Draft,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Scores,
+    Verdict,
+)
 
 CALL = 0.1  #: of a plain step's tokens: a call of the draft model
 NODE = 0.05  #: and a node behind the first `FREE`, which take no time
@@ -140,12 +149,12 @@ class Either:
         return self.drafted.taps
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Those of both."""
         return self.copies.kinds | self.drafted.kinds
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """Those of copies; a chain takes as many nodes as it needs."""
         return self.copies.shapes
 
@@ -167,12 +176,12 @@ class Either:
             for gains, sides in zip(told, memory.sides.rows, strict=True)
         ]
 
-    def propose(self, memory: Memory, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Memory, context: Context, shape: DraftShape) -> Draft:
         """Trees of copies in some rows, chains of the model in the others."""
         draft = self._draft(memory, context, shape)
         return draft if self.copies.chain else draft._replace(fan=recall.CHILDREN)
 
-    def _draft(self, memory: Memory, context: Context, shape: Shape) -> Draft:
+    def _draft(self, memory: Memory, context: Context, shape: DraftShape) -> Draft:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
         if all(copied):
             return self.copies.propose(memory.text, context, shape)

@@ -12,14 +12,14 @@ from outrider import ops
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import Children, Keys, Level
 from outrider.drafters.shapes import recipe
-from outrider.types import Kind, LanguageModel, Laws
+from outrider.types import DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
 class Hub:
     """A node with one child draws it from the whole law."""
 
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT, Kind.FIXED)
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT, DrawKind.FIXED)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""

@@ -22,7 +22,7 @@ from outrider.errors import ConfigurationError
 from outrider.models.decoder import TreeDecoder
 from outrider.models.early_exit import part
 from outrider.tree import parents_of
-from outrider.types import Context, Draft, Kind, LanguageModel, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class LayerSkip(Forgetful):
         return Coupled() if self.coupled else Drawn()
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows place their children."""
-        return frozenset({Kind.FIXED, *self.policy.drawn})
+        return frozenset({DrawKind.FIXED, *self.policy.drawn})
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """The tree, and cut at each depth."""
         return shapes.of_tree(self._parents)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one call of the layers each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed(self._parents[:nodes], context.length_B.device)

@@ -23,7 +23,7 @@ from outrider.drafters import growing, recipes
 from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.rows import Columns
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Lookahead:
     kept: int = 64  #: n-grams of the pool
     name: ClassVar[str] = "lookahead"
     taps: ClassVar[tuple[int, ...]] = ()
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
         do = "see drafters.lookahead"
         arguments.wholes(self, do, window=1, order=2, tried=1, kept=self.window)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """One for each number of columns; all of them look up as many n-grams."""
         return _shapes(self.window, self.order, self.tried)
 
@@ -70,7 +70,7 @@ class Lookahead:
         pool = torch.full((rows, self.kept, self.order), -1, device=device)
         return Guesses(window.clone(), pool, torch.zeros_like(context.length_B))
 
-    def propose(self, memory: Guesses, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Guesses, context: Context, shape: DraftShape) -> Draft:
         """The pool's n-grams behind the pending token, and the first columns of the window."""
         columns = shapes.declared(self, shape).max_depth - self.order + 2
         plan = _plan(columns, self.order, self.tried, context.length_B.device)
@@ -89,7 +89,7 @@ class Lookahead:
         tree = TreeBuilder(shapes.fixed(plan.parents, tokens.device), context)
         order = plan.order
         tree.fill(tokens[:, order], torch.cat([*there, below.flatten(1)], 1)[:, order])
-        return tree.draft((Kind.FIXED,))
+        return tree.draft((DrawKind.FIXED,))
 
     def _known(self, memory: Guesses, pending_B1: Tensor) -> tuple[Tensor, Tensor]:
         """The latest n-grams that begin with the pending token, without it [B, G, N - 1].
@@ -172,9 +172,9 @@ def _plan(columns: int, ngram: int, tried: int, device: torch.device) -> _Plan:
 
 
 @lru_cache(maxsize=64)
-def _shapes(window: int, ngram: int, tried: int) -> tuple[Shape, ...]:
+def _shapes(window: int, ngram: int, tried: int) -> tuple[DraftShape, ...]:
     return tuple(
-        Shape(depth, 1 + (columns + tried) * (ngram - 1), depth, is_chain=False)
+        DraftShape(depth, 1 + (columns + tried) * (ngram - 1), depth, is_chain=False)
         for columns in range(window, 0, -1)
         for depth in (columns + ngram - 2,)
     )

@@ -12,7 +12,7 @@ from outrider.drafters import recipes
 from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.root import bare
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind
+from outrider.types import Context, Draft, DrawKind
 
 
 def check(of: object) -> None:
@@ -73,4 +73,4 @@ def copied(corpus_BC: Tensor, start_Bw: Tensor, context: Context, count: int) ->
     parents = (-1, *(max(node - width, 0) for node in range(1, 1 + width * count)))
     tree = TreeBuilder(shapes.fixed(parents, device), context)
     tree.fill(tokens.clamp(min=0).flatten(1), there.flatten(1))
-    return tree.draft((Kind.FIXED,))
+    return tree.draft((DrawKind.FIXED,))

@@ -22,7 +22,7 @@ from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.tree import numbers, parents_of
-from outrider.types import Context, Draft, Kind, Laws, Output, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
 
 DISCOUNT = 0.75
 
@@ -149,14 +149,14 @@ class NgramTable(shapes.Chains, Forgetful):
     num_speculative_tokens: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_table"
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         followers(self.table, self.vocab_size)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)

@@ -14,7 +14,7 @@ from outrider.drafters import recipes
 from outrider.drafters.growing import pool, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.drafters.ngram_table import Table, followers
-from outrider.types import Context, Draft, Kind, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NgramTree(Forgetful):
     top_k: int = 4
     vocab_size: int | None = None
     name: ClassVar[str] = "ngram_tree"
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
@@ -44,11 +44,11 @@ class NgramTree(Forgetful):
         followers(self.table, self.vocab_size)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
         return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """Look up level by level, and keep the best nodes."""
         source = followers(self.table, self.vocab_size)
         return pool.grow(source, context, shapes.declared(self, shape), self.top_k)

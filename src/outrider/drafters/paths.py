@@ -20,7 +20,16 @@ from outrider.drafters.growing import Children, Keys, Level, shapes
 from outrider.drafters.memory import Several
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, LanguageModel, Laws, Scores, Shape, Verdict
+from outrider.types import (
+    Context,
+    Draft,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Laws,
+    Scores,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Paths:
     depth: int = 4
     more: tuple[LanguageModel, ...] = ()
     name: ClassVar[str] = "paths"
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITH})
 
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.CHAIN, count=2)
@@ -59,7 +68,7 @@ class Paths:
         return tuple(tap for model in self.models for tap in model.taps)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """Paths of each depth."""
         return shapes.of_levels(self.count, self.depth)
 
@@ -73,7 +82,7 @@ class Paths:
             )
         )
 
-    def propose(self, memory: Several, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Several, context: Context, shape: DraftShape) -> Draft:
         """Draw all paths level by level, one call of each draft model per level."""
         depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
         pairs = zip(self.models, memory.stores, strict=True)
@@ -103,7 +112,7 @@ class Paths:
 class _Walk:
     """Paths under way: which node of the deepest level each has come to."""
 
-    drawn = (Kind.WITH,)
+    drawn = (DrawKind.WITH,)
 
     def __init__(self, context: Context, blocks: tuple[Tensor, Tensor, Tensor]) -> None:
         self.model_c, self.place_c, self.path_mp = blocks

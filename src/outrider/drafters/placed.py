@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.tree import branching, children
-from outrider.types import Draft, Kind, Tree, Verdict
+from outrider.types import Draft, DrawKind, Tree, Verdict
 
 
 class Grown(NamedTuple):
@@ -26,10 +26,10 @@ class Grown(NamedTuple):
         return Grown(self.tokens[: nodes + 1], self.parents[: nodes + 1])
 
 
-def chains(texts: Sequence[Sequence[int]], kind: Kind) -> Draft:
+def chains(texts: Sequence[Sequence[int]], kind: DrawKind) -> Draft:
     """A chain for every row, its pending token in front; they may differ in length.
 
-    >>> chains([[7, 8, 9], [7]], Kind.FIXED).draws_BNK[..., 0].tolist()
+    >>> chains([[7, 8, 9], [7]], DrawKind.FIXED).draws_BNK[..., 0].tolist()
     [[1, 2, -1], [-1, -1, -1]]
     """
     longest = max(map(len, texts))
@@ -44,7 +44,7 @@ def chains(texts: Sequence[Sequence[int]], kind: Kind) -> Draft:
     return Draft(tokens, constant.tree, draws, constant.kind, constant.none, None, constant.kinds)
 
 
-def trees(grown: Sequence[Grown], kind: Kind) -> Draft:
+def trees(grown: Sequence[Grown], kind: DrawKind) -> Draft:
     """A tree of every row's own."""
     if all(row.parents == list(range(-1, len(row.parents) - 1)) for row in grown):
         return chains([row.tokens for row in grown], kind)
@@ -127,18 +127,18 @@ class _Constant(NamedTuple):
     draws: Tensor
     kind: Tensor
     none: Tensor
-    kinds: frozenset[Kind]
+    kinds: frozenset[DrawKind]
 
 
 @lru_cache(maxsize=256)
-def _chain(length: int, kind: Kind) -> _Constant:
+def _chain(length: int, kind: DrawKind) -> _Constant:
     counts = (1,) * length
-    kinds = frozenset({kind}) if length else frozenset[Kind]()
+    kinds = frozenset({kind}) if length else frozenset[DrawKind]()
     return _Constant(branching(counts), children(counts), *_kinds(length + 1, 1, kind), kinds)
 
 
 @lru_cache(maxsize=1024)
-def _kinds(nodes: int, most: int, kind: Kind) -> tuple[Tensor, Tensor]:
+def _kinds(nodes: int, most: int, kind: DrawKind) -> tuple[Tensor, Tensor]:
     """Constants [1, N, K]: the kind of every draw, and -1 for its law row."""
     table = torch.full((1, nodes, most), int(kind))
     return table, torch.full_like(table, -1)

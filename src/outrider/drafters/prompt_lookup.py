@@ -11,7 +11,7 @@ from typing import ClassVar
 from outrider.drafters import lookup, recipes
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Forgetful, Nothing
-from outrider.types import Context, Draft, Kind, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class PromptLookup(shapes.Chains, Forgetful):
     most_ngram: int = 4
     least_ngram: int = 1
     name: ClassVar[str] = "prompt_lookup"
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
         lookup.check(self)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
         corpus = lookup.text(context)

@@ -15,7 +15,7 @@ from outrider.drafters import growing, recipes
 from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.tree import parents_of
-from outrider.types import Context, Draft, Kind, Laws, Output, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Random(shapes.Chains, Forgetful):
     vocab_size: int
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "random"
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.WITHOUT,)
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT})
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})
 
     def __post_init__(self) -> None:
         arguments.wholes(self, "give the target's", vocab_size=1)
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the uniform law; what a request bans is not drawn."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)

@@ -33,7 +33,15 @@ from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import WIDTH, Successors
 from outrider.errors import ConfigurationError
 from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
-from outrider.types import Context, Draft, Kind, LanguageModel, Scores, Shape, Verdict
+from outrider.types import (
+    Context,
+    Draft,
+    DraftShape,
+    DrawKind,
+    LanguageModel,
+    Scores,
+    Verdict,
+)
 
 MOST = 16  #: nodes that a planner may choose
 SIZES = (28, 24, 20, *range(16, 0, -1))  #: and smaller numbers of them
@@ -274,21 +282,21 @@ class Recall:
         object.__setattr__(self, "_after", Successors(shared=True) if self.earlier else None)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DrawKind:
         """Of all its children: earlier texts may have seen the noise."""
-        return Kind.COUPLED if self.earlier else Kind.FIXED
+        return DrawKind.COUPLED if self.earlier else DrawKind.FIXED
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Its kind alone."""
         return frozenset({self.kind})
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """The best trees of some sizes."""
         sizes = (self.total_tokens, *(size for size in SIZES if size < self.total_tokens))
         deepest = self.depth or self.total_tokens
-        return tuple(Shape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
+        return tuple(DraftShape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
 
     def open(self, context: Context, capacity: int) -> Rows[Row]:
         """Each row's text; nothing is known yet of what is likely in it."""
@@ -312,12 +320,12 @@ class Recall:
         """What the best tree of each size is expected to add."""
         return [self.foreseen(row).gains for row in memory.rows]
 
-    def propose(self, memory: Rows[Row], context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Rows[Row], context: Context, shape: DraftShape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
         draft = placed.trees(self.trees(memory, shape), self.kind)
         return draft if self.chain else draft._replace(fan=CHILDREN)
 
-    def trees(self, memory: Rows[Row], shape: Shape) -> list[Grown]:
+    def trees(self, memory: Rows[Row], shape: DraftShape) -> list[Grown]:
         """The best tree of each row, of as many nodes as the shape says of it."""
         nodes = shapes.declared(self, shape).max_nodes - 1
         sizes = shape.sizes or (nodes,) * len(memory.rows)

@@ -17,7 +17,7 @@ from outrider.drafters import lookup, recipes
 from outrider.drafters.growing import shapes
 from outrider.rows import Columns
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 #: A match no further than this from where the copying has come to counts as one token longer:
 #: corrected text goes on close by, and single tokens stand in many places.
@@ -52,14 +52,14 @@ class ReferenceLookup:
     width: int = 1
     name: ClassVar[str] = "reference_lookup"
     taps: ClassVar[tuple[int, ...]] = ()
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
         lookup.check(self)
         arguments.wholes(self, "leave it out for one chain", width=1)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """Copies of each length."""
         return shapes.of_levels(self.width, self.num_speculative_tokens)
 
@@ -68,7 +68,7 @@ class ReferenceLookup:
         start = torch.zeros_like(context.length_B)
         return Place(start, torch.full_like(start, -1)[:, None].repeat(1, self.width))
 
-    def propose(self, memory: Place, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Place, context: Context, shape: DraftShape) -> Draft:
         """What follows the best matches; without one, the reference from where it has come to."""
         count = shapes.declared(self, shape).max_depth
         text, reference = lookup.text(context), context.reference_BS

@@ -6,7 +6,7 @@ from typing import ClassVar
 from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.memory import Forgetful, Nothing
 from outrider.drafters.recipes import Recipe
-from outrider.types import PLAIN, Context, Draft, Kind, Shape
+from outrider.types import PLAIN, Context, Draft, DraftShape, DrawKind
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,10 @@ class Root(Forgetful):
     """Proposes nothing: every step emits one token of the target. Every benchmark's baseline."""
 
     name: ClassVar[str] = "root"
-    kinds: ClassVar[frozenset[Kind]] = frozenset()
-    shapes: ClassVar[tuple[Shape, ...]] = (PLAIN,)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset()
+    shapes: ClassVar[tuple[DraftShape, ...]] = (PLAIN,)
 
-    def propose(self, memory: Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
         """Node 0 alone."""
         shapes.declared(self, shape)
         return bare(context)

@@ -11,14 +11,14 @@ from outrider import ops
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import Children, Keys, Level
 from outrider.drafters.shapes import recipe
-from outrider.types import Kind, LanguageModel, Laws
+from outrider.types import DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
 class Top:
     """Child j of a node is the draft's j-th best token there."""
 
-    drawn: ClassVar[tuple[Kind, ...]] = (Kind.FIXED,)
+    drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.FIXED,)
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:
         """The top tokens that the filters leave in."""

@@ -17,7 +17,7 @@ from outrider import arguments
 from outrider.drafters import growing, lookup, recipes
 from outrider.drafters.growing import shapes
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StringMatch(shapes.Chains):
     num_speculative_tokens: int = 4
     name: ClassVar[str] = "string_match"
     taps: ClassVar[tuple[int, ...]] = ()
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED})
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, TranslatedModel):
@@ -49,13 +49,13 @@ class StringMatch(shapes.Chains):
         self.model.listen(cache, [text[:-1] for text in _texts(context)])
         return cache
 
-    def propose(self, memory: TranslatedCache, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Draft:
         """The draft model's own continuation, one call of it for each of its tokens."""
         corpus = self.strings(memory, context, shape)
         start_B1 = torch.zeros_like(corpus[:, :1])
         return lookup.copied(corpus, start_B1, context, corpus.shape[1])
 
-    def strings(self, memory: TranslatedCache, context: Context, shape: Shape) -> Tensor:
+    def strings(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Tensor:
         """The same as target ids alone, [B, n], -1 padded."""
         count = shapes.declared(self, shape).max_depth
         said = self.model.continued(memory, _texts(context), count)

@@ -23,7 +23,7 @@ from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Nothing, Rows
 from outrider.errors import ConfigurationError
 from outrider.odds import STRENGTH, Odds, bucket
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 LONGEST = 16  #: tokens of a suffix that are compared on a device
 #: Chances that a copy's next token is right, by the bucket of its match's length.
@@ -87,14 +87,14 @@ class Suffix(shapes.Chains):
         object.__setattr__(self, "_earlier", remembering(self.earlier))
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Placed; copies of earlier texts may have seen the noise."""
         return frozenset({self.kind})
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DrawKind:
         """Of all its children."""
-        return Kind.COUPLED if self.earlier else Kind.FIXED
+        return DrawKind.COUPLED if self.earlier else DrawKind.FIXED
 
     def open(self, context: Context, capacity: int) -> Rows[Row] | Nothing:
         """An automaton of each row's text; nothing on a device."""
@@ -114,7 +114,7 @@ class Suffix(shapes.Chains):
         """What a copy of each length is expected to add."""
         return [row.gains(self.num_speculative_tokens) for row in memory.rows]
 
-    def propose(self, memory: Rows[Row] | Nothing, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Rows[Row] | Nothing, context: Context, shape: DraftShape) -> Draft:
         """The chain behind each row's longest match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
         if isinstance(memory, Nothing):

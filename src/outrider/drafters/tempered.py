@@ -14,7 +14,7 @@ import torch
 from outrider import arguments
 from outrider.laws.sampling import Sampling
 from outrider.rows import SamplingRows
-from outrider.types import Context, Draft, Drafter, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, Drafter, DraftShape, DrawKind, Scores, Verdict
 
 
 class Warp(NamedTuple):
@@ -82,12 +82,12 @@ class Tempered:
         return self.drafter.name
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """The drafter's."""
         return self.drafter.kinds
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """The drafter's."""
         return self.drafter.shapes
 
@@ -100,7 +100,7 @@ class Tempered:
         """The drafter's memory."""
         return self.drafter.open(context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
         """Its tree, drawn from the law that is declared: the draft's under `warp`."""
         own = context._replace(sampling=self.warp.of(context.sampling))
         return self.drafter.propose(memory, own, shape)

@@ -17,7 +17,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import shapes
 from outrider.drafters.string_match import StringMatch
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
-from outrider.types import Context, Draft, Kind, Scores, Shape, Verdict
+from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Translated:
         return DraftModel(self.model, (1,) * self.num_speculative_tokens, self.coupled)
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Greedy rows' tokens are placed, the others drawn."""
         return self._draws.kinds
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """A chain of each length."""
         return self._strings.shapes
 
@@ -61,7 +61,7 @@ class Translated:
         """The draft model's cache, with all but the pending token read."""
         return self._strings.open(context, capacity)
 
-    def propose(self, memory: TranslatedCache, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: TranslatedCache, context: Context, shape: DraftShape) -> Draft:
         """Strings, draws, or both side by side: rows of one kind do not see those of the other."""
         shapes.declared(self, shape)
         greedy = context.sampling.greedy

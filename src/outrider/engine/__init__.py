@@ -2,7 +2,7 @@
 
 from outrider.engine import step
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Observer, Run
+from outrider.engine.engine_run import EngineRun, Observer
+from outrider.engine.request import Request, StopConditions
 
-__all__ = ["Engine", "Limits", "Observer", "Request", "Run", "step"]
+__all__ = ["Engine", "EngineRun", "Observer", "Request", "StopConditions", "step"]

@@ -3,7 +3,7 @@
     for block in engine.run(prompts, ...):      # one HostBlock per running row and step
         ...
 
-`Run` is the loop: propose, score, verify, commit, emit.
+`EngineRun` is the loop: propose, score, verify, commit, emit.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +15,39 @@ import torch
 from outrider import arguments, tree, verifiers
 from outrider.costs import Costs
 from outrider.engine.batch import Batch
-from outrider.engine.graphs import Capture, CudaCapture, Graphed, Made, verbs
+from outrider.engine.beam_search.lookahead import LookaheadDepths
+from outrider.engine.engine_run import EngineRun, Observer
+from outrider.engine.graphs import (
+    Capture,
+    CudaCapture,
+    Graphed,
+    GraphedStep,
+    spec_decode_step,
+)
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.planner import Adaptive, Fixed, Planner, measure, named
-from outrider.engine.request import Limits, Request, spread, token_ids
-from outrider.engine.run import Observer, Run
-from outrider.engine.search.pace import Paces
+from outrider.engine.request import (
+    Request,
+    StopConditions,
+    broadcast_setting,
+    token_ids,
+)
+from outrider.engine.speculation_policy import (
+    Adaptive,
+    FixedLength,
+    Planner,
+    measure,
+    named,
+)
 from outrider.errors import ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
 from outrider.models import budget
 from outrider.types import (
     PLAIN,
     Drafter,
+    DraftShape,
     Foreseeing,
     Inputs,
     LanguageModel,
-    Shape,
     Verifier,
 )
 
@@ -77,9 +94,9 @@ class Engine:
         self.foreseeing = drafter if on_host and isinstance(drafter, Foreseeing) else None
         self.shapes = drafter.shapes if PLAIN in drafter.shapes else (*drafter.shapes, PLAIN)
         drafts = any(shape.max_depth for shape in drafter.shapes)
-        self.planner = named(planner) if drafts else Fixed()  # nothing to choose
+        self.planner = named(planner) if drafts else FixedLength()  # nothing to choose
         self.costs, self.kept = costs, kept
-        self.paces = Paces()  #: of beam searches
+        self.paces = LookaheadDepths()  #: of beam searches
         #: What measuring may take: what is left of a load's, or as much as a load has.
         self.budget = budget.unspent()
         self._given = costs is not None and kept is None
@@ -94,16 +111,18 @@ class Engine:
             return verifiers.get("match")
         return verifiers.default(self.drafter.kinds, self._chains)
 
-    def stepper(self) -> Callable[[Batch, Shape], Made]:
+    def stepper(self) -> Callable[[Batch, DraftShape], GraphedStep]:
         """The verbs of a sampled step, one by one or as graphs."""
         rule = self.choose_rule("none")
-        return self.graphed(rule) or (lambda b, s: verbs(self.target, self.drafter, rule, b, s))
+        return self.graphed(rule) or (
+            lambda b, s: spec_decode_step(self.target, self.drafter, rule, b, s)
+        )
 
     def graphed(self, rule: Verifier) -> Graphed | None:
         """The verbs as graphs, if that was asked for."""
         if self.capture is None:
             return None
-        work = partial(verbs, self.target, self.drafter, rule)
+        work = partial(spec_decode_step, self.target, self.drafter, rule)
         return Graphed(self.capture, work, self.shapes, self.target)
 
     def priced(self, seats: int) -> Costs | None:
@@ -143,7 +162,7 @@ class Engine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling] | None = None,
-        limits: Limits | Sequence[Limits] | None = None,
+        limits: StopConditions | Sequence[StopConditions] | None = None,
         *,
         inputs: Sequence[Inputs | None] | None = None,
         references: Sequence[Sequence[int]] | None = None,
@@ -151,7 +170,7 @@ class Engine:
         trace: bool = False,
         logprobs: bool = False,
         observe: Observer | None = None,
-    ) -> "Run":
+    ) -> "EngineRun":
         """An iterator of HostBlocks over these prompts, each decoded under its own settings.
 
         inputs      what each row reads besides its text, one row each: sources, audio
@@ -160,8 +179,8 @@ class Engine:
         Raises PromptError or CapacityError before any work is done.
         """
         texts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
-        settings = spread("sampling", sampling, Sampling(), len(texts))
-        ends = spread("limits", limits, Limits(), len(texts))
+        settings = broadcast_setting("sampling", sampling, Sampling(), len(texts))
+        ends = broadcast_setting("limits", limits, StopConditions(), len(texts))
         if not texts:
             raise PromptError("no prompt; got an empty batch; give at least one prompt")
         sources = _one_each("inputs", inputs, len(texts), None)
@@ -172,7 +191,7 @@ class Engine:
         if capacity is None:
             longest = max(request.end(self.target.context)[0] for request in requests)
             capacity = longest + self.drafter.shapes[0].max_nodes
-        run = Run(self, len(requests), capacity, trace=trace, observe=observe)
+        run = EngineRun(self, len(requests), capacity, trace=trace, observe=observe)
         run.submit_all(requests)
         run.close()
         return run

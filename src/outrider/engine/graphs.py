@@ -23,7 +23,16 @@ from outrider.engine.batch import Batch
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference, width
-from outrider.types import Block, Draft, Drafter, LanguageModel, Scores, Shape, Verdict, Verifier
+from outrider.types import (
+    Draft,
+    Drafter,
+    DraftShape,
+    LanguageModel,
+    Scores,
+    StepTensors,
+    Verdict,
+    Verifier,
+)
 
 R = TypeVar("R")
 
@@ -37,24 +46,24 @@ def check(sampling: Sampling, number: int) -> None:
         )
 
 
-class Made(NamedTuple):
+class GraphedStep(NamedTuple):
     """What the verbs of one step made."""
 
     draft: Draft
     scores: Scores
     verdict: Verdict
     batch: Batch
-    block: Block
+    block: StepTensors
 
 
-def verbs(
+def spec_decode_step(
     target: LanguageModel,
     drafter: Drafter,
     rule: Verifier,
     batch: Batch,
-    shape: Shape,
+    shape: DraftShape,
     lap: Callable[[str], object] = lambda name: None,
-) -> Made:
+) -> GraphedStep:
     """One step; `lap` is told when a verb has ended."""
     draft = step.propose(drafter, batch, shape)
     lap("propose")
@@ -64,7 +73,7 @@ def verbs(
     lap("verify")
     batch, block = step.commit(target, drafter, batch, draft, scores, verdict)
     lap("commit")
-    return Made(draft, scores, verdict, batch, block)
+    return GraphedStep(draft, scores, verdict, batch, block)
 
 
 class Capture(Protocol):
@@ -130,7 +139,7 @@ class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Graph(NamedTuple):
-    made: Made
+    made: GraphedStep
     replay: Callable[[], object]
     most_B: Tensor | None
 
@@ -138,17 +147,18 @@ class _Graph(NamedTuple):
 class Graphed:
     """The verbs of a run's steps, replayed from the second step of a kind on.
 
-    `verbs(batch, shape)` makes one step of the target; `shapes` are all that it may be asked for.
+    `spec_decode_step(batch, shape)` makes one step of the target; `shapes` are all that it may be
+    asked for.
 
-    >>> graphed = Graphed(CudaCapture(device), verbs, shapes, target)    # doctest: +SKIP
+    >>> graphed = Graphed(CudaCapture(device), spec_decode_step, shapes, target)    # doctest: +SKIP
     >>> draft, scores, verdict, batch, block = graphed(batch, shape)     # doctest: +SKIP
     """
 
     def __init__(
         self,
         capture: Capture,
-        verbs: Callable[[Batch, Shape], Made],
-        shapes: Sequence[Shape],
+        verbs: Callable[[Batch, DraftShape], GraphedStep],
+        shapes: Sequence[DraftShape],
         target: LanguageModel,
     ) -> None:
         self._capture, self._verbs, self._target = capture, verbs, target
@@ -160,7 +170,7 @@ class Graphed:
         self._length_B, self._reason_B = torch.empty(0), torch.empty(0)
 
     @inference
-    def __call__(self, batch: Batch, shape: Shape) -> Made:
+    def __call__(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """One step. Its tensors hold until the next one."""
         self._settle(batch)
         if batch.context.unread and shape.max_depth:  # how much a draft model reads differs
@@ -205,11 +215,11 @@ class Graphed:
         if batch.reason_B is not self._reason_B:
             self._reason_B.copy_(batch.reason_B)
 
-    def _record(self, batch: Batch, shape: Shape) -> _Graph:
+    def _record(self, batch: Batch, shape: DraftShape) -> _Graph:
         most_B = None if shape.most_B is None else shape.most_B.to(self._length_B.device).clone()
         fixed = self._widened(self._fixed(batch, batch.context.bound), shape)
 
-        def run() -> Made:
+        def run() -> GraphedStep:
             made = self._verbs(fixed, shape._replace(most_B=most_B))
             block = made.block._replace(start_B=self._length_B.clone())
             self._length_B.copy_(made.batch.context.length_B)
@@ -223,7 +233,7 @@ class Graphed:
         context = batch.context._replace(length_B=self._length_B, bound=bound)
         return batch._replace(context=context, reason_B=self._reason_B, ended=True)  # any time
 
-    def _widened(self, batch: Batch, shape: Shape) -> Batch:
+    def _widened(self, batch: Batch, shape: DraftShape) -> Batch:
         """The batch with the largest bound of its width: what a replay at any bound needs."""
         bound = self._wide - shape.max_nodes
         return batch._replace(context=batch.context._replace(bound=bound))

@@ -9,9 +9,9 @@ from torch import Tensor
 from outrider import arguments
 from outrider.errors import UnknownName
 from outrider.models.prefill import inference
-from outrider.types import Block, Scores, Verdict
+from outrider.types import Scores, StepTensors, Verdict
 
-Law = Literal["processed", "shaped", "raw"]
+ReportedProbs = Literal["processed", "shaped", "raw"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Logprobs:
     """
 
     top: int = 0
-    law: Law = "processed"
+    law: ReportedProbs = "processed"
 
     def __post_init__(self) -> None:
         arguments.wholes(self, "use 0 for the emitted token alone", top=0)
-        if self.law not in get_args(Law):
-            raise UnknownName("law of log-probabilities", self.law, get_args(Law))
+        if self.law not in get_args(ReportedProbs):
+            raise UnknownName("law of log-probabilities", self.law, get_args(ReportedProbs))
 
 
-class Told(NamedTuple):
+class StepLogprobs(NamedTuple):
     """Log-probabilities by row and place of a block."""
 
     logs_BT: Tensor  #: of the emitted tokens
@@ -47,7 +47,9 @@ class Told(NamedTuple):
 
 
 @inference
-def told(scores: Scores, verdict: Verdict, block: Block, asked: Logprobs) -> Told:
+def gather_logprobs(
+    scores: Scores, verdict: Verdict, block: StepTensors, asked: Logprobs
+) -> StepLogprobs:
     """What is asked, for every row of a block; behind a row's end it says nothing of use."""
     root = torch.zeros_like(verdict.count_B)[:, None]
     nodes_BT = torch.cat([root, verdict.path_BD.clamp(min=0)], 1)
@@ -55,10 +57,10 @@ def told(scores: Scores, verdict: Verdict, block: Block, asked: Logprobs) -> Tol
     vocab = logs_BTV.shape[-1]
     logs_BT = logs_BTV.gather(2, block.tokens_BT.clamp(max=vocab - 1)[..., None])[..., 0]
     top = logs_BTV.topk(min(asked.top, vocab), -1)
-    return Told(logs_BT, top.indices, top.values)
+    return StepLogprobs(logs_BT, top.indices, top.values)
 
 
-def _law(scores: Scores, nodes_BT: Tensor, law: Law) -> Tensor:
+def _law(scores: Scores, nodes_BT: Tensor, law: ReportedProbs) -> Tensor:
     """Log-probabilities [B, T, V] of a law at some nodes."""
     laws, raw = scores.laws, scores.raw_BNV
     logits_BNV = raw if law == "raw" and raw is not None else laws.logits_BRV

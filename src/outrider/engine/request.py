@@ -11,11 +11,11 @@ from outrider import arguments
 from outrider.engine.logprobs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError
 from outrider.laws.sampling import Sampling
-from outrider.types import CONTEXT, LENGTH, PLAIN, Inputs, LanguageModel, Shape
+from outrider.types import CONTEXT, LENGTH, PLAIN, DraftShape, Inputs, LanguageModel
 
 
 @dataclass(frozen=True)
-class Limits:
+class StopConditions:
     """When a row ends: a token budget and stop token ids.
 
     max_new_tokens  token budget; None, the default, runs to the end of the model's context
@@ -44,16 +44,18 @@ class Request:
     Raises PromptError for a prompt that is no list of token ids, ConfigurationError for settings of
     another kind.
 
-    >>> Request((5, 6), Sampling(0), Limits(16)).prompt
+    >>> Request((5, 6), Sampling(0), StopConditions(16)).prompt
     (5, 6)
     """
 
     prompt: Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
+    limits: StopConditions = field(default_factory=StopConditions)
     inputs: Inputs | None = None  #: what it reads besides its text, one row
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
-    watched: int | None = None  #: a place of the prompt: `Run.watched` tells the logits behind it
+    watched: int | None = (
+        None  #: a place of the prompt: `EngineRun.watched` tells the logits behind it
+    )
     logprobs: Logprobs | None = None  #: what blocks tell of its tokens
     trace: bool = False  #: whether blocks tell what was drafted
     #: no draft deeper than this; 0 decodes it plainly. None: what the planner says
@@ -64,7 +66,7 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
         object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
-        for name, kind in (("sampling", Sampling), ("limits", Limits)):
+        for name, kind in (("sampling", Sampling), ("limits", StopConditions)):
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)
@@ -137,7 +139,7 @@ def token_ids(prompt: Any, number: int = 0) -> list[int]:
     )
 
 
-def spread(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
+def broadcast_setting(name: str, given: Any, fallback: Any, rows: int) -> list[Any]:
     """One setting per row from one value, a list, or nothing."""
     if given is None:
         return [fallback] * rows
@@ -226,11 +228,11 @@ def check_fit(request: Request, number: int, context: int, max_nodes: int, capac
         )
 
 
-def capped(shape: Shape, requests: Sequence[Request]) -> Shape:
+def clip_shape(shape: DraftShape, requests: Sequence[Request]) -> DraftShape:
     """The shape, with no row's draft deeper than its own request allows.
 
     >>> rows = [Request([1]), Request([1], num_speculative_tokens=2)]
-    >>> capped(Shape(4, 5, 4, True), rows).most_B.tolist(), capped(PLAIN, rows).most_B
+    >>> clip_shape(DraftShape(4, 5, 4, True), rows).most_B.tolist(), clip_shape(PLAIN, rows).most_B
     ([4, 2], None)
     """
     most = [request.num_speculative_tokens for request in requests]

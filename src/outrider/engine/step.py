@@ -22,15 +22,15 @@ from outrider.tree import numbers, offered, shallower
 from outrider.types import (
     PLAIN,
     RUNNING,
-    Block,
     Context,
     Draft,
     Drafter,
+    DraftShape,
     Draws,
     Ends,
     LanguageModel,
     Scores,
-    Shape,
+    StepTensors,
     Verdict,
     Verifier,
 )
@@ -39,7 +39,7 @@ __all__ = ["begin", "commit", "propose", "score", "verify"]
 
 
 @inference
-def propose(drafter: Drafter, batch: Batch, shape: Shape | None = None) -> Draft:
+def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> Draft:
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one; `PLAIN` leaves the drafter alone. Rows that want less
@@ -103,7 +103,7 @@ def commit(
     draft: Draft,
     scores: Scores,
     verdict: Verdict,
-) -> tuple[Batch, Block]:
+) -> tuple[Batch, StepTensors]:
     """Keep the accepted path, append its tokens and the next one, and see which rows end.
 
     The first stop token, the row's limit or a fault cuts the block on the device.

@@ -11,7 +11,7 @@ from outrider import drafters, verifiers
 from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.recipes import COMMON, DraftOptions, Parts
-from outrider.engine import planner as planners
+from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
 from outrider.integrations.drafts import beside, layers_of, translation
 from outrider.integrations.driven import driven

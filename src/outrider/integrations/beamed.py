@@ -11,9 +11,9 @@ from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
 )
 
+from outrider.engine.beam_search import Beams
+from outrider.engine.beam_search.decode import search
 from outrider.engine.engine import Engine
-from outrider.engine.search import Beams
-from outrider.engine.search.decode import search
 from outrider.errors import ConfigurationError
 from outrider.integrations import attentions, kept_beams
 from outrider.integrations.call import Rows, requested

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import generation as hf
 
-from outrider.engine.blocks import HostBlock
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request, source_ids
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import Request, StopConditions, source_ids
 from outrider.errors import ConfigurationError
 from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores
@@ -49,7 +49,7 @@ def requested(
         [source_ids(inputs) for inputs in rows.inputs or ()],
     )
     how = settings(list(processors), do_sample, about)
-    limits = Limits(max(criteria.longest - width, 1), tuple(criteria.eos))
+    limits = StopConditions(max(criteria.longest - width, 1), tuple(criteria.eos))
     return [
         Request(
             rows.input_ids[row, pad:].tolist(),
@@ -99,7 +99,7 @@ class Call:
         pad = ids_of(read(config, "_pad_token_tensor", Tensor))
         scored = self.kept.scored if self.kept.scores else None
         self.judge = Judge(self.criteria, rows.input_ids, pad[0] if pad else 0, scored)
-        self.run: Run = engine.run(
+        self.run: EngineRun = engine.run(
             [request.prompt for request in requests],
             [request.sampling for request in requests],
             [request.limits for request in requests],
@@ -129,7 +129,7 @@ class Call:
             self.kept.stacked(1, longest, judge.over) if self.kept.logits else None,
         )
 
-    def _take(self, block: HostBlock) -> None:
+    def _take(self, block: StepOutput) -> None:
         row, judge = block.row, self.judge
         for token in block.token_ids:
             ended = judge.add(row, token)

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.engine.search.run import Hypothesis
-from outrider.engine.search.step import State
+from outrider.engine.beam_search.run import Hypothesis
+from outrider.engine.beam_search.step import State
 
 Layers: TypeAlias = tuple[Tensor, ...]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outrider.types import Block, Draft, Scores, Verdict
+from outrider.types import Draft, Scores, StepTensors, Verdict
 
 
 class KeptScores:
@@ -21,7 +21,7 @@ class KeptScores:
         return self.scores or self.logits
 
     def observe(
-        self, draft: Draft, scores: Scores, verdict: Verdict, block: Block, rows: list[int]
+        self, draft: Draft, scores: Scores, verdict: Verdict, block: StepTensors, rows: list[int]
     ) -> None:
         """What a step emitted, in the way of the engine's observers."""
         laws = scores.laws

@@ -27,7 +27,7 @@ from outrider import ops
 from outrider.errors import BackendUnavailable
 from outrider.ops import backend
 from outrider.tree import chain, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores, Tree
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Tree
 
 NAME = "_speculative_sampling"
 PARAMETERS = (
@@ -167,7 +167,7 @@ def _as_draft(
     tree, draws, kinds, rows, plain = _tables(gamma, device)
     laws = Laws(candidate_logits, plain, greedy="none")
     tokens = ids[:, -(gamma + 1) :]
-    draft = Draft(tokens, tree, draws, kinds, rows, laws, frozenset({Kind.WITH}))
+    draft = Draft(tokens, tree, draws, kinds, rows, laws, frozenset({DrawKind.WITH}))
     return draft, Scores(Laws(new_logits, plain, greedy="none"))
 
 
@@ -177,4 +177,10 @@ def _tables(gamma: int, device: torch.device) -> tuple[Tree, Tensor, Tensor, Ten
     tree, draws = chain(gamma, device), children(counts, device)
     node = torch.arange(gamma + 1, device=device)[None, :, None]
     rows = torch.where(draws >= 0, node, -1)
-    return tree, draws, torch.full_like(draws, int(Kind.WITH)), rows, torch.ones(1, device=device)
+    return (
+        tree,
+        draws,
+        torch.full_like(draws, int(DrawKind.WITH)),
+        rows,
+        torch.ones(1, device=device),
+    )

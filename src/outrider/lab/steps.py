@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from outrider import Limits, Sampling
+from outrider import Sampling, StopConditions
 from outrider.drafters import Random
 from outrider.engine.engine import Engine
-from outrider.engine.planner import Report
-from outrider.engine.planner.protocol import Finished, View
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
-from outrider.engine.run import Run
+from outrider.engine.speculation_policy import PlanReport
+from outrider.engine.speculation_policy.protocol import BatchView, StepReport
 from outrider.errors import ConfigurationError
 from outrider.models import TreeDecoder
 from outrider.models.prefix_cache import PrefixCache
-from outrider.types import Shape
+from outrider.types import DraftShape
 
 _FIRST = 2  #: steps that read the prompts and warm up
 _PREFIXES = 1 << 30  #: bytes of kept prompts: rows of one prompt are read once
@@ -33,21 +33,21 @@ class _Told:
     def __init__(self) -> None:
         self.nodes = 1
 
-    def open(self, shapes: Sequence[Shape], costs: object) -> dict[int, Shape]:
+    def open(self, shapes: Sequence[DraftShape], costs: object) -> dict[int, DraftShape]:
         """Shapes by nodes."""
         return {shape.max_nodes: shape for shape in shapes}
 
-    def plan(self, state: dict[int, Shape], view: View) -> Shape:
+    def plan(self, state: dict[int, DraftShape], view: BatchView) -> DraftShape:
         """The one of so many nodes."""
         return state[self.nodes]
 
-    def learn(self, state: dict[int, Shape], step: Finished) -> dict[int, Shape]:
+    def learn(self, state: dict[int, DraftShape], step: StepReport) -> dict[int, DraftShape]:
         """Nothing."""
         return state
 
-    def report(self, state: object) -> Report:
+    def report(self, state: object) -> PlanReport:
         """Nothing."""
-        return Report()
+        return PlanReport()
 
 
 class Steps:
@@ -78,10 +78,10 @@ class Steps:
             )
         engine = Engine(target, Random(target.vocab_size, most - 1), planner=self._told)
         room = count * most
-        self._run = Run(engine, rows, first + room + most, prefixes=PrefixCache(_PREFIXES))
+        self._run = EngineRun(engine, rows, first + room + most, prefixes=PrefixCache(_PREFIXES))
         prompt = [5 + (7 * at) % 90 for at in range(first)]
         for row in range(rows):
-            self._run.submit(Request(prompt, Sampling(1.0, seed=row), Limits(room)))
+            self._run.submit(Request(prompt, Sampling(1.0, seed=row), StopConditions(room)))
         while self._run.stats.engine_steps < _FIRST:
             self._run.step()
 

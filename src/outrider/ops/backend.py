@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from outrider.errors import BackendUnavailable, UnknownName
-from outrider.types import Draft, Draws, Kind, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def _refusal(name: str, op: str, reason: str) -> BackendUnavailable:
 
 def _unjudged(kernel: Judge, draft: Draft) -> str | None:
     """Why no kernel of that name judges a draft."""
-    if kernel != "match" and Kind.COUPLED in draft.kinds:
+    if kernel != "match" and DrawKind.COUPLED in draft.kinds:
         return "coupled children are judged by a matching rule"
     if kernel in ("chain", "block") and not draft.tree.is_chain:
         return "the draft branches"

@@ -4,9 +4,9 @@ import hashlib
 from typing import NamedTuple
 
 import outrider
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Run
+from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.prefix_cache import PrefixCache
@@ -49,8 +49,8 @@ def fingerprint(speculator: Speculator) -> str:
     engine, said = speculator.engine, []
     vocab = engine.target.vocab_size
     prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
-    run = Run(engine, 1, 256)
-    run.submit(Request(prompt, Sampling(0), Limits(4), logprobs=Logprobs(8, "raw")))
+    run = EngineRun(engine, 1, 256)
+    run.submit(Request(prompt, Sampling(0), StopConditions(4), logprobs=Logprobs(8, "raw")))
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))
@@ -73,10 +73,10 @@ def build_engine(
     engine.priced(room.max_num_seqs)  # measured now, not while the first client waits
     lanes, prefixes = MethodRouter(engine), PrefixCache(room.prefix_cache_bytes)
 
-    def run(lane: str) -> Run | PromptScores:
+    def run(lane: str) -> EngineRun | PromptScores:
         if lane == SCORES:
             return PromptScores(engine.target)
-        return Run(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
+        return EngineRun(lanes[lane], room.max_num_seqs, room.max_model_len, prefixes=prefixes)
 
     known = TextModelInfo(
         speculator.tokenizer,

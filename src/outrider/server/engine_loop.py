@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import OutriderError
 from outrider.server.transcription_runner import (
@@ -49,7 +49,7 @@ class StepTiming(NamedTuple):
 class OutputEvent(NamedTuple):
     """What has happened to a request: a block of its answer, or why there will be none."""
 
-    block: HostBlock | TranscriptionOutput | None = None
+    block: StepOutput | TranscriptionOutput | None = None
     error: BaseException | None = None
     over: bool = False
     step: StepTiming | None = (
@@ -84,7 +84,7 @@ class QueueStats(NamedTuple):
 
 
 class BatchRunner(Protocol):
-    """A lane's requests being decoded: an `outrider.Run`, or recordings being transcribed."""
+    """A lane's requests being decoded: an `outrider.EngineRun`, or recordings being transcribed."""
 
     @property
     def done(self) -> bool:
@@ -97,13 +97,13 @@ class BatchRunner(Protocol):
     def submit(self, request: Any) -> int:
         """Take a request; its number."""
 
-    def step(self) -> Sequence[HostBlock | TranscriptionOutput]:
+    def step(self) -> Sequence[StepOutput | TranscriptionOutput]:
         """One step of all of them, and what it brought; the last block of each says why it ends."""
 
     def end(self, number: int, reason: str) -> None:
         """Nobody wants it any more."""
 
-    def forget(self, number: int) -> object:
+    def release(self, number: int) -> object:
         """Keep nothing of a request that is over."""
 
     def cached(self, number: int) -> int:
@@ -325,10 +325,10 @@ class EngineLoop(threading.Thread):
                 self._leave(ticket, run)
 
     def _step(
-        self, lane: str, blocks: Sequence[HostBlock | TranscriptionOutput], seconds: float
+        self, lane: str, blocks: Sequence[StepOutput | TranscriptionOutput], seconds: float
     ) -> StepTiming | None:
         """The step that wrote these blocks; None where nothing was written, and for recordings."""
-        wrote = [block for block in blocks if isinstance(block, HostBlock) and block.token_ids]
+        wrote = [block for block in blocks if isinstance(block, StepOutput) and block.token_ids]
         if not wrote:
             return None
         tokens = sum(len(block.token_ids) for block in wrote)
@@ -352,7 +352,7 @@ class EngineLoop(threading.Thread):
     def _leave(self, ticket: PendingRequest, run: BatchRunner) -> None:
         assert ticket.number is not None
         del self._seated[ticket.lane, ticket.number]
-        run.forget(ticket.number)
+        run.release(ticket.number)
 
     def _left(self, count: int) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, OutriderError
 from outrider.models.cpu_kernels import build
@@ -294,7 +294,7 @@ class EngineClient:
             if ticket is not None:
                 ticket.seated, ticket.cached = seated, cached
                 ticket.begun |= event.block is not None
-                if isinstance(event.block, HostBlock):
+                if isinstance(event.block, StepOutput):
                     ticket.had += event.block.token_ids
                 events.append((ticket, event))
         self._give(events)

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from outrider.engine.blocks import HostBlock
 from outrider.engine.logprobs import Logprobs
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, check
 from outrider.models.prefill import inference
 from outrider.models.tree_inputs import causal
@@ -53,14 +53,14 @@ class PromptScores:
         self._count += 1
         return self._count - 1
 
-    def step(self) -> list[HostBlock]:
+    def step(self) -> list[StepOutput]:
         """Read a piece of each prompt; the blocks of those that are read."""
         over = []
         for number, one in list(self._going.items()):
             self._read(one)
             if one.read + 1 >= len(one.request.prompt):
                 del self._going[number]
-                logs = HostBlock(number, [], 0, "length", 0, None, one.logs, one.likeliest)
+                logs = StepOutput(number, [], 0, "length", 0, None, one.logs, one.likeliest)
                 over.append(logs)
         return over
 
@@ -87,7 +87,7 @@ class PromptScores:
         """Nobody wants it any more."""
         self._going.pop(number, None)
 
-    def forget(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Keep nothing of a prompt that is read."""
         self.errors.pop(number, None)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from outrider.engine.blocks import HostBlock
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request
+from outrider.engine.outputs import StepOutput
+from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
 from outrider.laws.sampling import Sampling
 from outrider.server import speculation_methods as lane
@@ -156,7 +156,7 @@ class RequestParser:
                 request = Request(
                     [*ids, *had],
                     self._sampling(body, copy, ids, grammar),
-                    Limits(max(left, 1), ends),
+                    StopConditions(max(left, 1), ends),
                     reference=reference,
                     logprobs=logs,
                     trace=body.stream_options is not None and body.stream_options.include_trace,
@@ -167,7 +167,9 @@ class RequestParser:
                 choice.tells_ids, choice.predicted = body.return_token_ids, predicted
                 choice.best, choice.silent, choice.prompt_top = best, silent, body.prompt_logprobs
                 if top is not None:
-                    choice.scored = Request(ids, limits=Limits(1), logprobs=Logprobs(top, "raw"))
+                    choice.scored = Request(
+                        ids, limits=StopConditions(1), logprobs=Logprobs(top, "raw")
+                    )
                 if asked.given == 0:
                     choice.reason = "length"
                 choice.stats.prompt_tokens = len(ids)
@@ -354,7 +356,7 @@ def _resumed(choice: ChoiceState, sent: ResumeState) -> None:
     text = ""
     for at, token in enumerate(ids, start=1):  # one by one: what is certain of a text is told
         ended = sent.finish_reason if at == len(ids) else None
-        block = HostBlock(0, [token], 0, ended, logprobs=None if logs is None else [0.0])
+        block = StepOutput(0, [token], 0, ended, logprobs=None if logs is None else [0.0])
         text += answer.absorb(block).text
     if logs is not None:
         choice.likeliest = [[] for _ in ids]

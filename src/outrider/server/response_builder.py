@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from pydantic_core import to_json
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.server.message_parser import MessageParts
 from outrider.server.request_parsing import ChoiceState
 from outrider.server.token_formatter import TokenFormatter
@@ -25,7 +25,7 @@ _PADDED = 64  #: bytes of an event are a multiple of this, so that packets tell 
 _FILLING = secrets.token_hex(_PADDED).encode()
 
 
-def append_output(choice: ChoiceState, block: HostBlock) -> TextBlock:
+def append_output(choice: ChoiceState, block: StepOutput) -> TextBlock:
     """A block's words, counted."""
     said = choice.answer.absorb(block)
     if choice.owed:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.server.engine_loop import (
     Broken,
     EngineProtocol,
@@ -83,7 +83,7 @@ class ActiveStream:
                 if event.error is not None:
                     self._fail()
                     raise event.error
-                assert isinstance(event.block, HostBlock)
+                assert isinstance(event.block, StepOutput)
                 said = append_output(choice, event.block)
                 if choice.reason is not None:
                     self._left -= 1
@@ -98,7 +98,7 @@ class ActiveStream:
         if event.error is not None:
             self._fail()
             raise event.error
-        assert isinstance(event.block, HostBlock)
+        assert isinstance(event.block, StepOutput)
         self._left -= 1
         for choice in self.choices:
             if choice.source == -1 - at:

@@ -75,7 +75,7 @@ class TranscriptionRunner:
         """Nobody wants it any more."""
         self._going.pop(number, None)
 
-    def forget(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Keep nothing of a recording that is over."""
         self.errors.pop(number, None)
 

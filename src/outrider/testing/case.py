@@ -6,7 +6,7 @@ from typing import NamedTuple
 from outrider import verifiers
 from outrider.laws.sampling import Sampling
 from outrider.testing.models import pair
-from outrider.types import Drafter, LanguageModel, Shape, Verifier
+from outrider.types import Drafter, DraftShape, LanguageModel, Verifier
 
 #: Makes the drafter under test for a draft model, the tiny one or one on the meta device.
 Maker = Callable[[LanguageModel], Drafter]
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     make: Maker
     setting: str = "greedy"  #: a key of SETTINGS
-    shape: Shape | None = None  #: None: the drafter's usual one
+    shape: DraftShape | None = None  #: None: the drafter's usual one
     rule: Verifier | None = None  #: None: the default for the drafter
 
     @property

@@ -14,8 +14,8 @@ from outrider.drafters import Root
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.models.cross_tokenizer_model import TranslatedModel
@@ -24,7 +24,7 @@ from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
 from outrider.testing.models import PROMPTS, VOCAB, llama, pair
 from outrider.testing.runs import Restless, begun, decode
-from outrider.types import Draft, Drafter, Kind, LanguageModel, Shape
+from outrider.types import Draft, Drafter, DraftShape, DrawKind, LanguageModel
 
 MATCH = verifiers.get("match")
 LENGTH = 24  #: tokens of the texts that are compared
@@ -55,7 +55,7 @@ def shapes_are_declared(case: Case) -> None:
             shape.max_depth < shape.max_nodes,
             f"the pending token counts as a node, so depth is less than nodes; got {shape}",
         )
-    expect(drafter.kinds <= frozenset(Kind), f"kinds must be of Kind; got {drafter.kinds}")
+    expect(drafter.kinds <= frozenset(DrawKind), f"kinds must be of Kind; got {drafter.kinds}")
 
 
 @check()
@@ -63,7 +63,7 @@ def an_undeclared_shape_is_refused(case: Case) -> None:
     """By a ConfigurationError (`drafters.growing.shapes.declared` raises it)."""
     drafter = case.drafter
     state = batch(pair()[0], drafter, case)
-    unknown = Shape("no such shape", 99, 17, is_chain=True)
+    unknown = DraftShape("no such shape", 99, 17, is_chain=True)
     try:
         step.propose(drafter, state, unknown)
     except ConfigurationError:
@@ -105,7 +105,7 @@ def drafts_are_well_formed(case: Case) -> None:
         state, _ = step.commit(target, drafter, state, draft, scores, verdict)
 
 
-def _tree_is_declared(draft: Draft, drafter: Drafter, shape: Shape) -> None:
+def _tree_is_declared(draft: Draft, drafter: Drafter, shape: DraftShape) -> None:
     tree = draft.tree
     expect(draft.kinds <= drafter.kinds, f"kinds {draft.kinds} beyond {drafter.kinds}")
     expect(
@@ -131,11 +131,11 @@ def _draws_are_children(draft: Draft) -> None:
                 all(kid < nodes and parents[row][kid] == node for kid in kids),
                 f"draws {kids} at node {node} of row {row} are not its children",
             )
-            found = {Kind(kind) for _, kind in there}
+            found = {DrawKind(kind) for _, kind in there}
             expect(found <= draft.kinds, f"children of kinds {found}, declared {draft.kinds}")
             tokens = draft.tokens_BN[row, kids].tolist()
             expect(
-                len(set(tokens)) == len(tokens) or Kind.WITH in draft.kinds,
+                len(set(tokens)) == len(tokens) or DrawKind.WITH in draft.kinds,
                 f"siblings {tokens} at node {node} of row {row} repeat without Kind.WITH",
             )
 
@@ -143,8 +143,8 @@ def _draws_are_children(draft: Draft) -> None:
 def _laws_are_declared(draft: Draft, vocab: int) -> None:
     offered = draft.draws_BNK >= 0
     has_row = offered & (draft.row_BNK >= 0)
-    placed = offered & (draft.kind_BNK == int(Kind.FIXED))
-    drawn = offered & ~placed & (draft.kind_BNK != int(Kind.COUPLED))
+    placed = offered & (draft.kind_BNK == int(DrawKind.FIXED))
+    drawn = offered & ~placed & (draft.kind_BNK != int(DrawKind.COUPLED))
     expect(not bool((placed & has_row).any()), "a child that was placed names a law row, not -1")
     expect(not bool((drawn & ~has_row).any()), "a child that was drawn names no law row")
     if draft.laws is None:
@@ -186,7 +186,7 @@ def rules_that_judge_it_run(case: Case) -> None:
     """Twelve tokens of three rows."""
     target, drafter = pair()[0], case.drafter
     engine = Engine(target, drafter, case.rule)
-    texts, run = decode(engine, PROMPTS[:3], case.sampling, Limits(12))
+    texts, run = decode(engine, PROMPTS[:3], case.sampling, StopConditions(12))
     counts = [len(text) for text in texts]
     expect(counts == [12] * 3, f"12 tokens were asked for in each row; got {counts}")
     inside = all(0 <= token < target.vocab_size for text in texts for token in text)
@@ -225,7 +225,7 @@ def rows_come_and_go(case: Case) -> None:
     engine = Engine(pair()[0], drafter, rule)
     settings = [SETTINGS[case.setting][number % 3] for number in range(6)]
     requests = [
-        Request(prompt, how, Limits(5 + 7 * number % 19))
+        Request(prompt, how, StopConditions(5 + 7 * number % 19))
         for number, (prompt, how) in enumerate(zip([*PROMPTS, [9, 9, 2]], settings, strict=True))
     ]
     together = _told(engine, 3, requests)
@@ -240,7 +240,7 @@ def rows_come_and_go(case: Case) -> None:
 
 def _told(engine: Engine, seats: int, requests: list[Request]) -> list[tuple[list[int], int, int]]:
     """Text, steps and accepted tokens of each request."""
-    run = Run(engine, seats, 128)
+    run = EngineRun(engine, seats, 128)
     run.submit_all(requests)
     run.close()
     texts: list[list[int]] = [[] for _ in requests]
@@ -254,7 +254,7 @@ def _told(engine: Engine, seats: int, requests: list[Request]) -> list[tuple[lis
 def greedy_text_is_plain_decodings(case: Case) -> None:
     """In the usual shape, and in a random shape and depth in every step."""
     target, drafter = pair()[0], case.drafter
-    expected, _ = decode(Engine(target, Root()), PROMPTS, Sampling(0), Limits(LENGTH))
+    expected, _ = decode(Engine(target, Root()), PROMPTS, Sampling(0), StopConditions(LENGTH))
     _same_text(Engine(target, drafter), [Sampling(0)] * len(PROMPTS), expected, "usual shape")
     restless = Engine(target, Restless(drafter))
     _same_text(restless, [Sampling(0)] * len(PROMPTS), expected, "random shapes and depths")
@@ -268,7 +268,7 @@ def matched_text_depends_on_the_seed_alone(case: Case) -> None:
     if not verifiers.judges(MATCH, drafter.kinds, chain):
         return
     rows = [Sampling(0.9, seed=100 + row) for row in range(len(PROMPTS))]
-    expected, _ = decode(Engine(target, Root(), MATCH), PROMPTS, rows, Limits(LENGTH))
+    expected, _ = decode(Engine(target, Root(), MATCH), PROMPTS, rows, StopConditions(LENGTH))
     _same_text(Engine(target, drafter, MATCH), rows, expected, "usual shape")
     restless = Engine(target, Restless(drafter), MATCH)
     _same_text(restless, rows, expected, "random shapes and depths")
@@ -277,7 +277,7 @@ def matched_text_depends_on_the_seed_alone(case: Case) -> None:
 def _same_text(
     engine: Engine, settings: list[Sampling], expected: list[list[int]], how: str
 ) -> None:
-    texts, _ = decode(engine, PROMPTS, settings, Limits(LENGTH))
+    texts, _ = decode(engine, PROMPTS, settings, StopConditions(LENGTH))
     for row, (text, plain) in enumerate(zip(texts, expected, strict=True)):
         expect(text == plain, f"{how}, row {row}: {text}; plain decoding gives {plain}")
 
@@ -290,7 +290,7 @@ def the_law_is_the_targets(case: Case) -> None:
     """
     target, small = pair(0.4)
     drafter = case.make(small)
-    if not drafter.kinds & {Kind.WITHOUT, Kind.WITH}:
+    if not drafter.kinds & {DrawKind.WITHOUT, DrawKind.WITH}:
         return
     chance, _ = p_value(Engine(target, drafter), _law(), PROMPT, 2, SEEDS)
     expect(

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from outrider.certify.statistics import chi_square_tail
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.request import StopConditions
 from outrider.laws.sampling import Sampling
 from outrider.testing.runs import decode
 from outrider.types import Inputs
@@ -53,7 +53,7 @@ def p_value(
     *,
     reference: Sequence[int] = (),
     inputs: Inputs | None = None,
-) -> tuple[float, Run]:
+) -> tuple[float, EngineRun]:
     """Chance of texts as far from `law` as those of the seeds 0, 1, ..., and the run.
 
     `law` is `text_law` of the engine's target under `sampling`. A text that has no probability
@@ -64,7 +64,7 @@ def p_value(
         engine,
         [prompt] * seeds,
         rows,
-        Limits(length),
+        StopConditions(length),
         references=[reference] * seeds,
         inputs=None if inputs is None else [inputs] * seeds,
     )

@@ -10,8 +10,8 @@ from outrider.drafters.root import bare
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Observer, Run
+from outrider.engine.engine_run import EngineRun, Observer
+from outrider.engine.request import Request, StopConditions
 from outrider.laws.sampling import Sampling
 from outrider.tree import shallower
 from outrider.types import (
@@ -19,10 +19,10 @@ from outrider.types import (
     Context,
     Draft,
     Drafter,
+    DraftShape,
     Inputs,
     LanguageModel,
     Scores,
-    Shape,
     Verdict,
 )
 
@@ -43,7 +43,7 @@ class Restless:
         """The drafter's memory."""
         return self.drafter.open(context, capacity)
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
         """Its draft in a shape of ours or none, whatever was asked for."""
         shape = self.random.choice((*self.shapes, PLAIN))
         self.seen.add(shape.key)
@@ -66,25 +66,25 @@ def decode(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling | Sequence[Sampling] | None = None,
-    limits: Limits | Sequence[Limits] | None = None,
+    limits: StopConditions | Sequence[StopConditions] | None = None,
     *,
     capacity: int | None = None,
     observe: Observer | None = None,
     inputs: Sequence[Inputs | None] | None = None,
     references: Sequence[Sequence[int]] | None = None,
-) -> tuple[list[list[int]], Run]:
+) -> tuple[list[list[int]], EngineRun]:
     """All tokens of a run, by row, and the run itself; greedy and 24 tokens if nothing is said.
 
     >>> from outrider import Root
     >>> from outrider.testing import pair
-    >>> texts, run = decode(Engine(pair()[0], Root()), [[3, 1]], limits=Limits(4))
+    >>> texts, run = decode(Engine(pair()[0], Root()), [[3, 1]], limits=StopConditions(4))
     >>> len(texts[0]), run.stats.new_tokens
     (4, 4)
     """
     run = engine.run(
         prompts,
         sampling or Sampling(0),
-        limits or Limits(24),
+        limits or StopConditions(24),
         capacity=capacity,
         observe=observe,
         inputs=inputs,
@@ -110,7 +110,7 @@ def begun(
     limits = [limit] * len(prompts) if isinstance(limit, int) else limit
     stops = stop_ids or [()] * len(prompts)
     requests = [
-        Request(prompt, how, Limits(most - len(prompt), tuple(ids)))
+        Request(prompt, how, StopConditions(most - len(prompt), tuple(ids)))
         for prompt, how, most, ids in zip(prompts, settings, limits, stops, strict=True)
     ]
     return step.begin(target, drafter, requests, capacity)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from outrider import verifiers
 from outrider.drafters import Root
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
+from outrider.engine.request import Request, StopConditions
 from outrider.laws.sampling import Sampling
 from outrider.testing.case import Case, check, expect
 from outrider.testing.models import PROMPTS, pair
@@ -47,7 +47,9 @@ def _same(
         ways.append((MATCH, 0.9))
     for rule, temperature in ways:
         requests = [
-            Request(prompt, Sampling(temperature, seed=100 + row), Limits(length), source, ids)
+            Request(
+                prompt, Sampling(temperature, seed=100 + row), StopConditions(length), source, ids
+            )
             for row, (prompt, length, source, ids) in enumerate(
                 zip(PROMPTS, LENGTHS, inputs, references, strict=False)
             )
@@ -62,7 +64,7 @@ def _same(
 
 
 def _texts(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    run = Run(engine, 3, 128)
+    run = EngineRun(engine, 3, 128)
     run.submit_all(requests)
     run.close()
     texts: list[list[int]] = [[] for _ in requests]

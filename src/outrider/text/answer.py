@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.text.results import TextBlock
 from outrider.text.stop import Stop
 from outrider.text.tokens import Detokenizer
@@ -18,7 +18,7 @@ class Answer:
     behind   where stop strings are looked for in a text: behind some place; None: not yet
 
     >>> answer = Answer(None, Stop(), (1, 2))
-    >>> answer.absorb(HostBlock(0, [5, 6], 1, "length")).token_ids, answer.tokens
+    >>> answer.absorb(StepOutput(0, [5, 6], 1, "length")).token_ids, answer.tokens
     ([5, 6], [5, 6])
     """
 
@@ -49,7 +49,7 @@ class Answer:
         """Whether a stop string may end it."""
         return self._words is not None and bool(self._words.stop_strings)
 
-    def absorb(self, block: HostBlock) -> TextBlock:
+    def absorb(self, block: StepOutput) -> TextBlock:
         """A block's words. A stop string cuts the block, which then ends the answer: "stop"."""
         ids, reason = block.token_ids, block.finish_reason
         text, words = "", self._words

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from outrider.engine.beam_search import Beams
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.step import Close
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, Request
-from outrider.engine.search import Beams
-from outrider.engine.search.decode import search
-from outrider.engine.search.step import Close
+from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.stats import RequestStats, Stats
@@ -28,7 +28,7 @@ def beamed(
     tokenizer: Any,
     asked: Asked,
     settings: Sequence[Sampling],
-    limits: Sequence[Limits],
+    limits: Sequence[StopConditions],
     beams: Beams,
 ) -> Generation:
     """The best `num_return_sequences` beams of each prompt, one prompt after another.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.stats import RequestStats, Stats
 
 
@@ -58,7 +58,7 @@ class TextBlock:
     """What one step emitted for one request."""
 
     text: str
-    block: HostBlock  #: the tokens up to a stop string, with the trace if one was asked for
+    block: StepOutput  #: the tokens up to a stop string, with the trace if one was asked for
 
     @property
     def row(self) -> int:

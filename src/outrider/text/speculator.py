@@ -10,9 +10,9 @@ from torch import Tensor
 
 from outrider import arguments, verifiers
 from outrider.drafters import ReferenceLookup, Root
+from outrider.engine.beam_search import Beams
 from outrider.engine.engine import Engine
-from outrider.engine.request import Limits, spread
-from outrider.engine.search import Beams
+from outrider.engine.request import StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling
 from outrider.text import beamed
@@ -145,9 +145,9 @@ class Speculator:
                 "generate"
             )
         asked = self._asked(prompts, decoder_prompts, reference)
-        stops = spread("stop", stop, Stop(), len(asked.prompts))
+        stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         usual = Sampling(**self.defaults.sampling)
-        settings = spread("sampling", sampling, usual, len(asked.prompts))
+        settings = broadcast_setting("sampling", sampling, usual, len(asked.prompts))
         do = "use 1 for one completion"
         copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
         if capacity is not None:
@@ -156,7 +156,7 @@ class Speculator:
             asked = asked.repeated(copies)
             settings = [_reseeded(s, copy) for s in settings for copy in range(copies)]
             stops = [s for s in stops for _ in range(copies)]
-        ends = {s: Limits(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
+        ends = {s: StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in set(stops)}
         limits = [ends[s] for s in stops]
         run = self.engine.run(
             asked.prompts,
@@ -182,10 +182,10 @@ class Speculator:
             prompts, options.pop("decoder_prompts", None), options.pop("reference", None)
         )
         rules = options.pop("rules", None)
-        stops = spread("stop", stop, Stop(), len(asked.prompts))
+        stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         beamed.check(stops, {name: value for name, value in options.items() if value})
-        settings = spread("sampling", sampling, Sampling(0), len(asked.prompts))
-        limits = [Limits(s.max_new_tokens, self.stop_ids(s)) for s in stops]
+        settings = broadcast_setting("sampling", sampling, Sampling(0), len(asked.prompts))
+        limits = [StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in stops]
         ruled = self._ruled(settings, asked.prompts, rules)
         return beamed.beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
 

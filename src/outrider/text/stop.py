@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider import arguments
-from outrider.engine.request import Limits
+from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError
 from outrider.text.tokens import special_stops
 from outrider.types import Tokenizer
@@ -32,7 +32,7 @@ class Stop:
     token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        budget = Limits(self.max_new_tokens).max_new_tokens  # refuses what is no budget
+        budget = StopConditions(self.max_new_tokens).max_new_tokens  # refuses what is no budget
         object.__setattr__(self, "max_new_tokens", budget)
         if isinstance(self.strings, str):
             what, do = "a tuple of stop strings", f"write strings=({self.strings!r},)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from outrider.engine.run import Run
+from outrider.engine.engine_run import EngineRun
 from outrider.text.answer import Answer
 from outrider.text.results import Completion, Generation, TextBlock
 
@@ -10,7 +10,7 @@ from outrider.text.results import Completion, Generation, TextBlock
 class Stream(Iterator[TextBlock]):
     """Blocks of text as they are decoded. Stopping to iterate early loses nothing."""
 
-    def __init__(self, run: Run, answers: Sequence[Answer]) -> None:
+    def __init__(self, run: EngineRun, answers: Sequence[Answer]) -> None:
         self.run, self._answers = run, answers
 
     def __iter__(self) -> "Stream":

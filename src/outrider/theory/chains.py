@@ -16,7 +16,7 @@ import torch
 
 from outrider.theory.node import Array, laws
 from outrider.tree import chain, children
-from outrider.types import Draft, Kind, Laws, Scores, Verifier
+from outrider.types import Draft, DrawKind, Laws, Scores, Verifier
 
 _MOST = 1 << 16
 
@@ -47,7 +47,7 @@ def expected_tokens(rule: Verifier, target: Array, draft: Array, gamma: int) -> 
         return Laws(logits.expand(rows, *logits.shape), inverse, greedy="none")
 
     table = children((1,) * gamma)
-    kind = Kind.WITHOUT if rule.kinds & {Kind.WITHOUT, Kind.WITH} else Kind.FIXED
+    kind = DrawKind.WITHOUT if rule.kinds & {DrawKind.WITHOUT, DrawKind.WITH} else DrawKind.FIXED
     node = torch.arange(gamma + 1)[None, :, None]
     tokens = np.concatenate([np.zeros((rows, 1), dtype=np.int64), paths], 1)
     made = Draft(

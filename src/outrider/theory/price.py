@@ -17,7 +17,7 @@ import torch
 
 from outrider.theory.node import Array, laws
 from outrider.tree import chain, children
-from outrider.types import Draft, Kind, Laws, Scores, Verifier
+from outrider.types import Draft, DrawKind, Laws, Scores, Verifier
 
 
 class Price(NamedTuple):
@@ -69,7 +69,7 @@ def _judged(rule: Verifier, p: Array, q: Array, token: int) -> tuple[Array, Arra
     rows = len(p)
     table = children((1,))
     inverse = torch.ones(rows, dtype=torch.float64)
-    kind = Kind.WITHOUT if rule.kinds & {Kind.WITHOUT, Kind.WITH} else Kind.FIXED
+    kind = DrawKind.WITHOUT if rule.kinds & {DrawKind.WITHOUT, DrawKind.WITH} else DrawKind.FIXED
 
     def stacked(law: Array) -> Laws:
         logits = torch.from_numpy(law.copy()).log()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner import measure
+from outrider.engine.speculation_policy import measure
 from outrider.errors import ConfigurationError
 from outrider.loading import load
 from outrider.models.sources import ModelSource, usable

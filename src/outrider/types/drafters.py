@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from outrider.rows import SamplingRows
-from outrider.types.drafts import Draft, Kind, Scores, Verdict
+from outrider.types.drafts import Draft, DrawKind, Scores, Verdict
 from outrider.types.models import Inputs, LanguageModel
 
 
-class Known(Protocol):
+class RowHints(Protocol):
     """The prompts of rows that are being read, and what is kept of others that begin alike."""
 
     def begin(self, model: LanguageModel, cache: Any) -> int:
@@ -40,7 +40,7 @@ class Context(NamedTuple):
     #: it writes there lies at and behind the pending token's slot, which the target writes anew
     cache: Any = None
     #: at `open`: what is kept of prompts that begin as these do; None: nothing is kept
-    known: Known | None = None
+    known: RowHints | None = None
     least: int = 0  #: host constant: no row is shorter than this
 
     @property
@@ -49,7 +49,7 @@ class Context(NamedTuple):
         return self.sampling.seed_B
 
 
-class Shape(NamedTuple):
+class DraftShape(NamedTuple):
     """What to draft in one step: one of the drafter's declared shapes. Host constants."""
 
     key: Hashable  #: the drafter's own name for it
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 #: Nothing is drafted. Legal for every drafter, declared or not: `propose` is not called then,
 #: `commit` is, with a draft of node 0 alone.
-PLAIN = Shape(0, 1, 0, is_chain=True)
+PLAIN = DraftShape(0, 1, 0, is_chain=True)
 
 
 class Drafter(Protocol):
@@ -74,11 +74,11 @@ class Drafter(Protocol):
         """Registry key."""
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """Every kind of child it may propose: rules are checked against it at set-up."""
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """Every shape it can be asked for; the first is the largest and the usual one.
 
         `PLAIN` goes without saying: the engine then proposes nothing by itself.
@@ -100,7 +100,7 @@ class Drafter(Protocol):
         It does not depend on a shape: another one may be asked for in every step.
         """
 
-    def propose(self, memory: Any, context: Context, shape: Shape) -> Draft:
+    def propose(self, memory: Any, context: Context, shape: DraftShape) -> Draft:
         """A tree of this shape below each row's pending token."""
 
     def commit(

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.rows import Greedy
 
 
-class Kind(IntEnum):
+class DrawKind(IntEnum):
     """How a child came to be in the draft: what its law is given its earlier siblings."""
 
     FIXED = 0  #: placed, not drawn: a point mass (argmax, lookup, top-k, hub siblings)
@@ -99,7 +99,7 @@ class Draft(NamedTuple):
     kind_BNK: Tensor
     row_BNK: Tensor
     laws: Laws | None
-    kinds: frozenset[Kind]  #: host constant: every kind that occurs
+    kinds: frozenset[DrawKind]  #: host constant: every kind that occurs
     #: where the drafter's own cache holds each node, counted from the root's slot (-1: it does
     #: not), if not at the node's number
     places_BN: Tensor | None = None
@@ -156,7 +156,7 @@ class Ends(NamedTuple):
     reason_B: Tensor  #: RUNNING, or why the row has ended
 
 
-class BlockLists(NamedTuple):
+class StepLists(NamedTuple):
     """A block as Python lists, one entry per row."""
 
     tokens: list[list[int]]
@@ -168,7 +168,7 @@ class BlockLists(NamedTuple):
     overlaps: list[int]
 
 
-class Block(NamedTuple):
+class StepTensors(NamedTuple):
     """What a step emits, still on the device: `tokens_BT[b, :emitted_B[b]]`."""
 
     tokens_BT: Tensor
@@ -179,7 +179,7 @@ class Block(NamedTuple):
     overlap_B: Tensor  #: sum of sum min(target, draft) over examined positions
     overlaps_B: Tensor
     start_B: Tensor  #: committed length before the step
-    lists: BlockLists | None = None  #: the same as lists, if it was settled on the host
+    lists: StepLists | None = None  #: the same as lists, if it was settled on the host
 
 
 class Outcome(NamedTuple):
@@ -201,7 +201,7 @@ class Verifier(Protocol):
         """Whether it keeps the target's law."""
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[DrawKind]:
         """The kinds of children it can judge."""
 
     @property

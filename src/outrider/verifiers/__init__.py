@@ -9,7 +9,7 @@ from outrider import arguments, lazy
 from outrider.errors import ConfigurationError, UnknownName
 
 if TYPE_CHECKING:
-    from outrider.types import Kind, Verifier
+    from outrider.types import DrawKind, Verifier
     from outrider.verifiers.kernels import judge as judge
 
 #: Rules by name, with the usual values of their options; imported when they are looked up.
@@ -113,9 +113,9 @@ def chosen(
 
 def shares_noise(rule: "Verifier") -> bool:
     """Whether text that it judges depends on the seed alone."""
-    from outrider.types import Kind
+    from outrider.types import DrawKind
 
-    return rule.exact and Kind.COUPLED in rule.kinds
+    return rule.exact and DrawKind.COUPLED in rule.kinds
 
 
 def named(rule: "str | Verifier | None") -> "Verifier | None":
@@ -142,19 +142,19 @@ def listed(rules: "Iterable[Verifier] | None" = None) -> list[str]:
     return sorted(rule.name if rule.exact else f"{rule.name} (lossy)" for rule in rules)
 
 
-def judges(rule: "Verifier", kinds: "frozenset[Kind]", is_chain: bool) -> bool:
+def judges(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool) -> bool:
     """Whether a rule can judge drafts with these kinds of children.
 
     On a chain there is one draw at a node: with and without replacement are the same.
     """
-    from outrider.types import Kind
+    from outrider.types import DrawKind
 
-    if is_chain and rule.kinds & {Kind.WITHOUT, Kind.WITH}:
-        kinds = kinds - {Kind.WITHOUT, Kind.WITH}
+    if is_chain and rule.kinds & {DrawKind.WITHOUT, DrawKind.WITH}:
+        kinds = kinds - {DrawKind.WITHOUT, DrawKind.WITH}
     return kinds <= rule.kinds and (is_chain or not rule.chain_only)
 
 
-def check(rule: "Verifier", kinds: "frozenset[Kind]", is_chain: bool, drafter: str) -> None:
+def check(rule: "Verifier", kinds: "frozenset[DrawKind]", is_chain: bool, drafter: str) -> None:
     """Refuse a rule that cannot judge the drafts of a drafter, naming those that can."""
     if judges(rule, kinds, is_chain):
         return
@@ -167,21 +167,21 @@ def check(rule: "Verifier", kinds: "frozenset[Kind]", is_chain: bool, drafter: s
     )
 
 
-def default(kinds: "frozenset[Kind]", is_chain: bool = False) -> "Verifier":
+def default(kinds: "frozenset[DrawKind]", is_chain: bool = False) -> "Verifier":
     """The rule of a drafter that names none. Always exact, and always able to judge its drafts.
 
     Point masses, coupled drafts and the bare root: match. A sampled chain: block verification.
     Independent children in a tree: K-SEQ. Any other sampled tree: traversal, which on a chain is
     block verification; so a caller who does not know the shape need not say it.
     """
-    from outrider.types import Kind
+    from outrider.types import DrawKind
 
-    drawn = kinds & {Kind.WITHOUT, Kind.WITH}
-    if not drawn or Kind.COUPLED in kinds:
+    drawn = kinds & {DrawKind.WITHOUT, DrawKind.WITH}
+    if not drawn or DrawKind.COUPLED in kinds:
         return VERIFIERS["match"]
     if is_chain:
         return VERIFIERS["block"]
-    return VERIFIERS["kseq" if drawn == {Kind.WITH} else "traversal"]
+    return VERIFIERS["kseq" if drawn == {DrawKind.WITH} else "traversal"]
 
 
 __getattr__, __dir__ = lazy.exports(__name__, {"judge": "outrider.verifiers.kernels"})

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 
 
 class Chain(NamedTuple):
@@ -42,10 +42,10 @@ def read(draft: Draft, scores: Scores) -> Chain:
     batch = law.shape[0]
     tokens = draft.tokens_BN[:, 1 : depth + 1].expand(batch, -1)
     there = (draft.draws_BNK[:, :depth, :1].flatten(1) >= 0).expand(batch, -1)
-    drawn = bool(draft.kinds & {Kind.WITHOUT, Kind.WITH}) and draft.laws is not None
+    drawn = bool(draft.kinds & {DrawKind.WITHOUT, DrawKind.WITH}) and draft.laws is not None
     placed = None
-    if drawn and Kind.FIXED in draft.kinds:
-        placed = (draft.kind_BNK[:, :depth, 0] == Kind.FIXED).expand(batch, -1)
+    if drawn and DrawKind.FIXED in draft.kinds:
+        placed = (draft.kind_BNK[:, :depth, 0] == DrawKind.FIXED).expand(batch, -1)
     if draft.laws is None or not drawn:
         placed = torch.ones_like(there)
         guess = torch.zeros_like(law[:, :depth]).scatter_(2, tokens[..., None], 1.0)

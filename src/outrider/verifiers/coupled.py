@@ -6,8 +6,8 @@ so that a run which asks for it by name cannot be given a drafter that draws wit
 sum_x 1 / sum_v max(p_v/p_x, q_v/q_x), between (1 - TV) / (1 + TV) and 1 - TV.
 """
 
-from outrider.types import Kind
+from outrider.types import DrawKind
 from outrider.verifiers.match import Match
 from outrider.verifiers.narrowed import Narrowed
 
-COUPLED = Narrowed("coupled", Match(), frozenset({Kind.FIXED, Kind.COUPLED}))
+COUPLED = Narrowed("coupled", Match(), frozenset({DrawKind.FIXED, DrawKind.COUPLED}))

@@ -13,7 +13,7 @@ vocabulary at every node. Placed children are judged last wherever they stand in
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.siblings import drawn_first
 
@@ -24,7 +24,9 @@ class Hub:
 
     name: ClassVar[str] = "hub"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
+        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
+    )
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

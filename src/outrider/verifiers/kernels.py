@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from outrider import ops
 from outrider.tree import alike
-from outrider.types import Draft, Draws, Kind, Scores, Verdict, Verifier
+from outrider.types import Draft, DrawKind, Draws, Scores, Verdict, Verifier
 from outrider.verifiers import chain
 from outrider.verifiers.block import Block
 from outrider.verifiers.hub import Hub
@@ -55,7 +55,7 @@ def judge(rule: Verifier, draft: Draft, scores: Scores, draws: Draws) -> Verdict
     """The rule's verdict: from its kernel where a backend has one, else from its own formula."""
     if isinstance(rule, Narrowed):
         rule = rule.rule
-    if draft.fan and Kind.COUPLED not in rule.kinds and scores.laws.greedy != "all":
+    if draft.fan and DrawKind.COUPLED not in rule.kinds and scores.laws.greedy != "all":
         draft = alike(draft, draft.fan)
     layout = _KERNELS.get(type(rule))
     call = None if layout is None else layout(draft)

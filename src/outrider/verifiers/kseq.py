@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, topdown
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.siblings import Level, drawn_first, pick
@@ -50,7 +50,7 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
     Draws of other laws (several draft models) and placed children are tested against what those of
     the first law leave, as in `rejection`: exact in any mixture, K-SEQ where one law drew them all.
     """
-    drawn = level.there_BnK & (level.kind_BnK != Kind.FIXED)
+    drawn = level.there_BnK & (level.kind_BnK != DrawKind.FIXED)
     mine = drawn & (level.row_BnK == level.row_BnK[..., :1])
     count = mine.sum(-1).clamp(min=1).to(law_BnV.dtype)
     guess = torch.where(drawn[..., :1], level.guess(0, law_BnV), 0.0)
@@ -76,7 +76,7 @@ class KSeq:
 
     name: ClassVar[str] = "kseq"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITH})
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

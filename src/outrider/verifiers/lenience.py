@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -33,7 +33,9 @@ class Lenience:
     lenience: float = 0.5
     name: ClassVar[str] = "lenience"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
+        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
+    )
     chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class LenienceArgmax:
     lenience: float = 0.5
     name: ClassVar[str] = "lenience_argmax"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(DrawKind)
     chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

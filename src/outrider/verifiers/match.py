@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import topdown
 from outrider.verifiers.siblings import Level
 
@@ -25,7 +25,7 @@ class Match:
 
     name: ClassVar[str] = "match"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(DrawKind)
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

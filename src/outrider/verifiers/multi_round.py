@@ -8,8 +8,8 @@ p^{k+1}(X_k) = 0, so a repeated draw is refused for sure; but it must be played,
 its share from the residual: merged paths keep their multiplicity.
 """
 
-from outrider.types import Kind
+from outrider.types import DrawKind
 from outrider.verifiers.narrowed import Narrowed
 from outrider.verifiers.rejection import Rejection
 
-MULTI_ROUND = Narrowed("multi_round", Rejection(), frozenset({Kind.FIXED, Kind.WITH}))
+MULTI_ROUND = Narrowed("multi_round", Rejection(), frozenset({DrawKind.FIXED, DrawKind.WITH}))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict, Verifier
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict, Verifier
 
 
 class Narrowed(NamedTuple):
@@ -10,7 +10,7 @@ class Narrowed(NamedTuple):
 
     name: str
     rule: Verifier
-    kinds: frozenset[Kind]
+    kinds: frozenset[DrawKind]
 
     @property
     def exact(self) -> bool:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, topdown
 from outrider.verifiers.rejection import Rejection
 from outrider.verifiers.siblings import Level, pick
@@ -192,7 +192,7 @@ class Otm:
 
     name: ClassVar[str] = "otm"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset({DrawKind.FIXED, DrawKind.WITH})
     chain_only: ClassVar[bool] = False
     iterations: int = 30
     cells: int = 4096
@@ -206,7 +206,7 @@ class Otm:
 
     def _is_rejection(self, draft: Draft) -> bool:
         """Whether there is one draw at a node, or one tuple: nothing to enumerate."""
-        return chain.is_plain(draft) or draft.kinds == {Kind.FIXED}
+        return chain.is_plain(draft) or draft.kinds == {DrawKind.FIXED}
 
     def _rule(self) -> topdown.NodeRule:
         return partial(judge, iterations=self.iterations, cells=self.cells)

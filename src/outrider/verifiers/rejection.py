@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers import chain, topdown
 from outrider.verifiers.siblings import Level, pick
 
@@ -36,7 +36,9 @@ class Rejection:
 
     name: ClassVar[str] = "rejection"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
+        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
+    )
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.types import Draft, Kind, Tree
+from outrider.types import Draft, DrawKind, Tree
 
 
 def rows(table_BRX: Tensor, index_Bn: Tensor) -> Tensor:
@@ -45,10 +45,10 @@ def drawn_first(draft: Draft) -> Draft:
 
     Allowed because a placed child depends on no draw; drawn ones keep their order.
     """
-    if Kind.FIXED not in draft.kinds or len(draft.kinds) == 1:
+    if DrawKind.FIXED not in draft.kinds or len(draft.kinds) == 1:
         return draft
     batch = max(draft.draws_BNK.shape[0], draft.kind_BNK.shape[0], draft.row_BNK.shape[0])
-    last = (draft.kind_BNK == Kind.FIXED).to(torch.int8).expand(batch, -1, -1)
+    last = (draft.kind_BNK == DrawKind.FIXED).to(torch.int8).expand(batch, -1, -1)
     order = last.argsort(dim=-1, stable=True)
     return draft._replace(
         draws_BNK=draft.draws_BNK.expand(batch, -1, -1).gather(-1, order),
@@ -70,7 +70,7 @@ class Siblings:
         tokens = draft.tokens_BN.expand(batch, -1)
         flat = self.kid_BNK.clamp(min=0).flatten(1)
         self.token_BNK = tokens.gather(1, flat).view(self.kid_BNK.shape)
-        drawn = bool(self.kinds & {Kind.WITHOUT, Kind.WITH})
+        drawn = bool(self.kinds & {DrawKind.WITHOUT, DrawKind.WITH})
         self.laws_BRV: Tensor | None = None
         if drawn and draft.laws is not None:
             self.laws_BRV = ops.probs(draft.laws).to(law_BNV.dtype)
@@ -97,7 +97,7 @@ class Level:
 
     def __init__(
         self,
-        kinds: frozenset[Kind],
+        kinds: frozenset[DrawKind],
         laws_BRV: Tensor | None,
         kid_BnK: Tensor,
         kind_BnK: Tensor,
@@ -124,11 +124,11 @@ class Level:
             guess = self._one_hot(k, there, like_BnV)
         else:
             guess = rows(self.laws_BRV, self.row_BnK[..., k].clamp(min=0))
-            if k and Kind.WITHOUT in self.kinds:
+            if k and DrawKind.WITHOUT in self.kinds:
                 guess = self._without_earlier(guess, k)
             guess = guess * there
-            if Kind.FIXED in self.kinds:
-                placed = (self.kind_BnK[..., k] == Kind.FIXED)[..., None]
+            if DrawKind.FIXED in self.kinds:
+                placed = (self.kind_BnK[..., k] == DrawKind.FIXED)[..., None]
                 guess = torch.where(placed, self._one_hot(k, there, like_BnV), guess)
         if k == 0:
             self._first = guess
@@ -138,13 +138,13 @@ class Level:
         return torch.zeros_like(like_BnV).scatter(-1, self.token_BnK[..., k, None], there)
 
     def _without_earlier(self, guess: Tensor, k: int) -> Tensor:
-        earlier = (self.kind_BnK[..., :k] == Kind.WITHOUT) & self.there_BnK[..., :k]
-        this = (self.kind_BnK[..., k] == Kind.WITHOUT)[..., None]
+        earlier = (self.kind_BnK[..., :k] == DrawKind.WITHOUT) & self.there_BnK[..., :k]
+        this = (self.kind_BnK[..., k] == DrawKind.WITHOUT)[..., None]
         gone = earlier & this
         kept = guess.gather(-1, self.token_BnK[..., :k]).masked_fill(gone, 0.0)
         left = guess.scatter_reduce(-1, self.token_BnK[..., :k], kept, "amin")
         total = left.sum(-1, keepdim=True)
         scale = torch.where(total > 0, total, 1.0)
-        if self.kinds != {Kind.WITHOUT}:
+        if self.kinds != {DrawKind.WITHOUT}:
             scale = torch.where(this, scale, 1.0)
         return left / scale

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Draws, Kind, Laws, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Laws, Outcome, Scores, Verdict
 from outrider.verifiers import chain
 
 
@@ -31,7 +31,9 @@ class Sigmoid:
     scale: float = 1e4
     name: ClassVar[str] = "sigmoid"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
+        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
+    )
     chain_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider import noise, ops
 from outrider.ops.reference.laws import EMPTY
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Tree, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Tree, Verdict
 from outrider.verifiers import chain
 from outrider.verifiers.block import Block
 from outrider.verifiers.siblings import Siblings, inner, pick, rows
@@ -91,7 +91,9 @@ class Traversal:
 
     name: ClassVar[str] = "traversal"
     exact: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[Kind]] = frozenset({Kind.FIXED, Kind.WITHOUT, Kind.WITH})
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(
+        {DrawKind.FIXED, DrawKind.WITHOUT, DrawKind.WITH}
+    )
     chain_only: ClassVar[bool] = False
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:

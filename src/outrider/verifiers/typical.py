@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.errors import ConfigurationError
-from outrider.types import Draft, Draws, Kind, Outcome, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers.siblings import inner, rows
 from outrider.verifiers.traversal import path_to
 
@@ -28,7 +28,7 @@ class Typical:
     delta: float = 0.3
     name: ClassVar[str] = "typical"
     exact: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[Kind]] = frozenset(Kind)
+    kinds: ClassVar[frozenset[DrawKind]] = frozenset(DrawKind)
     chain_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from outrider.drafters.growing.shapes import Layout, Level
 from outrider.models.tree_inputs import of_tree
 from outrider.rows import SamplingRows
 from outrider.tree import numbers, visible
-from outrider.types import Context, Draft, Kind, Laws, Nodes, Tree
+from outrider.types import Context, Draft, DrawKind, Laws, Nodes, Tree
 
 
 class Children(NamedTuple):
@@ -142,10 +142,10 @@ class TreeBuilder:
         self._links.append(_Links(parent, node, listed, children.row_Bm))
         return there & first
 
-    def draft(self, drawn: tuple[Kind, ...]) -> Draft:
+    def draft(self, drawn: tuple[DrawKind, ...]) -> Draft:
         """The whole tree. `drawn` are the kinds of a node's draws in sampled rows, by rank."""
         laws, sampling = None, self.context.sampling
-        told = sampling.greedy != "all" and any(kind is not Kind.FIXED for kind in drawn)
+        told = sampling.greedy != "all" and any(kind is not DrawKind.FIXED for kind in drawn)
         if told and self._laws:
             laws = self._laws[0] if len(self._laws) == 1 else ops.stack(self._laws)
         rows = None
@@ -225,7 +225,7 @@ def declare(
     tokens_BN: Tensor,
     tree: Tree,
     draws_BNK: Tensor,
-    drawn: tuple[Kind, ...],
+    drawn: tuple[DrawKind, ...],
     sampling: SamplingRows,
     *,
     laws: Laws | None = None,
@@ -239,28 +239,30 @@ def declare(
     """
     kinds = drawn
     if sampling.greedy == "all":
-        kinds, laws = (Kind.FIXED,) * bool(drawn), None
+        kinds, laws = (DrawKind.FIXED,) * bool(drawn), None
     kind, node, none = _kinds(*draws_BNK.shape[1:], kinds, draws_BNK.device)
     row = none
     if laws is not None:
         row = torch.where(draws_BNK >= 0, node if row_BNK is None else row_BNK, -1)
-    if sampling.greedy == "some" and set(kinds) - {Kind.FIXED}:
+    if sampling.greedy == "some" and set(kinds) - {DrawKind.FIXED}:
         hot = torch.isinf(sampling.inverse_temperature_B)[:, None, None]
-        kind, row = torch.where(hot, int(Kind.FIXED), kind), torch.where(hot, -1, row)
-        kinds = (*kinds, Kind.FIXED)
+        kind, row = torch.where(hot, int(DrawKind.FIXED), kind), torch.where(hot, -1, row)
+        kinds = (*kinds, DrawKind.FIXED)
     return Draft(tokens_BN, tree, draws_BNK, kind, row, laws, frozenset(kinds), places_BN=places_BN)
 
 
 @lru_cache(maxsize=256)
 def _kinds(
-    nodes: int, most: int, kinds: tuple[Kind, ...], device: torch.device
+    nodes: int, most: int, kinds: tuple[DrawKind, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Constants [1, N, K]: each draw's kind, its node's number (-1: nothing is drawn), and -1."""
-    by_rank = [kinds[min(rank, len(kinds) - 1)] if kinds else Kind.FIXED for rank in range(most)]
+    by_rank = [
+        kinds[min(rank, len(kinds) - 1)] if kinds else DrawKind.FIXED for rank in range(most)
+    ]
     kind = torch.tensor(by_rank, device=device, dtype=torch.int64).expand(1, nodes, -1)
     node = numbers(nodes, device)[None, :, None].expand(1, -1, most)
     none = torch.full_like(node, -1)
-    return kind.contiguous(), torch.where(kind != Kind.FIXED, node, -1), none
+    return kind.contiguous(), torch.where(kind != DrawKind.FIXED, node, -1), none
 
 
 @lru_cache(maxsize=64)

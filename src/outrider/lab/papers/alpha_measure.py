@@ -20,13 +20,13 @@ from outrider import (
 )
 from outrider.certify.laws import Text, score
 from outrider.drafters.ngram_table import Table
-from outrider.engine.run import Observer, Run
+from outrider.engine.engine_run import EngineRun, Observer
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.lab.papers.alpha_drafters import Copies, Source, Sources
 from outrider.lab.papers.alpha_tasks import asked, length
 from outrider.lab.papers.toy import METHODS
-from outrider.types import Block, Draft, LanguageModel, Scores, Verdict, Verifier
+from outrider.types import Draft, LanguageModel, Scores, StepTensors, Verdict, Verifier
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 ROWS = 16  #: texts that are written side by side
@@ -133,10 +133,12 @@ def alphas(
 
 def decoded(
     engine: Engine, batch: Sequence[Request], observe: Observer | None = None
-) -> tuple[list[list[int]], Run]:
+) -> tuple[list[list[int]], EngineRun]:
     """The texts of these requests, all side by side, and the run that wrote them."""
     longest = max(request.end(engine.target.context)[0] for request in batch)
-    run = Run(engine, len(batch), longest + engine.drafter.shapes[0].max_nodes, observe=observe)
+    run = EngineRun(
+        engine, len(batch), longest + engine.drafter.shapes[0].max_nodes, observe=observe
+    )
     run.submit_all(batch)
     run.close()
     texts: list[list[int]] = [[] for _ in batch]
@@ -172,7 +174,7 @@ class _Seen:
         self.prompts: list[int] = []  #: of the run's requests
 
     def __call__(
-        self, draft: Draft, scores: Scores, verdict: Verdict, block: Block, rows: list[int]
+        self, draft: Draft, scores: Scores, verdict: Verdict, block: StepTensors, rows: list[int]
     ) -> None:
         """One step of the run; a row without a proposal accepts nothing."""
         laws = scores.laws

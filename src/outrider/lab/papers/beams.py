@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outrider.drafters import DraftModel, PromptLookup, Root
-from outrider.engine.request import Limits, Request
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.decode import Searched, search
-from outrider.engine.search.pace import Pace, Paces
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.decode import Searched, search
+from outrider.engine.beam_search.lookahead import LookaheadDepth, LookaheadDepths
+from outrider.engine.request import Request, StopConditions
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
@@ -82,12 +82,12 @@ def run(
     store = record.Store(out, "beams", settings)
     every = {arm.key: arm for arm in arms(pair, widths)}
     ids = [encode(pair.tokenizer, prompt["prompt"].rstrip()) for prompt in prompts]
-    paces = Paces()
+    paces = LookaheadDepths()
 
     def measured(arm: Arm, index: int) -> record.Row:
-        request = Request(ids[index], Sampling(0), Limits(new_tokens, pair.eos_ids))
+        request = Request(ids[index], Sampling(0), StopConditions(new_tokens, pair.eos_ids))
         chosen = paces.lent(arm.ahead, arm.width, 1)
-        with chosen if arm.adapts else nullcontext(Pace(arm.ahead, adapts=False)) as pace:
+        with chosen if arm.adapts else nullcontext(LookaheadDepth(arm.ahead, adapts=False)) as pace:
             started = time.perf_counter()
             found = _search(pair, arm, request, pace)
             seconds = time.perf_counter() - started
@@ -102,7 +102,9 @@ def run(
         }
 
     for arm in every.values():
-        _search(pair, arm, Request(ids[0], Sampling(0), Limits(4)), Pace(arm.ahead))
+        _search(
+            pair, arm, Request(ids[0], Sampling(0), StopConditions(4)), LookaheadDepth(arm.ahead)
+        )
     turns = measure.turns(list(every), len(ids), repeats)
     for number, (repeat, index, key) in enumerate(turns):
         progress(key, number, repeats * len(ids) * len(every))
@@ -113,7 +115,7 @@ def run(
     return tables
 
 
-def _search(pair: Speculator, arm: Arm, request: Request, pace: Pace) -> Searched:
+def _search(pair: Speculator, arm: Arm, request: Request, pace: LookaheadDepth) -> Searched:
     beams = Beams(arm.width, num_return_sequences=arm.width)
     target = pair.engine.target
     return search(target, arm.drafter, [request], beams, False, pace, arm.draft_beams)
@@ -153,7 +155,8 @@ def row_of(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> re
 
 
 def _predicted(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -> float | None:
-    """Calls a step that `Pace` expects of this depth, from what a deeper arm's calls answered."""
+    """Calls a step that `LookaheadDepth` expects of this depth, from what a deeper arm's calls
+    answered."""
     kin = [
         other
         for other in every.values()
@@ -163,7 +166,7 @@ def _predicted(stored: dict[str, record.Row], arm: Arm, every: dict[str, Arm]) -
     if not kin or arm.adapts:
         return None
     deepest = max(kin, key=lambda other: other.ahead)
-    pace = Pace(deepest.ahead)
+    pace = LookaheadDepth(deepest.ahead)
     for row in _runs(stored, deepest.key).values():
         pace.answered += [(depth, steps) for depth, steps in row["answered"]]
     return 1 / pace.expected(arm.ahead)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider import Limits, ops, verifiers
+from outrider import StopConditions, ops, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree
 from outrider.engine import step
 from outrider.engine.request import Request
@@ -52,7 +52,7 @@ def taken(
     """The nodes of one step behind a prompt, without the root, and the next token's text."""
     ids = encode(pair.tokenizer, prompt)
     drafter = arm.make(draft_model)
-    request = Request(ids, how, Limits(arm.depth + 2))
+    request = Request(ids, how, StopConditions(arm.depth + 2))
     target = pair.engine.target
     room = drafter.shapes[0].max_nodes + arm.depth + 2
     batch = step.begin(target, drafter, [request], target.width(len(ids) + room))

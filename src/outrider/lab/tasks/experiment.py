@@ -5,7 +5,7 @@ from pathlib import Path
 
 from outrider.certify.report import Row
 from outrider.drafters.ngram_file import opened
-from outrider.engine.planner import Fixed
+from outrider.engine.speculation_policy import FixedLength
 from outrider.errors import ConfigurationError
 from outrider.lab import drawing
 from outrider.lab.papers import record
@@ -98,7 +98,7 @@ def run(
 
 def _default(base: Speculator) -> str:
     engine = base.engine
-    planned = "fixed" if isinstance(engine.planner, Fixed) else "planned"
+    planned = "fixed" if isinstance(engine.planner, FixedLength) else "planned"
     return f"{engine.drafter.name}, {planned}"
 
 

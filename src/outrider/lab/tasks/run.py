@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from outrider import Engine, Limits, Sampling
+from outrider import Engine, Sampling, StopConditions
 from outrider.certify.report import Row
 from outrider.drafters import ReferenceLookup
 from outrider.lab.measure import turns
@@ -92,7 +92,7 @@ def _decode(
     if isinstance(engine.drafter, ReferenceLookup) and task.text:
         copied = [encode(base.tokenizer, task.text)]
     wall, cpu = time.perf_counter(), time.thread_time()
-    going = engine.run([prompt], [how], [Limits(most, base.eos_ids)], references=copied)
+    going = engine.run([prompt], [how], [StopConditions(most, base.eos_ids)], references=copied)
     steps = [list(block.token_ids) for block in going]
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     ids = [token for step in steps for token in step]

@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.ops.cpu import lists
 from outrider.ops.cpu.walk import Walk
-from outrider.types import Draft, Draws, Kind, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,8 +27,8 @@ def fits(draft: Draft) -> bool:
     for kids, kinds, rows in zip(tables.draws, tables.kinds, tables.rows, strict=True):
         for below, how, where in zip(kids, kinds, rows, strict=True):
             drawn = [k for k, kid in enumerate(below) if kid >= 0]
-            placed = all(how[k] == Kind.FIXED for k in drawn)
-            mixed = any(how[k] != Kind.WITH or where[k] != where[drawn[0]] for k in drawn)
+            placed = all(how[k] == DrawKind.FIXED for k in drawn)
+            mixed = any(how[k] != DrawKind.WITH or where[k] != where[drawn[0]] for k in drawn)
             if mixed and not placed:
                 return False
             if drawn and drawn != list(range(len(drawn))):
@@ -57,7 +57,7 @@ def judge(draft: Draft, scores: Scores, draws: Draws, *, overlap: bool = True) -
             drawn = walk.guess(b, node, 0)
             if overlap:
                 shared.append(walk.overlap())
-            rest = None if walk.kind == Kind.FIXED else _Rest(walk, len(kids))
+            rest = None if walk.kind == DrawKind.FIXED else _Rest(walk, len(kids))
             for k, kid in enumerate(kids):
                 drawn = walk.guess(b, node, k) * (1.0 if rest is None else rest.factor)
                 if walk.uniform(b, node, k) * drawn < walk.owed(b, kid):

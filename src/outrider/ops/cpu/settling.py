@@ -12,7 +12,17 @@ import torch
 from outrider.ops.cpu import lists
 from outrider.ops.cpu.rows import Array, weights_of
 from outrider.ops.reference import settling as reference
-from outrider.types import FAULT, RUNNING, STOP, Block, BlockLists, Draft, Ends, Scores, Verdict
+from outrider.types import (
+    FAULT,
+    RUNNING,
+    STOP,
+    Draft,
+    Ends,
+    Scores,
+    StepLists,
+    StepTensors,
+    Verdict,
+)
 
 _FEW_ROWS = 32  #: up to this many rows integers of Python are faster than tensors
 
@@ -27,7 +37,7 @@ class _Row(NamedTuple):
     reason: int
 
 
-def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
+def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
     """The tokens of a step and why rows end."""
     if ends.length_B.shape[0] > _FEW_ROWS:
         return reference.settle(draft, scores, verdict, ends)
@@ -39,7 +49,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
     tops, guesses = _tops(draft, scores)
     sound = bool(np.isfinite(tops).all() and np.isfinite(guesses).all())  # nearly always
     shares = [[]] * len(rows) if verdict.overlap_BD is None else verdict.overlap_BD.tolist()
-    block = BlockLists([], [], [], counts, [], [], [])
+    block = StepLists([], [], [], counts, [], [], [])
     for b, row in enumerate(rows):
         tokens = [drafted[b][max(node, 0)] for node in paths[b]] + following[b : b + 1]
         tokens[counts[b]] = following[b]
@@ -57,7 +67,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
     emitted_B, reason_B, drafted_B, overlaps_B = lists.numbers(
         [block.emitted, block.reason, block.drafted, block.overlaps]
     ).unbind(0)
-    return Block(
+    return StepTensors(
         lists.numbers(block.tokens),
         emitted_B,
         reason_B,

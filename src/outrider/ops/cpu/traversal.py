@@ -20,7 +20,7 @@ from outrider.ops.cpu import keys
 from outrider.ops.cpu.rows import pick
 from outrider.ops.cpu.scratch import per_thread
 from outrider.ops.cpu.walk import LITTLE, Walk
-from outrider.types import Draft, Draws, Kind, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,11 +57,11 @@ class _Visit:
             if kid < 0:
                 continue
             token = walk.tokens[b][kid]
-            placed = walk.drafted is None or walk.kinds[b][node][k] == Kind.FIXED
+            placed = walk.drafted is None or walk.kinds[b][node][k] == DrawKind.FIXED
             owed, drawn = float(mass[token]) * factor, 1.0
             if not placed:
                 assert walk.drafted is not None
-                without = walk.kinds[b][node][k] == Kind.WITHOUT
+                without = walk.kinds[b][node][k] == DrawKind.WITHOUT
                 row = walk.rows[b][node][k]
                 if loaded != row or (gone and not without):
                     guess, guessed = walk.drafted.borrow(b, row, self.guess[depth])
@@ -118,7 +118,7 @@ class _Visit:
             whole, row = walk.target.fill(b, node), walk.target.row
             if not whole > 0:
                 return float("nan")
-            if walk.drafted is None or walk.kinds[b][node][0] == Kind.FIXED:
+            if walk.drafted is None or walk.kinds[b][node][0] == DrawKind.FIXED:
                 return float(row[walk.tokens[b][kid]]) / whole
             guess, guessed = walk.drafted.borrow(b, walk.rows[b][node][0], self.guess[depth])
         else:

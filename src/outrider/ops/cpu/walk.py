@@ -13,7 +13,7 @@ from outrider.noise import Purpose
 from outrider.ops.cpu import keys, lists
 from outrider.ops.cpu.rows import Rows, excess, pick, scratch, total
 from outrider.ops.reference.laws import EMPTY
-from outrider.types import Draft, Draws, Kind, Scores, Verdict
+from outrider.types import Draft, DrawKind, Draws, Scores, Verdict
 
 LARGEST = 3e38  #: largest factor of a row that float32 holds
 NOTHING = 1e-12  #: a reach below this keeps nothing that 24-bit uniforms could tell
@@ -47,7 +47,7 @@ class Walk:
         self.loaded: int | None = None
         self.shared = self.pending = False
         self.refused: list[int] = []
-        self.kind, self.token = Kind.FIXED, 0
+        self.kind, self.token = DrawKind.FIXED, 0
 
     def kid(self, b: int, node: int, k: int) -> int:
         """Child of draw k at a node, -1 if there is none."""
@@ -77,23 +77,23 @@ class Walk:
 
     def kept(self, b: int, node: int, kid: int) -> float | None:
         """The draft's probability of a first child from its kept log-sum-exp."""
-        if self.drafted is None or self.kinds[b][node][0] == Kind.FIXED:
+        if self.drafted is None or self.kinds[b][node][0] == DrawKind.FIXED:
             return None
         return self.drafted.kept(b, self.rows[b][node][0], self.tokens[b][kid])
 
     def guess(self, b: int, node: int, k: int) -> float:
         """Load the law that draw k came from; its probability of the child's token."""
-        self.kind = Kind(self.kinds[b][node][k])
+        self.kind = DrawKind(self.kinds[b][node][k])
         self.token = self.tokens[b][self.kids[b][node][k]]
         self.shared = False
-        if self.drafted is None or self.kind == Kind.FIXED:
-            self.kind = Kind.FIXED
+        if self.drafted is None or self.kind == DrawKind.FIXED:
+            self.kind = DrawKind.FIXED
             return 1.0
         row = self.rows[b][node][k]
         if self.loaded != row:
             self.whole = self.drawn_mass = self.drafted.fill(b, row)
             self.loaded = row
-            if self.kind == Kind.WITHOUT:
+            if self.kind == DrawKind.WITHOUT:
                 self._without(b, row, self.refused)
         if self.drawn_mass <= 0:
             return 0.0
@@ -101,7 +101,7 @@ class Walk:
 
     def overlap(self) -> float:
         """Sum of min(owed, drawn)."""
-        if self.kind == Kind.FIXED or self.drafted is None:
+        if self.kind == DrawKind.FIXED or self.drafted is None:
             return float(self.target.row[self.token]) / self.mass
         np.multiply(self.drafted.row, self.mass / self.drawn_mass, out=self.spare)
         np.minimum(self.target.row, self.spare, out=self.spare)
@@ -114,7 +114,7 @@ class Walk:
         With `last` the sum is left to the draw that follows.
         """
         left = self.target.row
-        if self.kind == Kind.FIXED or self.drafted is None:
+        if self.kind == DrawKind.FIXED or self.drafted is None:
             left[self.token] = 0
         else:
             if self.shared and scale == 1.0:  # spare holds min(left, drawn)
@@ -124,7 +124,7 @@ class Walk:
                 excess(
                     self.target.both, self.drafted.both, factor, self.spare_both, self.target.both
                 )
-            if self.kind == Kind.WITHOUT and not last:
+            if self.kind == DrawKind.WITHOUT and not last:
                 self.refused.append(self.token)
                 assert self.loaded is not None
                 self._without(b, self.loaded, [self.token])
@@ -137,7 +137,7 @@ class Walk:
         """Sum of (scale owed - drawn)+, leaving both rows as they are."""
         if scale < NOTHING:  # the sum is below the scale
             return 0.0
-        if self.kind == Kind.FIXED or self.drafted is None:
+        if self.kind == DrawKind.FIXED or self.drafted is None:
             return scale * (1 - float(self.target.row[self.token]) / self.mass)
         factor = min(self.mass / max(self.drawn_mass * scale, 1e-300), LARGEST)
         excess(self.target.both, self.drafted.both, factor, self.spare_both, self.spare_both)

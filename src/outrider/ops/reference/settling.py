@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from outrider.tree import numbers
-from outrider.types import FAULT, RUNNING, STOP, Block, Draft, Ends, Scores, Verdict
+from outrider.types import FAULT, RUNNING, STOP, Draft, Ends, Scores, StepTensors, Verdict
 
 
-def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
+def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> StepTensors:
     """The tokens of a step and why rows end: at the first stop token, their limit, or a fault.
 
     Rows that have ended emit nothing.
@@ -50,7 +50,7 @@ def settle(draft: Draft, scores: Scores, verdict: Verdict, ends: Ends) -> Block:
         overlaps = known.sum(1)
     drafted = (draft.draws_BNK >= 0).sum((1, 2)).expand(length.shape)
     drafted = torch.where(running, drafted, 0)
-    return Block(tokens, emitted, reason, count, drafted, overlap, overlaps, length)
+    return StepTensors(tokens, emitted, reason, count, drafted, overlap, overlaps, length)
 
 
 def _fault(draft: Draft, scores: Scores, verdict: Verdict, emitted_B: Tensor) -> Tensor:

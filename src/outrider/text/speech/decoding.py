@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.engine.beam_search.decode import admit
+from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.engine import Engine
+from outrider.engine.engine_run import EngineRun
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.request import Limits, Request, check
-from outrider.engine.run import Run
-from outrider.engine.search.decode import admit
-from outrider.engine.search.pace import Pace
+from outrider.engine.request import Request, StopConditions, check
 from outrider.laws.sampling import Sampling
 from outrider.laws.timestamps import Timestamps
 from outrider.stats import RequestStats
@@ -73,11 +73,11 @@ class Rows:
         self.engine, self.beams = engine, settings.beams
         if self.beams is not None:
             admit(engine.drafter)
-        self._pace = Pace(engine.drafter.shapes[0].max_depth)  # of all windows
+        self._pace = LookaheadDepth(engine.drafter.shapes[0].max_depth)  # of all windows
         self._searching: list[tuple[Job, Request]] = []
-        self.run = Run(engine, settings.rows * copies)
+        self.run = EngineRun(engine, settings.rows * copies)
         budget = settings.max_new_tokens or hearing.context // 2
-        self._limits = Limits(budget, (words.end_id,))
+        self._limits = StopConditions(budget, (words.end_id,))
         self._bans = dict.fromkeys(settings.suppressed(words.suppress), -float("inf"))
         self._stamps = None
         if settings.timed:
@@ -176,7 +176,7 @@ class Rows:
 
     def _ended(self, job: Job) -> bool:
         """Whether what its rows wrote will do."""
-        watched = self.run.watched(min(job._told))
+        watched = self.run.prompt_logits(min(job._told))
         for number in job._told:
             self._of.pop(number, None)
         return self._settled(job, list(job._told.values()), watched)

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.engine.beam_search import Beams
+from outrider.engine.beam_search.decode import search
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.step import State
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.engine.search import Beams
-from outrider.engine.search.decode import search
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.step import State
 from outrider.stats import RequestStats
 
 
@@ -44,7 +44,9 @@ class _Allowed:
         return [line[beam] for line, beam in zip(table, beams, strict=True)]
 
 
-def searched(engine: Engine, requests: Sequence[Request], beams: Beams, pace: Pace) -> list[Found]:
+def searched(
+    engine: Engine, requests: Sequence[Request], beams: Beams, pace: LookaheadDepth
+) -> list[Found]:
     """The best beam of each request. Calls are shared: each is told all of them as its steps.
 
     `pace` knows how far ahead it pays to score; it learns from one search for the next.

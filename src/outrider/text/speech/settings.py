@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from outrider import arguments
-from outrider.engine.search import Beams
+from outrider.engine.beam_search import Beams
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.text.speech.captions import Reference
 from outrider.text.speech.fallback import Thresholds

@@ -12,12 +12,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.patient import patient_step
-from outrider.engine.search.prefix import Prefix
-from outrider.engine.search.proposers import Nothing, Proposer
-from outrider.engine.search.step import DEAD, Close, Finished, Rules, State, Trail, start, step
+from outrider.engine.beam_search.candidate_sources import (
+    CandidateSource,
+    NoCandidates,
+)
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.patience import patient_step
+from outrider.engine.beam_search.prefix import Prefix
+from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.step import (
+    DEAD,
+    Close,
+    FinishedBeam,
+    Rules,
+    State,
+    Trail,
+    start,
+    step,
+)
 from outrider.models.prefill import inference
 
 #: Told of every step before it is taken: the row, its state, and log-probabilities [W, V].
@@ -34,7 +46,7 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass
-class Counts:
+class SearchCounts:
     """What a search took.
 
     calls   of the model         nodes  texts it scored
@@ -56,7 +68,7 @@ class Counts:
         return [float("inf") if one is None else one.margin for one in self.close]
 
 
-class Search:
+class BeamSearch:
     """Searches of all rows of an oracle.
 
     rules       of each row
@@ -68,18 +80,18 @@ class Search:
 
     def __init__(
         self,
-        oracle: Oracle,
+        oracle: PrefixScorer,
         rules: Sequence[Rules],
-        proposer: Proposer | None = None,
+        proposer: CandidateSource | None = None,
         settle: bool = False,
-        pace: Pace | None = None,
+        pace: LookaheadDepth | None = None,
         observe: Observe | None = None,
     ) -> None:
         self.oracle, self.rules, self.settle = oracle, rules, settle
         self.observe = observe
-        self.proposer = proposer or Nothing()
-        self.pace = Pace(self.proposer.depth) if pace is None else pace
-        self.counts = Counts()
+        self.proposer = proposer or NoCandidates()
+        self.pace = LookaheadDepth(self.proposer.depth) if pace is None else pace
+        self.counts = SearchCounts()
         self._further = 0.0  # seconds of a step that needed no call of its own
         self.states = [
             start(root, rule, oracle.model.device)
@@ -155,7 +167,7 @@ class Search:
         self.oracle.ask(wanted)
 
 
-def _told(one: Finished, rules: Rules) -> Hypothesis:
+def _told(one: FinishedBeam, rules: Rules) -> Hypothesis:
     """A finished beam with what its trail says."""
     trail: Trail | None = one.trail
     beams, totals = [], []
@@ -174,7 +186,7 @@ def advanced(state: State, logs_WV: Tensor, rules: Rules) -> State:
     return rule(state, logs_WV, rules)
 
 
-def settled(state: State, row: int, search: Search) -> bool:
+def settled(state: State, row: int, search: BeamSearch) -> bool:
     """Whether the next step is known although some running beams have not been scored.
 
     Log-probabilities are at most 0, so no continuation of a beam scores more than the beam. If

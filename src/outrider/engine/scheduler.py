@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from outrider.engine.batch import Batch, Prefill, groups, slab
-from outrider.engine.ledger import Ledger, Phase
 from outrider.engine.request import Request
-from outrider.engine.seats import Seats
+from outrider.engine.request_state import RequestStatus, RequestTable
+from outrider.engine.slots import SlotTable
 from outrider.models.prefix_cache import PrefixCache
 from outrider.types import Drafter, LanguageModel
 
@@ -17,7 +17,7 @@ RESTS = 8  #: tokens that a draft model has not read when it is taken to rest
 Free = Callable[[Sequence[Request]], bool]
 
 
-class Seating:
+class Scheduler:
     """The batch of a run, its seats, and the group whose prompts are being read.
 
     `capacity` are the slots of a row. Nobody's entries are copied when others come or go, but for
@@ -28,7 +28,7 @@ class Seating:
         self,
         target: LanguageModel,
         drafter: Drafter,
-        ledger: Ledger,
+        ledger: RequestTable,
         seats: int,
         capacity: int,
         prefixes: PrefixCache | None = None,
@@ -37,7 +37,7 @@ class Seating:
         # entries of other sources, and states that heads read, are not kept
         plain = target.reads == "text" and not drafter.taps
         self.prefixes = prefixes if plain else None
-        self.ledger, self.seats = ledger, Seats(seats)
+        self.ledger, self.seats = ledger, SlotTable(seats)
         self.batch: Batch | None = None
         self._prefill: tuple[list[int], Prefill] | None = None
 
@@ -127,7 +127,7 @@ class Seating:
         for number in numbers:
             self.seats.waiting.remove(number)
             entry = self.ledger.entries[number]
-            entry.move(Phase.PREFILLING)
+            entry.move(RequestStatus.PREFILLING)
             entry.stats.cached_tokens = prefill.copied
         return True
 

@@ -22,13 +22,18 @@ from torch import Tensor
 from outrider import arguments, verifiers
 from outrider.engine import graphs
 from outrider.engine.batch import Batch
-from outrider.engine.blocks import HostBlock, Pending
-from outrider.engine.graphs import Graphed, Made, verbs
-from outrider.engine.ledger import Ledger, Phase
-from outrider.engine.logprobs import Logprobs, Told, told
-from outrider.engine.planner import Finished, Fixed, Row, View
-from outrider.engine.request import Request, capped, check, check_fit
-from outrider.engine.seating import Seating
+from outrider.engine.graphs import Graphed, GraphedStep, spec_decode_step
+from outrider.engine.logprobs import Logprobs, StepLogprobs, gather_logprobs
+from outrider.engine.outputs import InFlightOutput, StepOutput
+from outrider.engine.request import Request, check, check_fit, clip_shape
+from outrider.engine.request_state import RequestStatus, RequestTable
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.speculation_policy import (
+    BatchView,
+    FixedLength,
+    PlannedRow,
+    StepReport,
+)
 from outrider.errors import CapacityError, ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.processors import ProcessorError
@@ -36,23 +41,16 @@ from outrider.laws.sampling import fresh_seed
 from outrider.models.prefill import inference
 from outrider.models.prefix_cache import PrefixCache
 from outrider.stats import Clock, RequestStats, Stats
-from outrider.types import (
-    Block,
-    BlockLists,
-    Draft,
-    Scores,
-    Shape,
-    Verdict,
-)
+from outrider.types import Draft, DraftShape, Scores, StepLists, StepTensors, Verdict
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
 
 #: Called after every step with what the verbs made; rows name the requests of the batch's rows.
-Observer = Callable[[Draft, Scores, Verdict, Block, list[int]], None]
+Observer = Callable[[Draft, Scores, Verdict, StepTensors, list[int]], None]
 
 
-class Run(Iterator[HostBlock]):
+class EngineRun(Iterator[StepOutput]):
     """Requests being decoded: `submit` and `end` them while others run, `step`, or iterate.
 
     seats     how many rows run side by side; the others wait, first come first served
@@ -88,15 +86,17 @@ class Run(Iterator[HostBlock]):
         self._took = 0.0  # seconds of the step under way
         self._graphed: Graphed | None = None
         seats = arguments.whole("seats", seats, "give at least one", least=1)
-        self._ledger = Ledger()
-        self._seating = Seating(engine.target, engine.drafter, self._ledger, seats, room, prefixes)
+        self._ledger = RequestTable()
+        self._seating = Scheduler(
+            engine.target, engine.drafter, self._ledger, seats, room, prefixes
+        )
         self._reads = engine.target.reads != "text"
         self._plan = engine.planner.open(engine.shapes, engine.priced(seats))
         self._closed = False
         self._device = torch.device(engine.target.device)
         self._clock, self._mark = Clock(self._device), 0.0
         self._lag = 1 if self._device.type == "cuda" else 0
-        self._unread: deque[Pending] = deque()
+        self._unread: deque[InFlightOutput] = deque()
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -149,14 +149,14 @@ class Run(Iterator[HostBlock]):
         for a request that was ended from outside before, or failed, or is not there.
         """
         self._ledger.check_end(number, reason)
-        waits = self._ledger.entries[number].phase is Phase.WAITING
+        waits = self._ledger.entries[number].phase is RequestStatus.WAITING
         self._ledger.end(number, reason, keep)
         if waits:
             self._seating.seats.waiting.remove(number)
         if self.done:
             self._mark = 0.0
 
-    def forget(self, number: int) -> RequestStats:
+    def release(self, number: int) -> RequestStats:
         """Keep nothing of a request that is over, for runs that never end; its statistics.
 
         Raises ConfigurationError for one that is not over, or not there.
@@ -181,7 +181,7 @@ class Run(Iterator[HostBlock]):
         return self._seating.batch
 
     @property
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[RequestStatus]:
         """Where each request stands."""
         return [entry.phase for entry in self._ledger.entries.values()]
 
@@ -211,7 +211,7 @@ class Run(Iterator[HostBlock]):
         entries = self._ledger.entries.items()
         return {number: entry.error for number, entry in entries if entry.error is not None}
 
-    def watched(self, number: int) -> Tensor | None:
+    def prompt_logits(self, number: int) -> Tensor | None:
         """The model's logits [V] behind the watched place of a request's prompt.
 
         They are told once, and are there from the first block on; None if it watches no place.
@@ -232,10 +232,10 @@ class Run(Iterator[HostBlock]):
 
     # ------------------------------------------------------------------ the loop
 
-    def __iter__(self) -> "Run":
+    def __iter__(self) -> "EngineRun":
         return self
 
-    def __next__(self) -> HostBlock:
+    def __next__(self) -> StepOutput:
         while not self._ledger.ready:
             if self.done:
                 raise StopIteration
@@ -246,7 +246,7 @@ class Run(Iterator[HostBlock]):
             raise error
         return block
 
-    def step(self) -> list[HostBlock]:
+    def step(self) -> list[StepOutput]:
         """Seat who waits, read a piece of a prompt, one step of those who run; what it emitted.
 
         A request that failed has a last block with finish_reason "error"; `errors` says why.
@@ -264,7 +264,7 @@ class Run(Iterator[HostBlock]):
             self._read(0)  # their unread blocks tell whether their seats are clean
         self._seating.leave()
         self._sweep()
-        rests = not isinstance(self.engine.planner, Fixed)
+        rests = not isinstance(self.engine.planner, FixedLength)
         spent = self._seating.arrive(self._free if rests else None)
         if self._seating.rows:
             self._advance()
@@ -291,7 +291,7 @@ class Run(Iterator[HostBlock]):
         rows = list(self._seating.rows)
         wanted = [self._ledger.entries[number].request.logprobs for number in rows]
         said = {
-            asked: told(scores, verdict, block, asked)
+            asked: gather_logprobs(scores, verdict, block, asked)
             for asked in dict.fromkeys(wanted)
             if asked is not None
         }
@@ -308,10 +308,10 @@ class Run(Iterator[HostBlock]):
 
     def _emit(
         self,
-        made: Made,
+        made: GraphedStep,
         rows: list[int],
         wanted: list[Logprobs | None],
-        said: dict[Logprobs, Told],
+        said: dict[Logprobs, StepLogprobs],
     ) -> None:
         """Tell the block of a step, or the one before it while this one is on its way."""
         block = made.block
@@ -321,7 +321,7 @@ class Run(Iterator[HostBlock]):
         if block.lists is not None and not (any(traced) or said or self._unread):
             self._tell(block.lists, rows, made.draft)  # on the host already: nothing to wait for
         else:
-            pending = Pending(block, made.draft, made.verdict, rows, traced, said, wanted)
+            pending = InFlightOutput(block, made.draft, made.verdict, rows, traced, said, wanted)
             self._unread.append(pending)
         self._read(0 if self._all_over() else self._lag)
 
@@ -331,11 +331,11 @@ class Run(Iterator[HostBlock]):
             pending = self._unread.popleft()
             self._tell(pending.read(), pending.requests, pending.draft, pending)
 
-    def _made(self, batch: Batch, shape: Shape) -> Made:
+    def _made(self, batch: Batch, shape: DraftShape) -> GraphedStep:
         """What the verbs make: one by one on the clock, or in one piece."""
         engine, clock, rule = self.engine, self._clock, self.rule
         if engine.capture is None:
-            return verbs(engine.target, engine.drafter, rule, batch, shape, clock.lap)
+            return spec_decode_step(engine.target, engine.drafter, rule, batch, shape, clock.lap)
         self._graphed = self._graphed or engine.graphed(rule)
         assert self._graphed is not None
         made = self._graphed(batch, shape)
@@ -361,7 +361,7 @@ class Run(Iterator[HostBlock]):
         greedy = all(request.sampling.temperature == 0 for request in requests)
         return verifiers.shares_noise(self.rule) or (self.rule.exact and greedy)
 
-    def _shape(self, batch: Batch) -> Shape:
+    def _shape(self, batch: Batch) -> DraftShape:
         foreseeing, numbers = self.engine.foreseeing, self._seating.rows
         asked: Sequence[Callable[[], Sequence[float]] | None] = [None] * len(numbers)
         if foreseeing is not None:
@@ -369,12 +369,12 @@ class Run(Iterator[HostBlock]):
             asked = [partial(_foreseen, all_rows, at) for at in range(len(numbers))]
         entries = [self._ledger.entries[number] for number in numbers]
         rows = [
-            Row(number, entry.request, entry.length, each)
+            PlannedRow(number, entry.request, entry.length, each)
             for number, entry, each in zip(numbers, entries, asked, strict=True)
         ]
         free = self._free([row.request for row in rows])
         seats, unread = self._seating.seats, batch.context.unread
-        view = View(rows, seats.count, free, self._closed and not seats.waiting, unread)
+        view = BatchView(rows, seats.count, free, self._closed and not seats.waiting, unread)
         shape = self.engine.planner.plan(self._plan, view)
         shapes = self.engine.shapes
         if shape._replace(most_B=None, sizes=None) not in shapes:
@@ -382,7 +382,7 @@ class Run(Iterator[HostBlock]):
                 f"the planner must choose one of the shapes of {self.engine.drafter.name!r}; got "
                 f"{shape.key!r}; choose among {[shape.key for shape in shapes]}"
             )
-        return capped(shape, [row.request for row in rows])
+        return clip_shape(shape, [row.request for row in rows])
 
     def _blame(self, error: ProcessorError) -> None:
         """Fail the row whose processor raised. Nothing of the step has been committed."""
@@ -402,11 +402,15 @@ class Run(Iterator[HostBlock]):
         return all(self._ledger.entries[number].over for number in self._seating.rows)
 
     def _tell(
-        self, block: BlockLists, numbers: list[int], draft: Draft, pending: Pending | None = None
+        self,
+        block: StepLists,
+        numbers: list[int],
+        draft: Draft,
+        pending: InFlightOutput | None = None,
     ) -> None:
         blocks = self._ledger.tell(block, numbers, pending)
         took = None if self._lag else 1e3 * self._took
-        done = Finished(blocks, draft.tree.nodes, draft.tree.max_depth, took)
+        done = StepReport(blocks, draft.tree.nodes, draft.tree.max_depth, took)
         self._plan = self.engine.planner.learn(self._plan, done)
 
 

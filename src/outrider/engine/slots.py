@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Seats:
+class SlotTable:
     """`count` seats, of which the first `len(rows)` are taken, without a hole.
 
-    >>> seats = Seats(8, [10, 11, 12, 13])
+    >>> seats = SlotTable(8, [10, 11, 12, 13])
     >>> seats.moves([1, 3])
     ([1], [2])
     >>> seats.leave([1, 3]); seats.rows

@@ -4,26 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.costs import Costs
-from outrider.engine.planner.protocol import Finished, Report, View
+from outrider.engine.speculation_policy.protocol import (
+    BatchView,
+    PlanReport,
+    StepReport,
+)
 from outrider.errors import ConfigurationError
-from outrider.types import Shape
+from outrider.types import DraftShape
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedLength:
     """The same shape in every step: the drafter's usual one, or its first of this depth.
 
-    >>> from outrider.types import Shape
-    >>> usual, small = Shape(5, 5, 4, True), Shape(2, 2, 1, True)
-    >>> Fixed().plan(Fixed().open([usual, small], None), View([])).max_depth
+    >>> from outrider.types import DraftShape
+    >>> usual, small = DraftShape(5, 5, 4, True), DraftShape(2, 2, 1, True)
+    >>> FixedLength().plan(FixedLength().open([usual, small], None), BatchView([])).max_depth
     4
-    >>> Fixed(1).open([usual, small], None).max_nodes
+    >>> FixedLength(1).open([usual, small], None).max_nodes
     2
     """
 
     depth: int | None = None
 
-    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Shape:
+    def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> DraftShape:
         """That shape. Raises ConfigurationError where the drafter has none of this depth."""
         if self.depth is None:
             return shapes[0]
@@ -35,14 +39,14 @@ class Fixed:
             f"depth must be one that the drafter has, {depths}; got {self.depth}; use one of them"
         )
 
-    def plan(self, state: Shape, view: View) -> Shape:
+    def plan(self, state: DraftShape, view: BatchView) -> DraftShape:
         """That shape."""
         return state
 
-    def learn(self, state: Shape, step: Finished) -> Shape:
+    def learn(self, state: DraftShape, step: StepReport) -> DraftShape:
         """Nothing."""
         return state
 
-    def report(self, state: Shape) -> Report:
+    def report(self, state: DraftShape) -> PlanReport:
         """Nothing."""
-        return Report()
+        return PlanReport()

@@ -3,7 +3,7 @@
 The search of transformers 5.23 (`GenerationMixin._beam_search`), row by row: of all continuations
 the best (1 + number of stop tokens) * num_beams are looked at; those among the first num_beams that
 end are finished, their scores divided by length ** penalty; the best num_beams that do not end run
-on. With patience it is the search of openai-whisper (`patient.py`). Which model calls the
+on. With patience it is the search of openai-whisper (`patience.py`). Which model calls the
 log-probabilities came from is not its business.
 """
 
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.prefix import Prefix
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.prefix import Prefix
 
 DEAD = -1.0e9  #: the score of a beam that is none
 BLOCK = 64  #: values of a block in `largest`
@@ -54,7 +54,7 @@ class Trail(NamedTuple):
     total: float  #: the text's log-probability with this step's token
 
 
-class Finished(NamedTuple):
+class FinishedBeam(NamedTuple):
     """A text that has ended, and its score."""
 
     score: float
@@ -76,7 +76,7 @@ class State(NamedTuple):
     running: tuple[Prefix, ...]  #: num_beams texts of one length, the best first
     scores_W: Tensor  #: float32: their log-probabilities
     trails: tuple[Trail | None, ...]  #: how they came about; None: they are the prompt
-    finished: tuple[Finished, ...] = ()  #: at most num_beams, the best first
+    finished: tuple[FinishedBeam, ...] = ()  #: at most num_beams, the best first
     improvable: bool = True  #: whether a running beam may become better than a finished one
     over: bool = False
     close: Close | None = None  #: where they were closest so far; None: none was dropped
@@ -187,7 +187,7 @@ def _ends(text: Prefix, rules: Rules) -> bool:
     return rules.ends is not None and rules.ends(text)
 
 
-def _finish(state: State, found: Candidates, length: int, rules: Rules) -> tuple[Finished, ...]:
+def _finish(state: State, found: Candidates, length: int, rules: Rules) -> tuple[FinishedBeam, ...]:
     """The finished beams with those that end now: only the first num_beams candidates may."""
     width = rules.beams.num_beams
     full = len(state.finished) == width and rules.beams.early_stopping is True
@@ -195,6 +195,6 @@ def _finish(state: State, found: Candidates, length: int, rules: Rules) -> tuple
     if full or not state.improvable or not new:
         return state.finished
     final = (found.totals_C / length**rules.beams.length_penalty).tolist()
-    ended = [Finished(final[at], found.texts[at], found.trails[at]) for at in new]
+    ended = [FinishedBeam(final[at], found.texts[at], found.trails[at]) for at in new]
     merged = [*state.finished, *ended]
     return tuple(sorted(merged, key=lambda one: -one.score)[:width])  # ties: who was first

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from outrider.drafters import ReferenceLookup
-from outrider.engine.search.oracle import Oracle
-from outrider.engine.search.prefix import Prefix
-from outrider.engine.search.step import DEAD, Rules, State, step
+from outrider.engine.beam_search.prefix import Prefix
+from outrider.engine.beam_search.scorer import PrefixScorer
+from outrider.engine.beam_search.step import DEAD, Rules, State, step
 from outrider.errors import ConfigurationError
 from outrider.laws import sampling
 from outrider.laws.sampling import Sampling
@@ -21,7 +21,7 @@ from outrider.rows import SamplingRows, picked
 from outrider.types import Context, Drafter
 
 
-class Proposer(Protocol):
+class CandidateSource(Protocol):
     """Proposes texts below the running beams of rows that wait for a call."""
 
     @property
@@ -36,7 +36,7 @@ class Proposer(Protocol):
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoCandidates:
     """The beams alone: as many calls as steps, each with all beams of a row as one tree."""
 
     depth: int = 0
@@ -65,7 +65,7 @@ class _Since(NamedTuple):
     passed: int  #: tokens written
 
 
-class Offered:
+class OfferedCandidates:
     """What a drafter without a model offers below each running beam: copies, n-grams.
 
     Every beam is a row of its own to the drafter. Where a reference has been copied to is kept
@@ -168,14 +168,14 @@ def _greedy(device: torch.device | str, count: int) -> SamplingRows:
     return sampling.rows([Sampling(0, seed=0)] * count, device)
 
 
-class Drafted:
+class DraftedCandidates:
     """The same search run ahead on a draft model, from the target's own state.
 
     `length` steps with `width` beams: None, or at least as many as the target's (Leviathan's u).
     """
 
     def __init__(
-        self, oracle: Oracle, rules: Sequence[Rules], length: int, width: int | None = None
+        self, oracle: PrefixScorer, rules: Sequence[Rules], length: int, width: int | None = None
     ) -> None:
         self.oracle, self.depth = oracle, length
         least = max(rule.beams.num_beams for rule in rules)

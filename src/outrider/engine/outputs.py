@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from outrider.engine.logprobs import Logprobs, Told
-from outrider.types import Block, BlockLists, Draft, Verdict
+from outrider.engine.logprobs import Logprobs, StepLogprobs
+from outrider.types import Draft, StepLists, StepTensors, Verdict
 
 #: Log-probabilities of tokens, and of the likeliest beside each; None where nobody asked.
 Said = tuple[list[float] | None, list[list[tuple[int, float]]] | None]
@@ -23,7 +23,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class HostBlock:
+class StepOutput:
     """The tokens that one step emitted for one request; `finish_reason` if that was its last."""
 
     row: int  #: the request's number
@@ -38,15 +38,15 @@ class HostBlock:
 
 
 @dataclass
-class Pending:
+class InFlightOutput:
     """A block on its way to the host."""
 
-    block: Block
+    block: StepTensors
     draft: Draft
     verdict: Verdict
     requests: list[int]
     traced: list[bool]  #: by row
-    told: dict[Logprobs, Told] = field(default_factory=dict)  #: what rows want to be told
+    told: dict[Logprobs, StepLogprobs] = field(default_factory=dict)  #: what rows want to be told
     wanted: list[Logprobs | None] | None = None  #: by row
     _block: list[torch.Tensor] = field(init=False, default_factory=list)
     _trace: list[torch.Tensor] = field(init=False, default_factory=list)
@@ -70,13 +70,13 @@ class Pending:
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
         for asked in reversed(self.told):
-            self.told[asked] = Told(*parts[-3:])
+            self.told[asked] = StepLogprobs(*parts[-3:])
             del parts[-3:]
         if b.lists is None:
             self._block, parts = parts[:3], parts[3:]
         self._trace = parts
 
-    def read(self) -> BlockLists:
+    def read(self) -> StepLists:
         """The block on the host, once it has arrived."""
         if self.block.lists is not None:
             return self.block.lists
@@ -84,7 +84,7 @@ class Pending:
             self.event.synchronize()
         tokens, counts, overlap = self._block
         emitted, reason, accepted, drafted, overlaps = counts.tolist()
-        return BlockLists(
+        return StepLists(
             tokens.tolist(), emitted, reason, accepted, drafted, overlap.tolist(), overlaps
         )
 

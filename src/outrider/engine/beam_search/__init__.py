@@ -1,5 +1,5 @@
 """Beam search over a tree in one cache: identical beams, fewer and wider model calls."""
 
-from outrider.engine.search.beams import Beams
+from outrider.engine.beam_search.beams import Beams
 
 __all__ = ["Beams"]

@@ -14,12 +14,21 @@ from operator import mul
 import torch
 
 from outrider.costs import Costs
-from outrider.engine.planner.memory import FIRST, LEVEL, RowMemory, Wait
-from outrider.engine.planner.pool import Pool
-from outrider.engine.planner.prices import CONTEXT, Prices, Pricing
-from outrider.engine.planner.protocol import Finished, Report, Row, View
+from outrider.engine.speculation_policy.cost_model import (
+    CONTEXT,
+    CostModel,
+    StepPrices,
+)
+from outrider.engine.speculation_policy.memory import FIRST, LEVEL, Backoff, RowMemory
+from outrider.engine.speculation_policy.pool import SharedEstimates
+from outrider.engine.speculation_policy.protocol import (
+    BatchView,
+    PlannedRow,
+    PlanReport,
+    StepReport,
+)
 from outrider.errors import ConfigurationError
-from outrider.types import Shape
+from outrider.types import DraftShape
 
 SURE = 2.0  #: what reading must be expected to bring, of what it takes
 AHEAD = 256  #: tokens that a row without a budget is expected to write yet
@@ -28,18 +37,18 @@ ROWS = 4  #: of a batch, for each step in which a drafter that foresees far too 
 _MOSTLY = 0.9  #: share of plain steps that is worth a word
 
 
-class Session:
+class AdaptiveState:
     """What a run of `Adaptive` has shown so far."""
 
-    def __init__(self, shapes: Sequence[Shape], costs: Costs, before: Pool) -> None:
+    def __init__(self, shapes: Sequence[DraftShape], costs: Costs, before: SharedEstimates) -> None:
         drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
         self.drafts = tuple(drafts)
         self.deepest = max((shape.max_depth for shape in drafts), default=0)
         self.plain = next(shape for shape in shapes if not shape.max_depth)
-        self.prices, self.costs = Pricing(costs, drafts), costs
+        self.prices, self.costs = CostModel(costs, drafts), costs
         self.rows: dict[int, RowMemory] = {}
-        self.pool, self.wait = Pool(before), Wait()
-        self.view, self.context = View(()), 0  #: of the step under way
+        self.pool, self.wait = SharedEstimates(before), Backoff()
+        self.view, self.context = BatchView(()), 0  #: of the step under way
         self.reading = 0.0  #: milliseconds that a draft model needs ahead of it, if it drafts
         self.rests: tuple[int, ...] = ()  #: rows, and about how long, for whom nothing paid
         self.loses = 0.0  #: plain steps that a look is expected to lose them
@@ -48,7 +57,7 @@ class Session:
         self.steps, self.bare = 0, 0
         self.kept, self.tried = 0, 0
 
-    def memory(self, row: Row) -> RowMemory:
+    def memory(self, row: PlannedRow) -> RowMemory:
         """What is remembered of a row."""
         found = self.rows.get(row.number)
         if found is None:
@@ -56,7 +65,7 @@ class Session:
             found = self.rows[row.number] = RowMemory(greedy)
         return found
 
-    def own(self, memory: RowMemory, drafted: int, told_late: bool) -> Shape:
+    def own(self, memory: RowMemory, drafted: int, told_late: bool) -> DraftShape:
         """What one row was asked for, whatever its neighbours were.
 
         Where blocks are told late: the smallest shape that has room for what was drafted.
@@ -81,25 +90,27 @@ class Adaptive:
 
     >>> from outrider.engine.request import Request
     >>> from outrider.types import PLAIN
-    >>> chain = [Shape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
-    >>> view = View([Row(0, Request([1]), 1)])
+    >>> chain = [DraftShape(d, d + 1, d, True) for d in (4, 3, 2, 1)] + [PLAIN]
+    >>> view = BatchView([PlannedRow(0, Request([1]), 1)])
     >>> cheap, dear = Costs.of({1: 6.0, 5: 8.0}), Costs.of({1: 6.0, 5: 40.0})
     >>> [Adaptive().plan(Adaptive().open(chain, c), view).max_depth for c in (cheap, dear)]
     [4, 0]
     """
 
-    _before: Pool = field(init=False, repr=False, compare=False, default_factory=Pool)
+    _before: SharedEstimates = field(
+        init=False, repr=False, compare=False, default_factory=SharedEstimates
+    )
 
-    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> Session:
+    def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> AdaptiveState:
         """Nothing is known yet of its rows. Raises ConfigurationError without costs."""
         if costs is None:
             raise ConfigurationError(
                 "the adaptive planner weighs tokens against milliseconds; got no costs; give "
                 "Engine(..., costs=...), or leave the planner out"
             )
-        return Session(shapes, costs, self._before)
+        return AdaptiveState(shapes, costs, self._before)
 
-    def plan(self, state: Session, view: View) -> Shape:
+    def plan(self, state: AdaptiveState, view: BatchView) -> DraftShape:
         """The shape that is worth most over all rows; if texts depend on it, to each row."""
         rows = view.rows
         state.view, state.context = view, max(row.length for row in rows)
@@ -125,7 +136,7 @@ class Adaptive:
         best = _jointly(state, memories, gains)
         return state.plain if best < 0 else state.drafts[best]
 
-    def learn(self, state: Session, step: Finished) -> Session:
+    def learn(self, state: AdaptiveState, step: StepReport) -> AdaptiveState:
         """Count what was looked at, row by row, and what it took."""
         view, prices = state.view, state.prices
         if not view.rows:
@@ -164,24 +175,24 @@ class Adaptive:
             prices.took(step.nodes, rows, context, max(step.milliseconds - reading, 0.0))
         return state
 
-    def report(self, state: Session) -> Report:
+    def report(self, state: AdaptiveState) -> PlanReport:
         """Predicted time, and why most steps were plain, where their costs are a reason."""
         few = state.steps < FIRST or state.bare <= _MOSTLY * state.steps
         if few or not state.drafts:
-            return Report(state.predicted)
+            return PlanReport(state.predicted)
         prices = state.prices.of(max(len(state.view.rows), 1), state.context)
         costs = prices.more[0] / prices.plain
         kept = state.kept / state.tried if state.tried else LEVEL
         if costs < sum(kept**depth for depth in range(1, state.drafts[0].max_depth + 1)):
-            return Report(state.predicted)  # it would have paid: there was no draft, or no time
+            return PlanReport(state.predicted)  # it would have paid: there was no draft, or no time
         why = f"the smallest draft costs {costs:.0%} of a plain step"
         if state.tried:
             why += f", and {kept:.0%} of drafted tokens looked at were kept"
-        return Report(state.predicted, why)
+        return PlanReport(state.predicted, why)
 
 
 def _jointly(
-    state: Session, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
+    state: AdaptiveState, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
 ) -> int:
     """The draft that is worth most to the rows together, -1 for none.
 
@@ -200,7 +211,7 @@ def _jointly(
             for memory, row in zip(memories, rows, strict=True)
         ]
         drafted = 1 - prod(1 - supply for supply in supplies)
-        prices = Prices(prices.plain, tuple(more * drafted for more in prices.more))
+        prices = StepPrices(prices.plain, tuple(more * drafted for more in prices.more))
         found = [[s * gain for gain in each] for s, each in zip(supplies, gains, strict=True)]
         total = _summed(found, _weights(state, rows, memories) if view.closed else None)
         tokens = sum(memory.tokens for memory in memories)
@@ -225,12 +236,12 @@ def _jointly(
     return best
 
 
-def _who(state: Session) -> tuple[int, ...]:
+def _who(state: AdaptiveState) -> tuple[int, ...]:
     """The rows under way, and about how long they are."""
     return (state.context // CONTEXT, *(row.number for row in state.view.rows))
 
 
-def _due(state: Session, loses: float) -> bool:
+def _due(state: AdaptiveState, loses: float) -> bool:
     """Count a step for which nothing pays; whether it is time to look again in its place.
 
     Until then nothing is learnt, so that while the rows stay the same nothing is weighed anew.
@@ -240,15 +251,15 @@ def _due(state: Session, loses: float) -> bool:
     return due
 
 
-def _ahead(rows: Sequence[Row]) -> float:
+def _ahead(rows: Sequence[PlannedRow]) -> float:
     """Tokens that a row has yet to write, on average."""
     left = [AHEAD if row.left is None else row.left for row in rows]
     return sum(left) / len(left)
 
 
 def _apart(
-    state: Session, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
-) -> Shape:
+    state: AdaptiveState, memories: Sequence[RowMemory], gains: Sequence[Sequence[float]]
+) -> DraftShape:
     """Each row by its own odds and its part of a full batch's time: nothing of its neighbours.
 
     A row's text then follows from its seed, the costs and the number of seats.
@@ -256,7 +267,7 @@ def _apart(
     seats, chosen = state.view.seats, []
     for row, memory, gain in zip(state.view.rows, memories, gains, strict=True):
         full = state.prices.of(seats, row.length)
-        share = Prices(full.plain / seats, tuple(more / seats for more in full.more))
+        share = StepPrices(full.plain / seats, tuple(more / seats for more in full.more))
         best = _best(gain, share, memory.speed / share.plain)
         if best >= 0:
             memory.wait.reset()
@@ -276,7 +287,7 @@ def _apart(
     return shape._replace(most_B=depths, sizes=tuple(each.max_nodes - 1 for each in asked))
 
 
-def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:
+def _best(gains: Sequence[float], prices: StepPrices, rate: float) -> int:
     """The draft that is worth most at this rate; -1: none is worth anything."""
     best, most = -1, 0.0
     for at, (gain, more) in enumerate(zip(gains, prices.more, strict=True)):
@@ -287,7 +298,7 @@ def _best(gains: Sequence[float], prices: Prices, rate: float) -> int:
 
 
 def _weights(
-    state: Session, rows: Sequence[Row], memories: Sequence[RowMemory]
+    state: AdaptiveState, rows: Sequence[PlannedRow], memories: Sequence[RowMemory]
 ) -> list[float] | None:
     """What each row's tokens count for where no row comes after it, 1 on average.
 

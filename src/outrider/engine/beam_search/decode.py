@@ -12,14 +12,24 @@ from outrider.drafters import DraftModel, Root
 from outrider.drafters.growing import inputs_for
 from outrider.drafters.tempered import Tempered
 from outrider.engine.batch import encoded, references
+from outrider.engine.beam_search.beams import Beams
+from outrider.engine.beam_search.candidate_sources import (
+    CandidateSource,
+    DraftedCandidates,
+    NoCandidates,
+    OfferedCandidates,
+)
+from outrider.engine.beam_search.logits_processing import shaper
+from outrider.engine.beam_search.lookahead import LookaheadDepth
+from outrider.engine.beam_search.run import (
+    BeamSearch,
+    Hypothesis,
+    Observe,
+    SearchCounts,
+)
+from outrider.engine.beam_search.scorer import NARROW, PrefixScorer, Shaper
+from outrider.engine.beam_search.step import Rules
 from outrider.engine.request import Request, check, source_ids
-from outrider.engine.search.beams import Beams
-from outrider.engine.search.oracle import NARROW, Oracle, Shaper
-from outrider.engine.search.pace import Pace
-from outrider.engine.search.proposers import Drafted, Nothing, Offered, Proposer
-from outrider.engine.search.run import Counts, Hypothesis, Observe, Search
-from outrider.engine.search.shaped import shaper
-from outrider.engine.search.step import Rules
 from outrider.errors import ConfigurationError
 from outrider.laws import shaping
 from outrider.laws.sampling import fresh_seed
@@ -31,7 +41,7 @@ class Searched:
     """Finished beams of each request, the best first, and what they took."""
 
     hypotheses: list[list[Hypothesis]]
-    counts: Counts
+    counts: SearchCounts
     seconds: float
     watched: list[Tensor | None]  #: the model's logits [V] behind each request's watched place
 
@@ -42,15 +52,15 @@ def search(
     requests: Sequence[Request],
     beams: Beams,
     settle: bool = True,
-    pace: Pace | None = None,
+    pace: LookaheadDepth | None = None,
     draft_beams: int | None = None,
     observe: Observe | None = None,
 ) -> Searched:
     """Beam search of several requests side by side; `drafter` says what is scored ahead.
 
     The beams are those of an ordinary search, whatever the drafter. Requests with a temperature
-    above 0 draw their beams (beam sampling). `settle`, `pace` and `observe` are those of `Search`;
-    a draft model searches with `draft_beams` (None: as many as the target).
+    above 0 draw their beams (beam sampling). `settle`, `pace` and `observe` are those of
+    `BeamSearch`; a draft model searches with `draft_beams` (None: as many as the target).
 
     Raises PromptError, CapacityError or ConfigurationError before any work is done.
     """
@@ -59,23 +69,23 @@ def search(
     ahead = max(shape.max_nodes for shape in drafter.shapes)
     ready = prepared(target, requests, beams, ahead * (draft_beams or beams.num_beams))
     oracle, device = ready.oracle, torch.device(target.device)
-    proposer: Proposer = Nothing()
+    proposer: CandidateSource = NoCandidates()
     if isinstance(drafter, DraftModel):
         own = inputs_for(drafter.model, ready.inputs)
         roots = oracle.roots()
         prompts = [request.prompt for request in requests]
-        small = Oracle(drafter.model, prompts, oracle.capacity, own, ready.shapers, roots)
-        proposer = Drafted(small, ready.rules, drafter.shapes[0].max_depth, draft_beams)
+        small = PrefixScorer(drafter.model, prompts, oracle.capacity, own, ready.shapers, roots)
+        proposer = DraftedCandidates(small, ready.rules, drafter.shapes[0].max_depth, draft_beams)
     elif not isinstance(drafter, Root):
         given = [request.reference for request in requests]
         copied = references(given, ready.inputs, target.vocab_size, device)
-        proposer = Offered(drafter, device, copied)
+        proposer = OfferedCandidates(drafter, device, copied)
     places = [request.watched for request in requests]
     watched: list[Tensor | None] = [None] * len(requests)
     if any(place is not None for place in places):
         behind = oracle.behind(places)
         watched = [None if at is None else row for at, row in zip(places, behind, strict=True)]
-    found = Search(oracle, ready.rules, proposer, settle, pace, observe)
+    found = BeamSearch(oracle, ready.rules, proposer, settle, pace, observe)
     hypotheses = [row[: beams.num_return_sequences] for row in found.run()]
     return Searched(hypotheses, found.counts, time.perf_counter() - started, watched)
 
@@ -83,7 +93,7 @@ def search(
 class Prepared(NamedTuple):
     """What a search needs of its requests."""
 
-    oracle: Oracle
+    oracle: PrefixScorer
     rules: list[Rules]
     shapers: list[Shaper | None]
     inputs: Inputs | None  #: all rows' as one, read by the encoder
@@ -120,7 +130,9 @@ def prepared(
     capacity = max(rule.prompt + beams.num_beams * (rule.limit - rule.prompt) for rule in rules)
     # what was scored ahead of a beam that goes on stays for as many steps
     capacity = target.width(capacity + 2 * ahead + 2 * NARROW)
-    return Prepared(Oracle(target, prompts, capacity, inputs, shapers), rules, shapers, inputs)
+    return Prepared(
+        PrefixScorer(target, prompts, capacity, inputs, shapers), rules, shapers, inputs
+    )
 
 
 def admit(drafter: Drafter) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from outrider.engine.planner.protocol import Row
+from outrider.engine.speculation_policy.protocol import PlannedRow
 from outrider.odds import BUCKETS, FORGET, bucket, gains
-from outrider.types import PLAIN, Shape
+from outrider.types import PLAIN, DraftShape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth
 BASE = 40.0  #: looks that a row's level is worth beside those of a bucket
@@ -16,13 +16,13 @@ RISK = 0.02  #: what a look may be expected to lose, of the plain steps that it 
 _FADE = 0.985  #: what a token counts for in a row's speed beside the next one
 
 
-class Wait:
+class Backoff:
     """Plain steps until a draft that does not pay is looked at again: 8, 16, 32, 64, 64, ...
 
-    >>> wait = Wait()
+    >>> wait = Backoff()
     >>> [step for step in range(60) if wait.over()]
     [7, 23, 55]
-    >>> wait = Wait()
+    >>> wait = Backoff()
     >>> [step for step in range(60) if wait.over(loses=0.5)]
     [24, 49]
     """
@@ -48,10 +48,10 @@ class Wait:
         self._waited, self._length = 0, FIRST
 
 
-class Leaning:
+class AcceptanceEstimate:
     """A chance that leans on what is believed ahead of the first look, less with every look.
 
-    >>> chance = Leaning(1.0)
+    >>> chance = AcceptanceEstimate(1.0)
     >>> chance.saw(True)
     >>> round(chance.chance(0.5), 2), round(chance.chance(0.1), 2)
     (0.75, 0.55)
@@ -73,13 +73,13 @@ class Leaning:
         self._left *= FORGET
 
 
-class Streaks:
+class MatchStreaks:
     """Chances that the next drafted token is kept, by how many were kept in a row before it.
 
     A level is learnt from all looks, and each bucket from its own, beginning at what the level lets
     expect: so a bad draft's long streaks, which nobody has seen, are not taken for good.
 
-    >>> streaks = Streaks()
+    >>> streaks = MatchStreaks()
     >>> before = streaks.gains(1, 4)[4]
     >>> for _ in range(3):
     ...     streaks.saw(1, False)
@@ -90,7 +90,7 @@ class Streaks:
     __slots__ = ("_kept", "_level", "_seen")
 
     def __init__(self) -> None:
-        self._level = Leaning(LOOKS)
+        self._level = AcceptanceEstimate(LOOKS)
         self._kept, self._seen = [0.0] * BUCKETS, [BASE] * BUCKETS
 
     def gains(self, streak: int, most: int, level: float = LEVEL) -> list[float]:
@@ -120,11 +120,13 @@ class RowMemory:
 
     def __init__(self, greedy: bool) -> None:
         self.greedy = greedy
-        self.streaks = Streaks()
+        self.streaks = MatchStreaks()
         self.streak = 1  #: drafted tokens kept since the last refusal
-        self.found = Leaning(SUPPLY)  #: how often there is a draft where one is asked for
+        self.found = AcceptanceEstimate(
+            SUPPLY
+        )  #: how often there is a draft where one is asked for
         self.tokens, self.time = 1.0, 1.0  #: recent ones, and plain steps as long as they took
-        self.wait = Wait()
+        self.wait = Backoff()
         self.asked = PLAIN  #: for the step under way, where every row is planned by itself
 
     @property
@@ -133,7 +135,7 @@ class RowMemory:
         return max(1.0, self.tokens / self.time)
 
     def gains(
-        self, row: Row, drafts: Sequence[Shape], deepest: int, level: float = LEVEL
+        self, row: PlannedRow, drafts: Sequence[DraftShape], deepest: int, level: float = LEVEL
     ) -> list[float]:
         """Tokens that each draft is expected to add, no more than the row has room for."""
         left = row.left
@@ -146,7 +148,7 @@ class RowMemory:
         last = len(by_depth) - 1
         return [by_depth[min(shape.max_depth, last)] for shape in drafts]
 
-    def supply(self, row: Row, believed: float) -> float:
+    def supply(self, row: PlannedRow, believed: float) -> float:
         """The chance that its drafter finds something, if it is asked; 1 for one that foresees."""
         return self.found.chance(believed) if row.foresee is None else 1.0
 

@@ -1,28 +1,28 @@
 """What the rows of a batch show together, where no text depends on what is drafted."""
 
-from outrider.engine.planner.memory import LEVEL, LOOKS
+from outrider.engine.speculation_policy.memory import LEVEL, LOOKS
 from outrider.odds import Odds
 
 POOLED = 0.998  #: what a look of any row counts for beside the next one
 
 
-class Pool:
+class SharedEstimates:
     """What rows have shown together: what is believed of each before it has shown anything.
 
     For rows whose texts do not depend on what is drafted, beside others: a batch knows after a step
     what one row learns in many. Greedy and sampled rows have one each. `before` is what earlier
     runs have shown, which is worth no more than a few looks of this one, as texts differ.
 
-    >>> earlier = Pool()
+    >>> earlier = SharedEstimates()
     >>> earlier.saw(False, 1, 0)
-    >>> now = Pool(earlier)
+    >>> now = SharedEstimates(earlier)
     >>> now.levels[False] == earlier.levels[False] < now.levels[True] == LEVEL
     True
     """
 
     __slots__ = ("_before", "_found", "_level")
 
-    def __init__(self, before: "Pool | None" = None) -> None:
+    def __init__(self, before: "SharedEstimates | None" = None) -> None:
         levels, founds = (LEVEL, LEVEL), (1.0, 1.0)
         if before is not None:
             levels, founds = before.levels, before.supplies

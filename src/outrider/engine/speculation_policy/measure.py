@@ -23,13 +23,13 @@ import torch
 
 from outrider.costs import Costs, Curve
 from outrider.engine.batch import Batch, begin
-from outrider.engine.graphs import Made
-from outrider.engine.request import Limits, Request
+from outrider.engine.graphs import GraphedStep
+from outrider.engine.request import Request, StopConditions
 from outrider.engine.step import commit, propose, score
 from outrider.laws.sampling import Sampling
 from outrider.models import budget
 from outrider.models.prefill import inference
-from outrider.types import PLAIN, Drafter, Foreseeing, LanguageModel, Shape, Verdict
+from outrider.types import PLAIN, Drafter, DraftShape, Foreseeing, LanguageModel, Verdict
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours, sixes and eights,
 #: and what a step costs jumps behind these.
@@ -49,7 +49,7 @@ _MOST_NODES = 512  #: of all rows together; what lies above is as between the la
 
 
 #: The verbs of one step.
-Step: TypeAlias = Callable[[Batch, Shape], Made]
+Step: TypeAlias = Callable[[Batch, DraftShape], GraphedStep]
 
 
 class Stepping(Protocol):
@@ -68,7 +68,7 @@ class Stepping(Protocol):
         """The drafter, if it foresees."""
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[DraftShape, ...]:
         """All that may be asked for."""
 
     def stepper(self) -> Step:
@@ -116,7 +116,7 @@ def _curve(engine: Stepping, batch: Batch, sizes: Sequence[int]) -> Curve:
     device, step = torch.device(engine.target.device), engine.stepper()
     allowed = budget.current()
 
-    def look(shape: Shape) -> tuple[int, float]:
+    def look(shape: DraftShape) -> tuple[int, float]:
         if device.type == "cuda":
             return _on_cuda(step, batch, shape)
         return _on_cpu(engine, step, batch, shape)
@@ -169,7 +169,7 @@ def _of_plain(rounds: Sequence[dict[int, float]]) -> Curve:
     return Curve.of({n: round(least * min(of[m] for m in of if m >= n), 4) for n in of})
 
 
-def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
+def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
     """Nodes and milliseconds of a step of these rows' copy, behind another one."""
     state = _roomy(engine, batch, shape)
     device = state.context.length_B.device
@@ -180,7 +180,7 @@ def _on_cpu(engine: Stepping, step: Step, batch: Batch, shape: Shape) -> tuple[i
     return made.draft.tree.nodes, 1e3 * (_clock(device) - started)
 
 
-def _roomy(engine: Stepping, batch: Batch, shape: Shape) -> Batch:
+def _roomy(engine: Stepping, batch: Batch, shape: DraftShape) -> Batch:
     """A copy of these rows behind a step that kept nothing and went on as the text does.
 
     It makes room in the copy's caches, which a run's steps seldom do; and what copies the text
@@ -197,7 +197,7 @@ def _roomy(engine: Stepping, batch: Batch, shape: Shape) -> Batch:
     return commit(engine.target, engine.drafter, state, draft, scores, verdict)[0]
 
 
-def _on_cuda(step: Step, batch: Batch, shape: Shape) -> tuple[int, float]:
+def _on_cuda(step: Step, batch: Batch, shape: DraftShape) -> tuple[int, float]:
     """The same of some steps in a row, as the host is ahead of the device in a run, by events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     nodes = step(batch, shape).draft.tree.nodes
@@ -240,8 +240,8 @@ def _clock(device: torch.device) -> float:
 
 
 def _timed(
-    shapes: Sequence[Shape], rows: int, sizes: Sequence[int], largest: bool = True
-) -> list[Shape]:
+    shapes: Sequence[DraftShape], rows: int, sizes: Sequence[int], largest: bool = True
+) -> list[DraftShape]:
     """Some of the shapes, from none to the largest that so many rows are likely to use."""
     drafts = sorted((s for s in shapes if s.max_depth), key=lambda shape: shape.max_nodes)
     fitting = [shape for shape in drafts if rows * shape.max_nodes <= _MOST_NODES] or drafts[:1]
@@ -258,6 +258,6 @@ def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
     period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]
     text = (period * (context // _PERIOD + 1))[:context]
     most = max(shape.max_nodes for shape in engine.shapes)
-    request = Request(text, Sampling(seed=0), Limits(), target.probe(1))
+    request = Request(text, Sampling(seed=0), StopConditions(), target.probe(1))
     capacity = target.width(context + 2 * most)
     return begin(target, engine.drafter, [request], capacity).take([0] * rows)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from outrider.costs import Costs
-from outrider.engine.blocks import HostBlock
+from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request
-from outrider.types import Shape
+from outrider.types import DraftShape
 
 P = TypeVar("P")
 
 
-class Row(NamedTuple):
+class PlannedRow(NamedTuple):
     """What a planner may look at of a running row: all of it is committed."""
 
     number: int  #: the request's, as blocks name it
@@ -32,26 +32,26 @@ class Row(NamedTuple):
         return None if budget is None else len(self.request.prompt) + budget - self.length
 
 
-class View(NamedTuple):
+class BatchView(NamedTuple):
     """What a planner may look at ahead of a step."""
 
-    rows: Sequence[Row]
+    rows: Sequence[PlannedRow]
     seats: int = 1  #: most rows of the run: known before anything is drawn
     free: bool = True  #: whether no text can depend on the plan: greedy, placed or coupled rows
     closed: bool = False  #: whether nobody comes after these rows: the slowest is the run's time
     unread: int = 0  #: tokens of every row that a draft model reads before it drafts
 
 
-class Finished(NamedTuple):
+class StepReport(NamedTuple):
     """A finished step."""
 
-    blocks: Sequence[HostBlock]
+    blocks: Sequence[StepOutput]
     nodes: int = 1  #: that each row was scored with, the pending token included
     depth: int = 0  #: of the deepest of them
     milliseconds: float | None = None  #: what it took; None where nobody waited for it
 
 
-class Report(NamedTuple):
+class PlanReport(NamedTuple):
     """What a planner says of a run so far, for people."""
 
     predicted_ms: float = 0.0  #: of the steps so far, by the costs
@@ -61,16 +61,16 @@ class Report(NamedTuple):
 class Planner(Protocol[P]):
     """Chooses a shape for every step. Its state is its own and goes through the loop."""
 
-    def open(self, shapes: Sequence[Shape], costs: Costs | None) -> P:
+    def open(self, shapes: Sequence[DraftShape], costs: Costs | None) -> P:
         """The state of a new run over these shapes, the usual one first; `PLAIN` is among them."""
 
-    def plan(self, state: P, view: View) -> Shape:
+    def plan(self, state: P, view: BatchView) -> DraftShape:
         """One of the shapes, for a step of these rows; `most_B` and `sizes` may ask for
         less in some.
         """
 
-    def learn(self, state: P, step: Finished) -> P:
+    def learn(self, state: P, step: StepReport) -> P:
         """The state after a finished step."""
 
-    def report(self, state: P) -> Report:
+    def report(self, state: P) -> PlanReport:
         """What there is to tell of a run."""

@@ -7,8 +7,8 @@ missing at the limit.
 
 from torch import Tensor
 
-from outrider.engine.search.prefix import Prefix
-from outrider.engine.search.step import DEAD, Finished, Rules, State, ranked
+from outrider.engine.beam_search.prefix import Prefix
+from outrider.engine.beam_search.step import DEAD, FinishedBeam, Rules, State, ranked
 
 
 def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
@@ -17,12 +17,12 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     best_C, texts, trails, _, close = ranked(state, logs_WV, rules)
     scores = best_C.tolist()
     running: list[int] = []
-    ended: list[Finished] = []
+    ended: list[FinishedBeam] = []
     for at, text in enumerate(texts):
         if len(running) == width:
             break
         if text.token in rules.stops or (rules.ends is not None and rules.ends(text)):
-            ended.append(Finished(_final(scores[at], text, rules, 1), text, trails[at]))
+            ended.append(FinishedBeam(_final(scores[at], text, rules, 1), text, trails[at]))
         else:
             running.append(at)
     room = max(wanted - len(state.finished), 0)
@@ -31,7 +31,8 @@ def patient_step(state: State, logs_WV: Tensor, rules: Rules) -> State:
     if over and len(finished) < width:
         alive = [at for at in running if scores[at] > DEAD / 2]
         fill = [
-            Finished(_final(scores[at], texts[at], rules, 0), texts[at], trails[at]) for at in alive
+            FinishedBeam(_final(scores[at], texts[at], rules, 0), texts[at], trails[at])
+            for at in alive
         ]
         finished += fill[: width - len(finished)]
     if over:

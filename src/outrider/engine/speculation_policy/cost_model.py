@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import NamedTuple, TypeAlias
 
 from outrider.costs import Costs, between
-from outrider.types import Shape
+from outrider.types import DraftShape
 
 CONTEXT = 64  #: committed tokens that share a price
 RECENT = 31  #: steps of a size whose times are remembered
@@ -21,14 +21,14 @@ BOUND = 1.5  #: a measured time corrects the table by this factor at most
 _Line: TypeAlias = tuple[int, list[float], list[float]]
 
 
-class Prices(NamedTuple):
+class StepPrices(NamedTuple):
     """Milliseconds of a plain step, and what each draft costs more."""
 
     plain: float
     more: tuple[float, ...]
 
 
-class Pricing:
+class CostModel:
     """The table's prices, corrected by what steps of a size have taken beside other steps.
 
     A busy neighbour slows all sizes down, and then nothing is corrected: what counts is how long a
@@ -36,19 +36,19 @@ class Pricing:
     table alone is what a text may depend on.
     """
 
-    def __init__(self, costs: Costs, drafts: Sequence[Shape]) -> None:
+    def __init__(self, costs: Costs, drafts: Sequence[DraftShape]) -> None:
         self.costs = costs
         self._nodes = [1, *(shape.max_nodes for shape in drafts)]
         contexts = {context for by_context in costs.times.values() for context in by_context}
         self._contexts = sorted(contexts)
         self._lines: dict[int, list[_Line]] = {}
-        self._known: dict[tuple[int, int, bool], Prices] = {}
+        self._known: dict[tuple[int, int, bool], StepPrices] = {}
         self._near: deque[float] = deque(maxlen=NEAR)
         self._by_nodes: dict[int, deque[float]] = {}
         self._factor: dict[int, float] = {}
         self._count = 0
 
-    def of(self, rows: int, context: int, corrected: bool = False) -> Prices:
+    def of(self, rows: int, context: int, corrected: bool = False) -> StepPrices:
         """The prices of a step of so many rows that are at most so long."""
         context -= context % CONTEXT
         key = rows, context, corrected
@@ -60,7 +60,7 @@ class Pricing:
                 steps = list(map(mul, steps, factors))
             plain = steps[0]
             more = tuple([step - plain for step in steps[1:]])
-            found = self._known[key] = Prices(plain, more)
+            found = self._known[key] = StepPrices(plain, more)
         return found
 
     def step(self, nodes: int, rows: int, context: int, corrected: bool = False) -> float:

@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from outrider.engine.search.oracle import Shaper
-from outrider.engine.search.prefix import Prefix
+from outrider.engine.beam_search.prefix import Prefix
+from outrider.engine.beam_search.scorer import Shaper
 from outrider.laws import sampling, shaping
 from outrider.laws.sampling import Sampling
 from outrider.rows import SamplingRows, Shaping

@@ -5,18 +5,24 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.drafters.recipes import DraftOptions, Recipe
-from outrider.engine.planner.adaptive import Adaptive
-from outrider.engine.planner.fixed import Fixed
-from outrider.engine.planner.protocol import Finished, Planner, Report, Row, View
+from outrider.engine.speculation_policy.adaptive import Adaptive
+from outrider.engine.speculation_policy.fixed_length import FixedLength
+from outrider.engine.speculation_policy.protocol import (
+    BatchView,
+    PlannedRow,
+    Planner,
+    PlanReport,
+    StepReport,
+)
 from outrider.errors import UnknownName
 
-PLANNERS: dict[str, Callable[[], Planner[Any]]] = {"fixed": Fixed, "adaptive": Adaptive}
+PLANNERS: dict[str, Callable[[], Planner[Any]]] = {"fixed": FixedLength, "adaptive": Adaptive}
 
 
 def named(planner: str | Planner[Any] | None) -> Planner[Any]:
-    """The planner of that name; None: `Fixed`."""
+    """The planner of that name; None: `FixedLength`."""
     if not isinstance(planner, str):
-        return Fixed() if planner is None else planner
+        return FixedLength() if planner is None else planner
     if planner not in PLANNERS:
         raise UnknownName("planner", planner, PLANNERS)
     return PLANNERS[planner]()
@@ -39,12 +45,12 @@ def chosen(
 __all__ = [
     "PLANNERS",
     "Adaptive",
-    "Finished",
-    "Fixed",
+    "BatchView",
+    "FixedLength",
+    "PlanReport",
+    "PlannedRow",
     "Planner",
-    "Report",
-    "Row",
-    "View",
+    "StepReport",
     "chosen",
     "named",
 ]

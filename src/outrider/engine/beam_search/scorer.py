@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.search.prefix import Prefix, chain
+from outrider.engine.beam_search.prefix import Prefix, chain
 from outrider.errors import CapacityError
 from outrider.models.prefill import behind, inference, ingest, width
 from outrider.types import Cache, Inputs, LanguageModel, Nodes
@@ -31,7 +31,7 @@ class _Scored(NamedTuple):
     seen: NDArray[np.bool_]  #: [capacity]: its own slot and those of the texts it begins with
 
 
-class _Row:
+class _ScoredRow:
     """One row's texts."""
 
     def __init__(self, root: Prefix, capacity: int) -> None:
@@ -70,7 +70,7 @@ def _parent(text: Prefix) -> Prefix:
     return text.parent
 
 
-class Oracle:
+class PrefixScorer:
     """Scores texts of several rows on one model, each once, in as few calls as its user asks for.
 
     prompts   of the rows, as token ids
@@ -91,7 +91,7 @@ class Oracle:
     ) -> None:
         self.model, self.capacity = model, capacity
         self._shapers = shapers or [None] * len(prompts)
-        self.rows = [_Row(root, capacity) for root in roots or map(chain, prompts)]
+        self.rows = [_ScoredRow(root, capacity) for root in roots or map(chain, prompts)]
         self.calls = self.nodes = 0
         self.slots = 0  #: of a row, that were in use at once
         self._device = torch.device(model.device)

@@ -24,13 +24,13 @@ DRIFT = 1.02  #: the least time of a further step counts for so much more with e
 
 
 @dataclass
-class Pace:
+class LookaheadDepth:
     """Chooses a depth for every call. It may go on from one search to the next.
 
     most    the deepest that a proposer goes
     adapts  whether it chooses; if not, every call goes the deepest
 
-    >>> pace = Pace(2)
+    >>> pace = LookaheadDepth(2)
     >>> for _ in range(40):
     ...     depth = pace.depth()
     ...     pace.learn(depth, 1, 2.0 if depth else 1.0)   # never right, and twice as dear
@@ -158,10 +158,10 @@ class Pace:
         return took
 
 
-class Paces:
+class LookaheadDepths:
     """What the searches of an engine have learned, for its next ones.
 
-    >>> paces = Paces()
+    >>> paces = LookaheadDepths()
     >>> with paces.lent(4, beams=5, rows=1) as pace:
     ...     pace.learn(0, 1, 0.01)
     >>> with paces.lent(4, beams=5, rows=1) as pace:
@@ -170,12 +170,12 @@ class Paces:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], Pace] = {}
+        self._kept: dict[tuple[int, int, int], LookaheadDepth] = {}
 
     @contextmanager
-    def lent(self, most: int, beams: int, rows: int) -> Iterator[Pace]:
+    def lent(self, most: int, beams: int, rows: int) -> Iterator[LookaheadDepth]:
         """That of searches of as many beams and rows, which nobody else has meanwhile."""
         key = most, beams, rows
-        pace = self._kept.pop(key, None) or Pace(most)
+        pace = self._kept.pop(key, None) or LookaheadDepth(most)
         yield pace
         self._kept[key] = pace

@@ -5,7 +5,7 @@ PREFILLING  its prompt is being read
 RUNNING     it has a row of the batch
 ENDED       a stop, its budget, the context, or a text that somebody ended (a stop string)
 CANCELLED   nobody wants it any more
-FAILED      an error of its own: `Entry.error`
+FAILED      an error of its own: `RequestState.error`
 """
 
 import time
@@ -17,14 +17,14 @@ from enum import Enum
 from torch import Tensor
 
 from outrider import arguments
-from outrider.engine.blocks import HostBlock, Pending
+from outrider.engine.outputs import InFlightOutput, StepOutput
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError, NumericalError
 from outrider.stats import RequestStats, Stats
-from outrider.types import FAULT, REASONS, BlockLists
+from outrider.types import FAULT, REASONS, StepLists
 
 
-class Phase(Enum):
+class RequestStatus(Enum):
     """Where a request stands."""
 
     WAITING = "waiting"
@@ -35,27 +35,27 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-OVER = (Phase.ENDED, Phase.CANCELLED, Phase.FAILED)
+OVER = (RequestStatus.ENDED, RequestStatus.CANCELLED, RequestStatus.FAILED)
 #: What may follow what. A text that has ended by itself may still be cut: its last block can hold
 #: a stop string, and then it ended there.
-NEXT: dict[Phase, tuple[Phase, ...]] = {
-    Phase.WAITING: (Phase.PREFILLING, Phase.ENDED, Phase.CANCELLED),
-    Phase.PREFILLING: (Phase.RUNNING, Phase.ENDED, Phase.CANCELLED),
-    Phase.RUNNING: OVER,
-    Phase.ENDED: (Phase.ENDED, Phase.CANCELLED),
-    Phase.CANCELLED: (),
-    Phase.FAILED: (),
+NEXT: dict[RequestStatus, tuple[RequestStatus, ...]] = {
+    RequestStatus.WAITING: (RequestStatus.PREFILLING, RequestStatus.ENDED, RequestStatus.CANCELLED),
+    RequestStatus.PREFILLING: (RequestStatus.RUNNING, RequestStatus.ENDED, RequestStatus.CANCELLED),
+    RequestStatus.RUNNING: OVER,
+    RequestStatus.ENDED: (RequestStatus.ENDED, RequestStatus.CANCELLED),
+    RequestStatus.CANCELLED: (),
+    RequestStatus.FAILED: (),
 }
 
 
 @dataclass
-class Entry:
+class RequestState:
     """One request of a run."""
 
     request: Request
     stats: RequestStats
     length: int  #: committed tokens that the host knows of
-    phase: Phase = Phase.WAITING
+    phase: RequestStatus = RequestStatus.WAITING
     reason: str | None = None  #: why it is over
     error: Exception | None = None
     cut: bool = False  #: ended from outside
@@ -73,27 +73,27 @@ class Entry:
         if watched_BV is not None and self.request.watched is not None:
             self.watched_V = watched_BV[row].clone()
 
-    def move(self, phase: Phase, reason: str | None = None) -> None:
+    def move(self, phase: RequestStatus, reason: str | None = None) -> None:
         """Go on to another phase, one that may follow."""
         assert phase in NEXT[self.phase], f"{self.phase.name} -> {phase.name}"
         self.phase, self.reason = phase, reason
 
 
 @dataclass
-class Ledger:
+class RequestTable:
     """The requests of a run by number, their counts and the run's, and what is to be told."""
 
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, RequestState] = field(default_factory=dict)
     count: int = 0  #: requests so far, those that are forgotten included
     stats: Stats = field(default_factory=Stats)
-    ready: deque[HostBlock] = field(default_factory=deque)
+    ready: deque[StepOutput] = field(default_factory=deque)
     left: int = 0  #: how many are not over
     forgotten: set[int] = field(default_factory=set)  #: to be dropped
 
     def add(self, request: Request) -> int:
         """A new request, waiting; its number."""
         size, number = len(request.prompt), self.count
-        self.entries[number] = Entry(request, RequestStats(prompt_tokens=size), size)
+        self.entries[number] = RequestState(request, RequestStats(prompt_tokens=size), size)
         self.stats.prompt_tokens += size
         self.left += 1
         self.count += 1
@@ -128,7 +128,7 @@ class Ledger:
     def run(self, number: int) -> None:
         """It has a row."""
         entry = self.entries[number]
-        entry.move(Phase.RUNNING)
+        entry.move(RequestStatus.RUNNING)
         entry.started = time.perf_counter()
 
     def check_end(self, number: int, reason: str) -> None:
@@ -159,16 +159,18 @@ class Ledger:
         self.ready = deque(block for block in self.ready if block.row != number)
         self.stats.new_tokens -= entry.stats.new_tokens - told
         entry.stats.new_tokens, entry.cut = told, True
-        self._over(entry, Phase.CANCELLED if reason == "cancelled" else Phase.ENDED, reason)
+        self._over(
+            entry, RequestStatus.CANCELLED if reason == "cancelled" else RequestStatus.ENDED, reason
+        )
 
-    def fail(self, number: int, error: Exception) -> HostBlock:
+    def fail(self, number: int, error: Exception) -> StepOutput:
         """Its own error, and nobody else's; its last block."""
         entry = self.entries[number]
         entry.error = error
-        self._over(entry, Phase.FAILED, "error")
-        return HostBlock(number, [], 0, "error")
+        self._over(entry, RequestStatus.FAILED, "error")
+        return StepOutput(number, [], 0, "error")
 
-    def _over(self, entry: Entry, phase: Phase, reason: str) -> None:
+    def _over(self, entry: RequestState, phase: RequestStatus, reason: str) -> None:
         if not entry.over:
             self.left -= 1
             if entry.started:
@@ -177,8 +179,8 @@ class Ledger:
         entry.request = replace(entry.request, inputs=None)  # what it has read is large
 
     def tell(
-        self, block: BlockLists, numbers: list[int], pending: Pending | None = None
-    ) -> list[HostBlock]:
+        self, block: StepLists, numbers: list[int], pending: InFlightOutput | None = None
+    ) -> list[StepOutput]:
         """Count what a step emitted for these requests, and make it ready."""
         blocks = []
         for at, number in enumerate(numbers):
@@ -201,17 +203,17 @@ class Ledger:
                 record.overlaps += block.overlaps[at]
             reason = REASONS[block.reason[at]] if block.reason[at] else None
             if reason is not None:
-                self._over(entry, Phase.ENDED, reason)
+                self._over(entry, RequestStatus.ENDED, reason)
             accepted = min(block.accepted[at], len(ids))
             trace = None if pending is None else pending.trace_of(at)
             said = (None, None) if pending is None else pending.told_of(at, len(ids))
             drafted = block.drafted[at]
-            blocks.append(HostBlock(number, ids, accepted, reason, drafted, trace, *said))
+            blocks.append(StepOutput(number, ids, accepted, reason, drafted, trace, *said))
         self.ready += blocks
         return blocks
 
 
-def _without_law(number: int, entry: Entry) -> NumericalError:
+def _without_law(number: int, entry: RequestState) -> NumericalError:
     """What may have left a request without a law, the likeliest first."""
     models = "the target or draft model returned NaN or +inf, or masked every token"
     where, do = f"request {number} after {entry.length} tokens", "check weights and dtype"
