@@ -27,7 +27,7 @@ def serve() -> None:
     import torch
 
     import outrider
-    from outrider import Sampling, Stop
+    from outrider import SamplingParams, Stop
 
     given = json.loads(sys.stdin.readline())
     torch.set_num_threads(1)
@@ -35,7 +35,7 @@ def serve() -> None:
     print(json.dumps(str(Path(outrider.__file__).parent)), flush=True)
     for line in sys.stdin:
         prompt, temperature, seed, budget = json.loads(line)
-        sampling, stop = Sampling(temperature, seed=seed), Stop(budget, token_ids=())
+        sampling, stop = SamplingParams(temperature, seed=seed), Stop(budget, token_ids=())
         started = time.perf_counter()
         result = speculator.generate(prompt, sampling, stop)
         call, stats = time.perf_counter() - started, result.stats

@@ -50,7 +50,7 @@ from outrider import (
     ReferenceLookup,
     Request,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
 )
 from outrider.engine.beam_search.decode import search
@@ -218,7 +218,9 @@ def whisper(asked: Any) -> None:
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
     windows = [one.samples for one in joined(asterisk(asked.models / "speech", "en"))]
     bans = dict.fromkeys(rules.suppress_tokens, -float("inf"))
-    how = Sampling(0, logit_bias=bans, begin_suppress_tokens=tuple(rules.begin_suppress_tokens))
+    how = SamplingParams(
+        0, logit_bias=bans, begin_suppress_tokens=tuple(rules.begin_suppress_tokens)
+    )
     states, inputs = [], []
     for samples in windows[: asked.windows]:
         columns = extractor(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
@@ -277,7 +279,7 @@ def molecules(asked: Any) -> None:
     requests = [
         Request(
             (annalog.START,),
-            Sampling(0),
+            SamplingParams(0),
             StopConditions(98, (annalog.END,)),
             target.encode(Inputs(one, None, torch.ones_like(one).bool())),
         )
@@ -310,7 +312,9 @@ def chat(asked: Any) -> None:
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = [tokenizer(prompt, return_tensors="pt")["input_ids"] for prompt in PROMPTS]
     end, target = network.generation_config.eos_token_id, adapt(network)
-    requests = [Request(one[0].tolist(), Sampling(0), StopConditions(48, (end,))) for one in ids]
+    requests = [
+        Request(one[0].tolist(), SamplingParams(0), StopConditions(48, (end,))) for one in ids
+    ]
 
     def theirs(number: int) -> Any:
         out = network.generate(

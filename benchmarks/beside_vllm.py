@@ -80,7 +80,7 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
     import torch
 
     import outrider
-    from outrider import Sampling, Stop
+    from outrider import SamplingParams, Stop
 
     torch.set_num_threads(1)
     given = [asked.model] if asked.model else []
@@ -97,7 +97,7 @@ def ours(asked: argparse.Namespace) -> dict[str, Work]:
 
     def worker(speculator: Any) -> Work:
         def work(rows: int, tokens: int) -> int:
-            settings = [Sampling(asked.temperature, seed=seed) for seed in range(rows)]
+            settings = [SamplingParams(asked.temperature, seed=seed) for seed in range(rows)]
             made = speculator.generate(texts[:rows], settings, Stop(tokens, token_ids=()))
             return sum(len(one.token_ids) for one in made.completions)
 

@@ -18,8 +18,8 @@ from transformers.generation.utils import _speculative_sampling
 
 from outrider import ops, verifiers
 from outrider.integrations.transformers import speculative_sampling
-from outrider.laws import sampling
 from outrider.ops.baselines import PAPER_EXACT, PAPER_SIGMOID
+from outrider.sampling import sampling_params
 from outrider.types import Verdict
 
 BASE = "transformers"
@@ -123,17 +123,19 @@ def _filters(backend: str) -> Callable[[Inputs], Any]:
 
     def run(x: Inputs) -> Any:
         batch = x.target_logits.shape[0]
-        setting = sampling.Sampling(top_k=TOP_K, top_p=TOP_P, seed=0)
+        setting = sampling_params.SamplingParams(top_k=TOP_K, top_p=TOP_P, seed=0)
         limits = _limits(batch, str(x.target_logits.device), setting)
         with ops.use(backend):
-            return sampling.floors(x.target_logits, limits)
+            return sampling_params.floors(x.target_logits, limits)
 
     return run
 
 
 @lru_cache(maxsize=16)
-def _limits(batch: int, device: str, setting: sampling.Sampling) -> sampling.SamplingRows:
-    return sampling.rows([setting] * batch, device)
+def _limits(
+    batch: int, device: str, setting: sampling_params.SamplingParams
+) -> sampling_params.SamplingRows:
+    return sampling_params.rows([setting] * batch, device)
 
 
 def _warpers(x: Inputs) -> Any:

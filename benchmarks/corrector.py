@@ -13,7 +13,7 @@ import time
 import torch
 
 import outrider
-from outrider import PromptLookup, ReferenceLookup, Sampling, Stop
+from outrider import PromptLookup, ReferenceLookup, SamplingParams, Stop
 from outrider.lab.measure import turns
 from outrider.lab.prompts import read_rows
 from outrider.shipped import CORRECTOR, shipped
@@ -38,7 +38,7 @@ def measured(dtype: str, temperature: float, count: int) -> None:
         source = rows[number]["source"]
         stop = Stop(len(plain.tokenizer(source)["input_ids"]) + 32)
         started = time.thread_time()
-        result = arms[name].generate(source, Sampling(temperature, seed=number), stop)
+        result = arms[name].generate(source, SamplingParams(temperature, seed=number), stop)
         seconds[name][number] = time.thread_time() - started
         texts[name][number] = result.texts[0]
         steps[name] += result.stats.steps

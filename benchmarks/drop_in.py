@@ -25,7 +25,7 @@ from outrider.certify import Power, foreign
 from outrider.integrations import transformers as fast
 from outrider.lab.papers.wagner import compare, generate, methods
 from outrider.lab.papers.wagner_pairs import Pair, continued, shipped_pair, tiny_pair
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 
 
 def prefixes(pair: Pair, prompts: int, tokens: int) -> dict[str, int]:
@@ -69,7 +69,7 @@ def law(pair: Pair, tokens: int, samples: int) -> dict[str, Any]:
 
     with fast.patched() as calls:
         report = foreign(
-            write, pair.target, list(numbers), Sampling(), power, draft=pair.draft
+            write, pair.target, list(numbers), SamplingParams(), power, draft=pair.draft
         )  # fmt: skip
     return {
         "verdict": report.verdict, "detectable": report.detectable, "failed": report.failed,

@@ -10,7 +10,7 @@ import argparse
 import json
 
 import outrider
-from outrider import Sampling, Stop, verifiers
+from outrider import SamplingParams, Stop, verifiers
 from outrider.drafters import DraftModel, DynamicTree, HubTree, StaticTree
 from outrider.drafters.shapes import optimal
 from outrider.lab.intervals import interval
@@ -37,7 +37,7 @@ def trees(draft, budget, acceptance):
 
 def measure(pair, drafter, rule, prompts, temperature, tokens):
     """(tokens, steps) of every prompt."""
-    how = [Sampling(temperature, seed=i) for i in range(len(prompts))]
+    how = [SamplingParams(temperature, seed=i) for i in range(len(prompts))]
     made = pair.using(drafter, verifiers.get(rule)).generate(prompts, how, Stop(tokens, (), ()))
     return [(c.stats.new_tokens, c.stats.steps) for c in made.completions]
 

@@ -122,7 +122,7 @@ def tree_noise(base: Speculator, prompts: list[str]) -> float:
         batch = step.begin(
             model,
             drafter,
-            [Request(ids, outrider.Sampling(0), outrider.StopConditions(8))],
+            [Request(ids, outrider.SamplingParams(0), outrider.StopConditions(8))],
             512,
         )
         draft = step.propose(drafter, batch)
@@ -150,7 +150,7 @@ def margin(base: Speculator, prompt: str, want: list[int], got: list[int]) -> tu
 
 
 def exact(prompts: list[str], budget: int) -> list[dict[str, Any]]:
-    greedy = outrider.Sampling(0)
+    greedy = outrider.SamplingParams(0)
     rows = equality("greedy float32", pair("float32"), prompts, greedy, budget, False, (1, 5))
     return rows + equality(
         "greedy bfloat16", pair("bfloat16"), prompts, greedy, budget, False, (1,)
@@ -161,7 +161,7 @@ def coupled(prompts: list[str], budget: int) -> list[dict[str, Any]]:
     rows = []
     base = pair("float32")
     for temperature in (0.7, 1.0):
-        how = outrider.Sampling(temperature, seed=11)
+        how = outrider.SamplingParams(temperature, seed=11)
         title = f"coupled float32 T={temperature}"
         rows += equality(title, base, prompts, how, budget, True, (1, 5))
     return rows

@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import EngineRun, Request, Sampling, Stop, StopConditions
+from outrider import EngineRun, Request, SamplingParams, Stop, StopConditions
 from outrider.lab.tasks.prompts import tasks, token_ids
 
 HERE = Path(__file__).resolve().parent.parent
@@ -73,11 +73,11 @@ def neighbours() -> bool:
     stop, found = Stop(48, token_ids=()), []
     for length in LENGTHS:
         prompts = [(text * 8)[:length] for text in texts if len(text) >= 40][:6]
-        settings = [Sampling(0.8, seed=length + row) for row in range(len(prompts))]
+        settings = [SamplingParams(0.8, seed=length + row) for row in range(len(prompts))]
         each = zip(prompts, settings, strict=True)
         alone = [speculator.generate(ids, how, stop).completions[0].token_ids for ids, how in each]
         beside = speculator.generate(
-            [*prompts, long], [*settings, Sampling(1.0, seed=1)], Stop(60, token_ids=())
+            [*prompts, long], [*settings, SamplingParams(1.0, seed=1)], Stop(60, token_ids=())
         ).completions[:-1]
         pairs = [(a, b.token_ids[:48]) for a, b in zip(alone, beside, strict=True)]
         report(f"prompts of {length} tokens", pairs)
@@ -95,7 +95,7 @@ def chains(asked: Any) -> bool:
     good = True
     for temperature in asked.temperatures:
         coupled = {"coupled": True} if temperature else {}
-        settings = [Sampling(temperature, seed=seed) for seed in range(len(prompts))]
+        settings = [SamplingParams(temperature, seed=seed) for seed in range(len(prompts))]
         stop = Stop(asked.tokens, token_ids=())
         usual = plain.plain(**coupled)
         texts = [
@@ -113,7 +113,7 @@ def chains(asked: Any) -> bool:
     return good
 
 
-def texts_of(speculator: Any, ids: list[int], how: Sampling, stop: Stop) -> tuple[int, ...]:
+def texts_of(speculator: Any, ids: list[int], how: SamplingParams, stop: Stop) -> tuple[int, ...]:
     return speculator.generate(ids, how, stop).completions[0].token_ids
 
 
@@ -135,7 +135,7 @@ def child(model: str) -> None:
         run = EngineRun(shown[depth].engine, rows, length + 6 * STEPS + 16)
         for row in range(rows):
             ids = texts[50 * row : 50 * row + length]
-            run.submit(Request(ids, Sampling(0), StopConditions(6 * STEPS)))
+            run.submit(Request(ids, SamplingParams(0), StopConditions(6 * STEPS)))
         for _ in range(3):
             run.step()
         started = time.thread_time()

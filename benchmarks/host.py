@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Engine, Sampling, StopConditions, verifiers
+from outrider import Engine, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Beam, DraftModel, HubTree, Paths, PromptLookup, Root
 from outrider.engine import step
 from outrider.engine.request import Request
@@ -65,7 +65,7 @@ def time_step(
     batch = step.begin(
         target,
         drafter,
-        [Request([1, 2, 3], Sampling(temperature, seed=1), StopConditions(1 << 19, (0,)))],
+        [Request([1, 2, 3], SamplingParams(temperature, seed=1), StopConditions(1 << 19, (0,)))],
         steps * 8 + 256,
     )
     clock = time.thread_time
@@ -137,7 +137,11 @@ def begun(speculator: Any, rows: int, temperature: float) -> list[Request]:
     """Requests that begin with held-out prompts of the shipped pair."""
     prompts = [json.loads(line)["prompt"] for line in shipped("heldout_prompts.jsonl").open()]
     return [
-        Request(speculator.tokenizer(text)["input_ids"][:64], Sampling(temperature, seed=row), MANY)
+        Request(
+            speculator.tokenizer(text)["input_ids"][:64],
+            SamplingParams(temperature, seed=row),
+            MANY,
+        )
         for row, text in enumerate(prompts[:rows])
     ]
 

@@ -130,7 +130,7 @@ def certify(args):
     writer = Writer(args, args.method)  # first: what it loads must not see what we load
     from transformers import AutoModelForCausalLM
 
-    from outrider import Sampling
+    from outrider import SamplingParams
     from outrider.certify import Power, foreign
 
     models = [args.target, *([args.draft] if args.method.startswith("draft_model") else [])]
@@ -150,7 +150,7 @@ def certify(args):
         lambda prompts: writer(prompts, args.temperature, args.new_tokens),
         target,
         encoded(args),
-        Sampling(args.temperature),
+        SamplingParams(args.temperature),
         power,
         draft=next(iter(draft), None),
     )

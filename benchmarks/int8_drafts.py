@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.lab import measure
 from outrider.lab.prompts import read_prompts
 from outrider.models.linear import product
@@ -62,7 +62,7 @@ def compared(asked: argparse.Namespace, depth: int) -> None:
         trials = measure.interleave(
             arms,
             prompts,
-            lambda number, t=temperature: Sampling(t, seed=number),
+            lambda number, t=temperature: SamplingParams(t, seed=number),
             Stop(asked.tokens, token_ids=()),
         )
         plain = {t.prompt: t.result.completions[0].token_ids for t in trials if t.arm == PLAIN}

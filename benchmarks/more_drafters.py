@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table, count
@@ -70,7 +70,9 @@ class Arm:
     overlap: float = 0.0
     overlaps: int = 0
 
-    def write(self, prompt: Sequence[int], sampling: Sampling, limits: StopConditions) -> None:
+    def write(
+        self, prompt: Sequence[int], sampling: SamplingParams, limits: StopConditions
+    ) -> None:
         """One text more."""
         before = self.draft.calls if self.draft else 0
         text: list[int] = []
@@ -185,7 +187,7 @@ def main() -> None:
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
                 arms[name].write(
-                    prompt, Sampling(temperature, seed=number), StopConditions(tokens, eos)
+                    prompt, SamplingParams(temperature, seed=number), StopConditions(tokens, eos)
                 )
         show(arms, f"T = {temperature:g}, {len(prompts)} prompts, {tokens} tokens each")
 

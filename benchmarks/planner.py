@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 import outrider
-from outrider import DraftModel, Engine, Root, Sampling, Stop, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, Stop, StopConditions
 from outrider.costs import Costs, Curve
 from outrider.drafters import DRAFTERS
 from outrider.engine.batch import begin
@@ -78,7 +78,7 @@ def recorded(pair: Any, count: int, tokens: int, temperature: float) -> list[lis
     """For each prompt and position: how many of the draft's next tokens are the text's own."""
     target, draft = pair.engine.target, pair.engine.drafter.model
     texts = [pair.tokenizer(prompt)["input_ids"] for prompt in prompts(count)]
-    rows = [Sampling(temperature, seed=row) for row in range(count)]
+    rows = [SamplingParams(temperature, seed=row) for row in range(count)]
     whole = [list(ids) for ids in texts]
     run = Engine(target, Root(), "match").run(texts, rows, StopConditions(tokens + DEEPEST))
     for block in run:
@@ -144,7 +144,7 @@ def planned(right: Sequence[int], costs: Costs, start: int, sizes: dict[int, int
     """Milliseconds of a text that the planner sizes the drafts of."""
     planner, at, took = Adaptive(), 0, 0.0
     session = planner.open(CHAIN, costs)
-    request = Request([1] * start, Sampling(0), StopConditions(len(right)))
+    request = Request([1] * start, SamplingParams(0), StopConditions(len(right)))
     while at < len(right):
         shape = planner.plan(session, BatchView([PlannedRow(0, request, start + at)]))
         sizes[shape.max_depth] = sizes.get(shape.max_depth, 0) + 1
@@ -212,13 +212,13 @@ def scored(
 # --------------------------------------------------------------------- live
 
 
-Arm = Callable[[str, Sampling, Stop], float]
+Arm = Callable[[str, SamplingParams, Stop], float]
 
 
 def timed(speculator: Any) -> Arm:
     """Thread seconds of a call."""
 
-    def call(prompt: str, how: Sampling, stop: Stop) -> float:
+    def call(prompt: str, how: SamplingParams, stop: Stop) -> float:
         started = time.thread_time()
         speculator.generate(prompt, how, stop)
         return time.thread_time() - started
@@ -227,7 +227,7 @@ def timed(speculator: Any) -> Arm:
 
 
 def interleaved(
-    arms: dict[str, Arm], texts: Sequence[str], how: Sampling, stop: Stop
+    arms: dict[str, Arm], texts: Sequence[str], how: SamplingParams, stop: Stop
 ) -> dict[str, list[float]]:
     """Every arm on every prompt, in another order each time."""
     draws, times = random.Random(0), {name: [] for name in arms}
@@ -257,7 +257,7 @@ def live(given: argparse.Namespace) -> list[Goal]:
     }
     goals = []
     for temperature, least in ((0.0, 1.03), (1.0, 1.0)):
-        how = Sampling(temperature)
+        how = SamplingParams(temperature)
         arms = {f"chain {d}": timed(pair.using(DraftModel(draft, (1,) * d))) for d in FIXED[1::1]}
         arms = {"planner": timed(pair), "plain": timed(pair.plain())} | deeper | arms
         times = interleaved(arms, texts, how, stop)
@@ -272,7 +272,7 @@ def live(given: argparse.Namespace) -> list[Goal]:
     for name, speculator in others.items():
         for temperature in (0.0, 1.0):
             arms = {"planner": timed(speculator), "plain": timed(speculator.plain())}
-            times = interleaved(arms, texts, Sampling(temperature), stop)
+            times = interleaved(arms, texts, SamplingParams(temperature), stop)
             told(f"{name}, T = {temperature:g}", times)
             ratios = [p / t for p, t in zip(times["plain"], times["planner"], strict=True)]
             total = sum(times["plain"]) / sum(times["planner"])
@@ -303,7 +303,7 @@ def batches(given: argparse.Namespace) -> list[Goal]:
         if drafter == "prompt_lookup":
             fixed_ones = {"8 copied": planner.using(outrider.PromptLookup(8), "match")}
         for size in rows:
-            how = [Sampling(0.7, seed=row) for row in range(size)]
+            how = [SamplingParams(0.7, seed=row) for row in range(size)]
             arms = {"planner": planner, "plain": plain} | fixed_ones
             times: dict[str, list[float]] = {name: [] for name in arms}
             for turn in range(1 + (1 if given.quick else 6)):
@@ -412,7 +412,7 @@ def pieces(
 ) -> Iterator[float]:
     """Thread seconds of an engine for all texts, about `PIECE` tokens of each row at a time."""
     requests = [
-        Request(ids, Sampling(temperature, seed=at), StopConditions(tokens))
+        Request(ids, SamplingParams(temperature, seed=at), StopConditions(tokens))
         for at, ids in enumerate(texts)
     ]
     for first in range(0, len(requests), rows):
@@ -442,7 +442,7 @@ def decision(given: argparse.Namespace) -> list[Goal]:
         draws, lengths = random.Random(0), [1] * rows
         took = []
         for _ in range(steps):
-            request = Request([1], Sampling(), StopConditions(1 << 20))
+            request = Request([1], SamplingParams(), StopConditions(1 << 20))
             view = BatchView(
                 [PlannedRow(n, request, lengths[n]) for n in range(rows)], rows, True, True
             )

@@ -93,7 +93,7 @@ def serve(path: str, core: int, dtype: str) -> None:
         else:
             started = time.process_time()
             done = ways[asked["way"]].generate(
-                asked["prompt"], outrider.Sampling(0), outrider.Stop(asked["tokens"])
+                asked["prompt"], outrider.SamplingParams(0), outrider.Stop(asked["tokens"])
             )
             spent, first = time.process_time() - started, done.completions[0]
             found = {"text": first.text, "tokens": len(first.token_ids), "cpu": spent}

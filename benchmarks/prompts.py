@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import outrider
-from outrider import Engine, Root, Sampling, StopConditions
+from outrider import Engine, Root, SamplingParams, StopConditions
 from outrider.models import TransformersRunner, TreeDecoder, weight_packing
 
 STEPS = 16
@@ -31,7 +31,7 @@ def ours(engine: Engine) -> Arm:
     """Plain decoding."""
 
     def decode(prompt: list[int], tokens: int) -> None:
-        for _ in engine.run([prompt], [Sampling(0)], StopConditions(tokens, ())):
+        for _ in engine.run([prompt], [SamplingParams(0)], StopConditions(tokens, ())):
             pass
 
     return decode

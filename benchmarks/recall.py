@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import Engine, PromptLookup, Root, Sampling, StopConditions
+from outrider import Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.costs import Costs
 from outrider.drafters import Recall, Suffix
 from outrider.drafters.automaton import Automaton
@@ -89,7 +89,7 @@ def ours(
     """An arm of this library."""
 
     def run(job: Job) -> Done:
-        settings = [Sampling(temperature, seed=seed) for seed in job.seeds]
+        settings = [SamplingParams(temperature, seed=seed) for seed in job.seeds]
         limits = [StopConditions(most, tuple(eos))] * len(job.prompts)
         texts: list[list[int]] = [[] for _ in job.prompts]
         started = time.thread_time()

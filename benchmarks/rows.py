@@ -23,7 +23,7 @@ LONG, SHORT, MANY = 400, 10, 7
 
 def prefill(engine: Engine, lengths: list[int], text: list[int]) -> float:
     """Milliseconds until rows of these lengths run: all of them are submitted at once."""
-    greedy, limits = outrider.Sampling(0), outrider.StopConditions(4)
+    greedy, limits = outrider.SamplingParams(0), outrider.StopConditions(4)
     run = engine.run([text[:length] for length in lengths], greedy, limits)
     run.step()
     return run.stats.prefill_ms
@@ -33,12 +33,12 @@ def join(engine: Engine, rows: int, context: int, text: list[int]) -> float:
     """Seconds outside the newcomer's own prefill when it sits down beside `rows` long rows."""
     capacity = context + 256
     limits = outrider.StopConditions(64)
-    request = Request(text[:context], outrider.Sampling(1.0, seed=1), limits)
+    request = Request(text[:context], outrider.SamplingParams(1.0, seed=1), limits)
     batch = slab(engine.target, engine.drafter, rows + 1, capacity)
     long = begin(engine.target, engine.drafter, [request], capacity)
     for row in range(rows):
         batch = batch.put([row], long.take([0]))
-    newcomer = Request(text[:100], outrider.Sampling(0.8, seed=2), limits)
+    newcomer = Request(text[:100], outrider.SamplingParams(0.8, seed=2), limits)
     least_time = float("inf")
     for _ in range(5):  # the first to sit in a seat touches its memory
         one = begin(engine.target, engine.drafter, [newcomer], capacity)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 
 CONFIGURATIONS: dict[str, dict] = {
     "root": {"drafter": "root"},
@@ -34,11 +34,15 @@ CONFIGURATIONS: dict[str, dict] = {
     "ngram": {"drafter": "ngram_table"},
 }
 SAMPLINGS = {
-    "t0": Sampling(0),
-    "t1": Sampling(1.0, seed=5),
-    "top_p": Sampling(0.8, top_p=0.9, top_k=50, seed=6),
-    "penalty": Sampling(0.7, repetition_penalty=1.2, no_repeat_ngram_size=4, seed=7),
-    "mixed": [Sampling(0), Sampling(1.0, seed=8), Sampling(0.6, min_p=0.05, seed=9)],
+    "t0": SamplingParams(0),
+    "t1": SamplingParams(1.0, seed=5),
+    "top_p": SamplingParams(0.8, top_p=0.9, top_k=50, seed=6),
+    "penalty": SamplingParams(0.7, repetition_penalty=1.2, no_repeat_ngram_size=4, seed=7),
+    "mixed": [
+        SamplingParams(0),
+        SamplingParams(1.0, seed=8),
+        SamplingParams(0.6, min_p=0.05, seed=9),
+    ],
 }
 PROMPTS = [
     "def add(a, b):\n",

@@ -105,7 +105,7 @@ def edge(args):
     ends = outrider.StopConditions(96, speculator.eos_ids)
     requests = [
         outrider.Request(
-            speculator.tokenizer(prompt)["input_ids"], outrider.Sampling(0.8, seed=at), ends
+            speculator.tokenizer(prompt)["input_ids"], outrider.SamplingParams(0.8, seed=at), ends
         )
         for at, prompt in enumerate(prompts)
     ]

@@ -37,7 +37,7 @@ from training.whisper_recordings import asterisk, joined
 from training.whisper_speech import RATE
 from transformers.modeling_outputs import BaseModelOutput
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.drafters.reference_lookup import ReferenceLookup
 from outrider.engine.request import Request
 from outrider.models.batch_invariance import PaddingPolicy
@@ -161,13 +161,13 @@ class Bench:
         self.encoding = {name: took / len(windows) for name, took in times.items()}
         return windows
 
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """Greedy, with what Whisper's own configuration suppresses, and no timestamps."""
         rules = self.whole.generation_config
         stamps = range(rules.no_timestamps_token_id + 1, self.whole.config.vocab_size)
         banned = {*rules.suppress_tokens, *stamps}
         bias = dict.fromkeys(banned, -float("inf"))
-        return Sampling(
+        return SamplingParams(
             0, logit_bias=bias, begin_suppress_tokens=tuple(rules.begin_suppress_tokens)
         )
 

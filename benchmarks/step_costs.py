@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import outrider
-from outrider import Sampling, StopConditions
+from outrider import SamplingParams, StopConditions
 from outrider.engine.speculation_policy import FixedLength, measure
 from outrider.models import cpu_kernels
 from outrider.models.cache import SlotCache
@@ -67,7 +67,7 @@ def tables(count: int = 6, tokens: int = 192) -> None:
     took: dict[int, list[float]] = {n: [] for n in runs}
     for seed in range(count):
         for n, run in runs.items():
-            steps = run.run([prompt], [Sampling(1.0, seed=seed)], StopConditions(tokens, ()))
+            steps = run.run([prompt], [SamplingParams(1.0, seed=seed)], StopConditions(tokens, ()))
             next(iter(steps))
             started = time.thread_time()
             behind = sum(1 for _ in steps)

@@ -18,9 +18,9 @@ from transformers import GenerationConfig, WhisperTimeStampLogitsProcessor
 from transformers.generation import SuppressTokensAtBeginLogitsProcessor as AtBegin
 from transformers.generation import SuppressTokensLogitsProcessor as Suppress
 
-from outrider import Sampling, Timestamps
-from outrider.laws import shaping
-from outrider.laws.sampling import rows
+from outrider import SamplingParams, Timestamps
+from outrider.sampling import logits_processors
+from outrider.sampling.sampling_params import rows
 from outrider.tree import from_parents
 from outrider.types import Context
 
@@ -48,21 +48,21 @@ def main() -> None:
         tokens,
         torch.full((given.rows,), length),
         length,
-        rows([Sampling(0)] * given.rows),
+        rows([SamplingParams(0)] * given.rows),
     )
     nodes = torch.randint(first - 700, given.vocab, (given.rows, given.nodes), generator=random)
     nodes = nodes.where(torch.rand(nodes.shape, generator=random) < 0.3, nodes % (first - 200))
     logits = torch.randn(given.rows, given.nodes, given.vocab, generator=random) * 3
 
     ban = dict.fromkeys(never, -torch.inf)
-    alone = Sampling(timestamps=rule)
-    every = Sampling(logit_bias=ban, begin_suppress_tokens=begin, timestamps=rule)
+    alone = SamplingParams(timestamps=rule)
+    every = SamplingParams(logit_bias=ban, begin_suppress_tokens=begin, timestamps=rule)
 
-    def ours(how: Sampling) -> Callable[[], torch.Tensor]:
+    def ours(how: SamplingParams) -> Callable[[], torch.Tensor]:
         prompts, stops = [[1] * PROMPT] * given.rows, [()] * given.rows
-        built = shaping.build([how] * given.rows, prompts, stops, given.vocab, "cpu")
+        built = logits_processors.build([how] * given.rows, prompts, stops, given.vocab, "cpu")
         assert built is not None
-        return lambda: shaping.shape(logits, built, context, nodes, tree)
+        return lambda: logits_processors.apply(logits, built, context, nodes, tree)
 
     config = GenerationConfig(eos_token_id=rule.end_id)
     config.no_timestamps_token_id = rule.no_timestamps_id

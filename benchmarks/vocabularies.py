@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import DraftModel, Root, Sampling, Stop
+from outrider import DraftModel, Root, SamplingParams, Stop
 from outrider.drafters import StringMatch, Translated
 from outrider.lab.prompts import read_prompts
 from outrider.models.cross_tokenizer_model import TranslatedModel
@@ -72,7 +72,7 @@ def drafters(model, count):
 
 def measure(speculator, prompts, temperature, tokens):
     """Token ids, tokens per target call, processor seconds."""
-    how = [Sampling(temperature, seed=number) for number in range(len(prompts))]
+    how = [SamplingParams(temperature, seed=number) for number in range(len(prompts))]
     started, texts, calls = time.thread_time(), [], 0
     for prompt, one in zip(prompts, how, strict=True):
         made = speculator.generate(prompt, one, Stop(tokens, (), ())).completions[0]

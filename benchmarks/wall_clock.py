@@ -70,7 +70,7 @@ def run(arms: dict[str, Speculator], prompts: list[str], tokens: int, seed: int)
     return measure.interleave(
         arms,
         prompts,
-        lambda n: outrider.Sampling(1.0, seed=seed + n),
+        lambda n: outrider.SamplingParams(1.0, seed=seed + n),
         outrider.Stop(tokens, token_ids=()),
     )
 

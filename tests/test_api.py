@@ -178,8 +178,8 @@ EXCEPTIONS = {
     "drafters/ngram_table.py:table_of": "sums up counts before any run",
     "drafters/ngram_file.py": "reads a file before any run",
     "tree.py:_children": "builds a table from a tree on the host",
-    "laws/sampling.py:rows": "turns settings into tensors before a run",
-    "laws/sampling.py:fresh_seed": "a seed from the global generator, before any step",
+    "sampling/sampling_params.py:rows": "turns settings into tensors before a run",
+    "sampling/sampling_params.py:fresh_seed": "a seed from the global generator, before any step",
     "drafters/lookup.py:copied": "only if the tensors lie on a CPU",
     "drafters/cascade.py:guess": "copies from automata, which are kept on a CPU alone",
     "drafters/cascade.py:least": "asked only if the tensors lie on a CPU",
@@ -201,8 +201,8 @@ EXCEPTIONS = {
     "models/seq2seq/input_modality.py:": "looks at a source as it comes and as it is read",
     "models/chain.py:": "models that cannot be driven over trees: one row after another",
     "models/distributed/rpc.py:receive": "orders travel between hosts, on a CPU",
-    "laws/replay.py:": "processors are tried out before a run",
-    "laws/processors.py:": "processors of transformers are Python",
+    "sampling/processor_replay.py:": "processors are tried out before a run",
+    "sampling/custom_processors.py:": "processors of transformers are Python",
 }
 
 

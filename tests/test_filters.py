@@ -4,24 +4,24 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outrider import ConfigurationError, Sampling, ops
-from outrider.laws.sampling import rows, warp
+from outrider import ConfigurationError, SamplingParams, ops
+from outrider.sampling.sampling_params import rows, warp
 
 SETTINGS = [
-    Sampling(1.0),
-    Sampling(0.7, seed=2**63 + 5),
-    Sampling(1.0, top_k=5),
-    Sampling(0.6, top_k=1),
-    Sampling(1.0, top_k=500),
-    Sampling(1.0, top_p=0.8),
-    Sampling(0.5, top_p=0.3),
-    Sampling(2.0, top_p=1e-6),
-    Sampling(1.0, min_p=0.1),
-    Sampling(1.5, min_p=1.0),
-    Sampling(0.8, top_k=20, top_p=0.9),
-    Sampling(1.3, top_k=20, min_p=0.02),
-    Sampling(0.9, top_p=0.95, min_p=0.01),
-    Sampling(0.7, top_k=12, top_p=0.85, min_p=0.03),
+    SamplingParams(1.0),
+    SamplingParams(0.7, seed=2**63 + 5),
+    SamplingParams(1.0, top_k=5),
+    SamplingParams(0.6, top_k=1),
+    SamplingParams(1.0, top_k=500),
+    SamplingParams(1.0, top_p=0.8),
+    SamplingParams(0.5, top_p=0.3),
+    SamplingParams(2.0, top_p=1e-6),
+    SamplingParams(1.0, min_p=0.1),
+    SamplingParams(1.5, min_p=1.0),
+    SamplingParams(0.8, top_k=20, top_p=0.9),
+    SamplingParams(1.3, top_k=20, min_p=0.02),
+    SamplingParams(0.9, top_p=0.95, min_p=0.01),
+    SamplingParams(0.7, top_k=12, top_p=0.85, min_p=0.03),
 ]
 
 
@@ -66,15 +66,15 @@ def test_taking_rows_takes_their_parameters():
 
 def test_ties_at_the_threshold_stay_in():
     logits = torch.tensor([[[2.0, 1.0, 1.0, 1.0, 0.0]]])
-    kept = torch.isfinite(ops.scaled(warp(logits, rows([Sampling(1.0, top_k=2)]))))
+    kept = torch.isfinite(ops.scaled(warp(logits, rows([SamplingParams(1.0, top_k=2)]))))
     assert kept.tolist() == [[[True, True, True, True, False]]]
-    kept = torch.isfinite(ops.scaled(warp(logits, rows([Sampling(1.0, top_p=0.5)]))))
+    kept = torch.isfinite(ops.scaled(warp(logits, rows([SamplingParams(1.0, top_p=0.5)]))))
     assert kept.tolist() == [[[True, True, True, True, False]]]
 
 
 def test_temperature_zero_is_the_first_argmax():
     logits = torch.tensor([[[0.0, 3.0, 3.0, 1.0]]])
-    settings = rows([Sampling(0, top_k=3, top_p=0.5)])
+    settings = rows([SamplingParams(0, top_k=3, top_p=0.5)])
     assert settings.greedy == "all"
     assert ops.probs(warp(logits, settings)).tolist() == [[[0.0, 1.0, 0.0, 0.0]]]
 
@@ -97,13 +97,13 @@ def test_temperature_zero_is_the_first_argmax():
 )
 def test_values_outside_their_range_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=rf"{message} must .*; got .*; use "):
-        Sampling(**settings)
+        SamplingParams(**settings)
 
 
 def test_without_a_seed_torchs_generator_decides():
     torch.manual_seed(5)
-    first = rows([Sampling(), Sampling()]).seed_B
-    again = rows([Sampling()]).seed_B
+    first = rows([SamplingParams(), SamplingParams()]).seed_B
+    again = rows([SamplingParams()]).seed_B
     torch.manual_seed(5)
-    assert torch.equal(rows([Sampling(), Sampling()]).seed_B, first)
+    assert torch.equal(rows([SamplingParams(), SamplingParams()]).seed_B, first)
     assert len({*first.tolist(), *again.tolist()}) == 3

@@ -19,12 +19,12 @@ LAYERS = [
     {"certify", "keywords", "text"},
     {"engine"},
     {"drafters", "verifiers"},
-    {"laws"},
+    {"sampling"},
     {"ops"},
     {"models", "noise", "theory"},
-    {"tree"},
-    {"arguments", "costs", "odds", "stats", "types"},
-    {"errors", "lazy", "rows", "shipped"},
+    {"acceptance_stats", "tree"},
+    {"arguments", "costs", "stats", "types"},
+    {"errors", "lazy", "row_params", "shipped"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: Packages that stand on the public names: `from outrider import Sampling`.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_stages.card import Card
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.lab.papers.wagner import Pair, generate
 from outrider.models import adapt
 from outrider.stats import VERBS
@@ -27,7 +27,7 @@ def ours(
     prompts = [row[0].tolist() for row in rows(pair, batch)]
 
     def run(length: int) -> Any:
-        settings = [Sampling(temperature, seed=7 + i) for i in range(len(prompts))]
+        settings = [SamplingParams(temperature, seed=7 + i) for i in range(len(prompts))]
         work = engine.run(prompts, settings, StopConditions(length))
         for _ in work:
             pass

@@ -8,7 +8,7 @@ from llm.parts import TextPart
 from pydantic import Field
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 
 _MOST = 512  #: tokens of an answer where nobody says
 
@@ -50,7 +50,7 @@ class Outrider(llm.Model):
         """The answer's text as it comes, and how it was decoded."""
         asked = prompt.options
         speculator = loaded(asked.target)
-        sampling = Sampling(
+        sampling = SamplingParams(
             0.7 if asked.temperature is None else asked.temperature,
             top_p=asked.top_p or 1.0,
             seed=asked.seed,

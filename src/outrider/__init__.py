@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider.engine.engine_run import EngineRun
     from outrider.engine.request import Request, StopConditions
-    from outrider.laws.sampling import Sampling
-    from outrider.laws.timestamps import Timestamps
     from outrider.loading import load
+    from outrider.sampling.sampling_params import SamplingParams
+    from outrider.sampling.timestamps import Timestamps
     from outrider.stats import RequestStats, Stats
     from outrider.text.results import Completion, Generation, TextBlock
     from outrider.text.speculator import Speculator
@@ -86,7 +86,7 @@ __all__ = [
     "Request",
     "RequestStats",
     "Root",
-    "Sampling",
+    "SamplingParams",
     "ShardLost",
     "Speculator",
     "Stats",
@@ -111,8 +111,8 @@ _HOMES = {
     "Request": "outrider.engine.request",
     "EngineRun": "outrider.engine.engine_run",
     "Beams": "outrider.engine.beam_search",
-    "Sampling": "outrider.laws.sampling",
-    "Timestamps": "outrider.laws.timestamps",
+    "SamplingParams": "outrider.sampling.sampling_params",
+    "Timestamps": "outrider.sampling.timestamps",
     "load": "outrider.loading",
     "RequestStats": "outrider.stats",
     "Stats": "outrider.stats",

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from outrider import Beams, DraftModel, Engine, PromptLookup, Root, Sampling, StopConditions
+from outrider import (
+    Beams,
+    DraftModel,
+    Engine,
+    PromptLookup,
+    Root,
+    SamplingParams,
+    StopConditions,
+)
 from outrider.drafters import Beam as BeamDrafter
 from outrider.drafters import Recall, ReferenceLookup, Suffix
 from outrider.drafters.ngram_table import NgramTable, count
@@ -25,7 +33,7 @@ DRAFTERS = {
 }
 
 
-GREEDY, END = Sampling(0), StopConditions(16, (7,))
+GREEDY, END = SamplingParams(0), StopConditions(16, (7,))
 
 
 def requests(sampling=GREEDY):
@@ -33,7 +41,7 @@ def requests(sampling=GREEDY):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.8, seed=3, top_k=9)])
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.8, seed=3, top_k=9)])
 def test_every_drafter_leaves_the_beams_as_they_are(name, sampling):
     target, small = pair()
     beams = Beams(4, num_return_sequences=3)
@@ -57,7 +65,7 @@ def test_one_beam_is_greedy():
     target, _ = pair()
     beams = search(target, PromptLookup(4), requests(), Beams(1))
     texts = [[], [], []]
-    run = Engine(target, Root()).run(PROMPTS, Sampling(0), END)
+    run = Engine(target, Root()).run(PROMPTS, SamplingParams(0), END)
     for block in run:
         texts[block.row] += block.token_ids
     assert [row[0].token_ids for row in beams.hypotheses] == texts
@@ -86,7 +94,9 @@ def test_bad_settings(settings, message):
 def test_a_prompt_outside_the_vocabulary_is_refused_before_any_work():
     target, _ = pair()
     with pytest.raises(PromptError, match="outside the vocabulary"):
-        search(target, Root(), [Request([VOCAB + 1], Sampling(0), StopConditions(4))], Beams(2))
+        search(
+            target, Root(), [Request([VOCAB + 1], SamplingParams(0), StopConditions(4))], Beams(2)
+        )
 
 
 def test_beams_of_unequal_texts_share_one_cache_row():

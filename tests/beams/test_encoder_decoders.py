@@ -14,7 +14,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from outrider import Beams, Request, Root, Sampling, StopConditions
+from outrider import Beams, Request, Root, SamplingParams, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.decode import search
 from outrider.models import adapt
@@ -119,7 +119,13 @@ def test_identical_to_transformers(family, beams):
     beams = Beams(beams.num_beams, beams.length_penalty, beams.early_stopping, beams.num_beams)
     inputs, target = sources(family), adapt(network(family))
     requests = [
-        Request([2], Sampling(0), StopConditions(BUDGET, (STOP,)), inputs.take([row]), (5, 6, 7, 8))
+        Request(
+            [2],
+            SamplingParams(0),
+            StopConditions(BUDGET, (STOP,)),
+            inputs.take([row]),
+            (5, 6, 7, 8),
+        )
         for row in range(3)
     ]
     plain = search(target, Root(), requests, beams, settle=False)

@@ -23,7 +23,7 @@ import test_identity as decoders
 import torch
 from transformers import LogitsProcessorList
 
-from outrider import Request, Sampling, StopConditions
+from outrider import Request, SamplingParams, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
@@ -86,7 +86,7 @@ def of_llama():
 
     def requests(mine):
         limits = StopConditions(decoders.BUDGET, decoders.STOPS)
-        return [Request(prompt, Sampling(0, **mine), limits) for prompt in PROMPTS]
+        return [Request(prompt, SamplingParams(0, **mine), limits) for prompt in PROMPTS]
 
     def expected(row, beams, more):
         return decoders.theirs(network, PROMPTS[row], beams, **more)
@@ -101,7 +101,7 @@ def of_pair(family, dtype=torch.float32):
     def requests(mine):
         limits = StopConditions(pairs.BUDGET, (pairs.STOP,))
         each = (inputs.take([row]) for row in range(len(pairs.LENGTHS)))
-        return [Request([2], Sampling(0, **mine), limits, one) for one in each]
+        return [Request([2], SamplingParams(0, **mine), limits, one) for one in each]
 
     def expected(row, beams, more):
         return pairs.theirs(network, inputs, row, beams, **more)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider import Beams, PromptLookup, Request, Root, Sampling, StopConditions
+from outrider import Beams, PromptLookup, Request, Root, SamplingParams, StopConditions
 from outrider.engine.beam_search.decode import search
 from tiny import llama, pair
 
@@ -50,7 +50,7 @@ def expected(network, prompt, width, patience):
 def test_identical_beams(width, patience):
     target, _ = pair()
     beams = Beams(width, patience=patience, num_return_sequences=width)
-    requests = [Request(p, Sampling(0), StopConditions(BUDGET, (STOP,))) for p in PROMPTS]
+    requests = [Request(p, SamplingParams(0), StopConditions(BUDGET, (STOP,))) for p in PROMPTS]
     for drafter in (Root(), PromptLookup(3)):
         found = search(target, drafter, requests, beams)
         for prompt, row in zip(PROMPTS, found.hypotheses, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from outrider import PromptLookup, Sampling
+from outrider import PromptLookup, SamplingParams
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import OfferedCandidates
 from outrider.engine.beam_search.logits_processing import shaper
@@ -12,8 +12,8 @@ from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.engine.beam_search.run import BeamSearch
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.step import Rules
-from outrider.laws import shaping
 from outrider.models import LlamaRunner, TreeDecoder
+from outrider.sampling import logits_processors
 from tiny import VOCAB, llama
 
 PROMPTS = ([3, 9, 4, 3, 9], [5, 6], [11, 12, 13, 14, 11, 12])
@@ -44,9 +44,9 @@ ASKED = {
 def ours(settings, beams, proposer, seed=None):
     model = TreeDecoder(LlamaRunner(llama(), False))
     rules, shapers = [], []
-    settings = Sampling(**settings)
+    settings = SamplingParams(**settings)
     for prompt in PROMPTS:
-        admitted = shaping.admit([settings], [prompt], [STOPS], VOCAB, "cpu")[0]
+        admitted = logits_processors.validate([settings], [prompt], [STOPS], VOCAB, "cpu")[0]
         drawn = None if seed is None else torch.Generator().manual_seed(seed)
         rules.append(Rules(beams, len(prompt), len(prompt) + BUDGET, frozenset(STOPS), drawn=drawn))
         shapers.append(shaper(admitted, prompt, STOPS, VOCAB, "cpu", len(prompt) + BUDGET))

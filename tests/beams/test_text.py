@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import outrider
-from outrider import Beams, Request, Sampling, Stop, StopConditions
+from outrider import Beams, Request, SamplingParams, Stop, StopConditions
 from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
 from outrider.errors import ConfigurationError
@@ -48,7 +48,7 @@ def test_beams_are_transformers(pair):
         assert one.score == pytest.approx(score, rel=1e-4)
         assert one.text == pair.tokenizer.decode(one.token_ids, skip_special_tokens=True)
     assert found.stats.steps <= 12
-    request = Request(ids["input_ids"][0].tolist(), Sampling(0), StopConditions(12))
+    request = Request(ids["input_ids"][0].tolist(), SamplingParams(0), StopConditions(12))
     target, draft = pair.engine.target, pair.engine.drafter
     counts = search(target, draft, [request], Beams(4), pace=LookaheadDepth(3, adapts=False)).counts
     assert counts.calls < 12 == counts.steps  # the draft model saves calls of the target
@@ -66,7 +66,7 @@ def test_several_prompts_and_other_drafters(pair):
 
 def test_drawn_beams_follow_their_seed(pair):
     def texts(seed):
-        how = Sampling(1.0, seed=seed)
+        how = SamplingParams(1.0, seed=seed)
         return pair.generate(PROMPT, how, Stop(10), beams=Beams(3, num_return_sequences=3)).texts
 
     assert texts(1) == texts(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Root, Sampling, Speculator
+from outrider import DraftModel, Engine, Root, SamplingParams, Speculator
 from outrider.drafters import ReferenceLookup
 from outrider.errors import ConfigurationError
 from outrider.lab.papers import (
@@ -95,7 +95,7 @@ def test_tasks_are_sources_that_are_read_once(tmp_path):
         assert task.inputs.ids_BS.tolist() == [ids]
         states = t5().encoder(torch.tensor([ids])).last_hidden_state
         torch.testing.assert_close(task.inputs.encoded.states_BTE, states, atol=1e-4, rtol=1e-3)
-    asked = alpha_tasks.asked(tasks[0], Sampling(0), pair, 9)
+    asked = alpha_tasks.asked(tasks[0], SamplingParams(0), pair, 9)
     assert asked.limits.stop_ids == (1,)
 
 
@@ -103,10 +103,10 @@ def test_laws_are_those_of_the_source(tmp_path):
     """Against transformers' own forward; the laws of another source are not."""
     pair = speculator(tmp_path)
     tasks = alpha_tasks.tasks(pair, ROWS)
-    batch = [alpha_tasks.asked(t, Sampling(1.0, seed=3), pair, 12) for t in tasks[:3]]
+    batch = [alpha_tasks.asked(t, SamplingParams(1.0, seed=3), pair, 12) for t in tasks[:3]]
     texts = alpha_measure._written(pair, batch)
     for model, twin in ((pair.engine.target, t5()), (adapt(t5(0.2)), t5(0.2))):
-        laws = Source(model).laws(texts, Sampling(1.0))
+        laws = Source(model).laws(texts, SamplingParams(1.0))
         expected = []
         for row, text in zip(ROWS, texts, strict=False):
             with torch.inference_mode():
@@ -120,7 +120,9 @@ def test_laws_are_those_of_the_source(tmp_path):
             replace(text, inputs=other.inputs)
             for text, other in zip(texts, texts[1:] + texts[:1], strict=True)
         ]
-        assert (Source(model).laws(moved, Sampling(1.0)) - torch.cat(expected)).abs().max() > 0.01
+        assert (
+            Source(model).laws(moved, SamplingParams(1.0)) - torch.cat(expected)
+        ).abs().max() > 0.01
 
 
 def test_alpha_agrees_with_what_engines_accept(tmp_path):
@@ -135,7 +137,9 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
     alpha = {name: alpha_measure.alpha_of(found["tallies"][name]) for name in sources}
     lenient = [alpha_measure.alpha_of(found["tallies"]["draft model"], n).value for n in range(4)]
     assert lenient == sorted(lenient)
-    batch = [alpha_tasks.asked(tasks[n % 8], Sampling(1.0, seed=n), pair, 60) for n in range(96)]
+    batch = [
+        alpha_tasks.asked(tasks[n % 8], SamplingParams(1.0, seed=n), pair, 60) for n in range(96)
+    ]
     drafters = {"draft model": (DraftModel(small, (1,)), "rejection")}
     drafters["reference lookup"] = (ReferenceLookup(1), "match")
     for name, (drafter, rule) in drafters.items():
@@ -154,7 +158,7 @@ def test_a_drafter_that_copies_is_judged_by_the_law_at_temperature_one(tmp_path)
     how = {"tokens": 400, "new_tokens": 40, "seed": 0}
     found = alpha_measure.alphas(pair, tasks, {"copies": Copies()}, 0.0, **how)
     batch = [
-        alpha_tasks.asked(task, Sampling(0), pair, alpha_tasks.length(pair, task, 40, 0))
+        alpha_tasks.asked(task, SamplingParams(0), pair, alpha_tasks.length(pair, task, 40, 0))
         for task in tasks
     ]
     engine = Engine(pair.engine.target, ReferenceLookup(1), "match")
@@ -182,11 +186,11 @@ def test_a_cut_t5_is_its_layers(tmp_path):
     )
     tasks = alpha_tasks.tasks(pair, ROWS)
     texts = alpha_measure._written(
-        pair, [alpha_tasks.asked(t, Sampling(1.0, seed=3), pair, 12) for t in tasks[:3]]
+        pair, [alpha_tasks.asked(t, SamplingParams(1.0, seed=3), pair, 12) for t in tasks[:3]]
     )
-    ours, theirs = (Source(m).laws(texts, Sampling(1.0)) for m in (made, adapt(twin)))
+    ours, theirs = (Source(m).laws(texts, SamplingParams(1.0)) for m in (made, adapt(twin)))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    assert (ours - Source(pair.engine.target).laws(texts, Sampling(1.0))).abs().max() > 0.01
+    assert (ours - Source(pair.engine.target).laws(texts, SamplingParams(1.0))).abs().max() > 0.01
 
 
 def test_the_experiment_with_and_without_a_draft(tmp_path, monkeypatch):

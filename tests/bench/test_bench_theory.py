@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_experiments import _Letters, _Notes
 
-from outrider import DraftModel, Engine, Sampling, Speculator
+from outrider import DraftModel, Engine, SamplingParams, Speculator
 from outrider.lab.papers import alpha_tasks, beta, theory, tree_tables
 from outrider.theory import length
 from tiny import pair
@@ -44,7 +44,7 @@ def test_figures_are_the_formulas():
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_recorded_greedy_texts_foretell_every_call(speculator, gamma):
     """At T = 0 nothing is left to chance: the engine's own calls, text by text."""
-    tasks, law = alpha_tasks.tasks(speculator, ROWS[:4]), Sampling(0.0)
+    tasks, law = alpha_tasks.tasks(speculator, ROWS[:4]), SamplingParams(0.0)
     size = {"new_tokens": 24, "seed": 0}
     model = speculator.engine.drafter.model
     kept = beta.recorded(speculator, tasks, model, law, **size)["kept"]
@@ -59,7 +59,7 @@ def test_recorded_greedy_texts_foretell_every_call(speculator, gamma):
 
 def test_recorded_drawn_texts_foretell_calls_on_average(speculator):
     """Of other texts of the same law, within their interval; betas agree with accepted shares."""
-    tasks, law = alpha_tasks.tasks(speculator, ROWS[:12]), Sampling(1.0)
+    tasks, law = alpha_tasks.tasks(speculator, ROWS[:12]), SamplingParams(1.0)
     model = speculator.engine.drafter.model
     found = beta.recorded(speculator, tasks, model, law, new_tokens=32, seed=0)
     made = theory.counted(speculator, tasks, 2, law, new_tokens=32, seed=900)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outrider import DraftModel, Engine, Sampling, Speculator, Stop, verifiers
+from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop, verifiers
 from outrider.certify import Power, certify
 from outrider.certify.laws import Text, score
 from outrider.drafters.ngram_table import NgramTable, count
@@ -59,7 +59,10 @@ def test_ngram_drafts_are_exact():
     table = count(rng.integers(0, VOCAB, 4000), VOCAB, 2)
     power = Power(tokens=4000, samples=256, equality=64, new_tokens=32, rows=64, effect=0.1)
     prompts = [[3, 1, 4, 1 + i % 9, 5, i % 20] for i in range(16)]
-    for rule, sampling in (("block", Sampling(1.0)), ("rejection", Sampling(0.8, top_k=8))):
+    for rule, sampling in (
+        ("block", SamplingParams(1.0)),
+        ("rejection", SamplingParams(0.8, top_k=8)),
+    ):
         engine = Engine(target, NgramTable(table, 3), verifiers.get(rule))
         report = certify(engine, prompts, sampling, power)
         assert not report.failed, report.as_dict()
@@ -290,7 +293,7 @@ def test_alpha_agrees_with_what_engines_accept(tmp_path):
         run = speculator.using(DraftModel(small, (1,)), rule)
         done = run.generate(
             [p["prompt"] for p in prompts] * 2,
-            [Sampling(1.0, seed=s) for s in range(32)],
+            [SamplingParams(1.0, seed=s) for s in range(32)],
             Stop(200, token_ids=()),
         )
         share = done.stats.accepted / done.stats.drafted
@@ -336,7 +339,7 @@ def test_a_cut_model_is_its_layers(tmp_path):
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
     sampled = DraftModel(made, (1,)), DraftModel(TreeDecoder(LlamaRunner(one, False)), (1,))
     texts = [Text((3, 1), (4, 1, 5, 9))]
-    ours, theirs = (score(d.model, texts, Sampling(1.0)).laws.logits_BRV for d in sampled)
+    ours, theirs = (score(d.model, texts, SamplingParams(1.0)).laws.logits_BRV for d in sampled)
     assert torch.allclose(ours, theirs, atol=1e-5)
     with torch.inference_mode():
         assert torch.allclose(ours[0], one(ids).logits[0, 1:-1], atol=1e-4)

@@ -11,7 +11,7 @@ import pytest
 from test_experiments import _Letters, _Notes, _tiny_pair
 from typer.testing import CliRunner
 
-from outrider import DraftModel, Engine, Sampling, Speculator, Stop
+from outrider import DraftModel, Engine, SamplingParams, Speculator, Stop
 from outrider.cli import paint
 from outrider.engine.outputs import StepOutput, Trace
 from outrider.lab import drawing, timeline
@@ -123,7 +123,7 @@ def test_a_timeline_has_every_call(tmp_path):
     speculator = _tiny_pair().using(DraftModel(_tiny_pair().engine.drafter.model, (1,) * 3))
 
     def run(one):
-        return one.generate([3, 1, 4, 1], Sampling(1.0, seed=2), Stop(12, token_ids=()))
+        return one.generate([3, 1, 4, 1], SamplingParams(1.0, seed=2), Stop(12, token_ids=()))
 
     drafted, plain = timeline.lines(speculator, run)
     steps = run(speculator).stats.engine_steps

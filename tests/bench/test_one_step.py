@@ -5,7 +5,7 @@ import torch
 
 import outrider
 from outrider.lab.papers import one_step, record
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.tokens import encode
 
 PROMPT = "def add(a, b):\n    return"
@@ -13,7 +13,7 @@ PROMPT = "def add(a, b):\n    return"
 
 @pytest.mark.parametrize("arm", one_step.ARMS, ids=lambda arm: arm.method)
 def test_laws_and_verdicts_are_the_steps(shipped, arm):
-    how = Sampling(1.0, seed=5)
+    how = SamplingParams(1.0, seed=5)
     nodes, following = one_step.taken(shipped, record.draft_of(shipped), arm, PROMPT, how)
     by_number = {node.number: node for node in nodes}
     kept = [node for node in nodes if node.verdict == "kept"]
@@ -42,7 +42,9 @@ def test_laws_and_verdicts_are_the_steps(shipped, arm):
 
 def test_the_picture_and_its_table(shipped, tmp_path):
     pytest.importorskip("matplotlib")
-    tables = one_step.run(shipped, [{"prompt": PROMPT}], tmp_path, Sampling(1.0, seed=1), True)
+    tables = one_step.run(
+        shipped, [{"prompt": PROMPT}], tmp_path, SamplingParams(1.0, seed=1), True
+    )
     trees = {row["tree"] for row in tables["nodes"]}
     assert trees == {"RSD-C 3-2-1", "RSD-S 3x3", "hub + traversal 3-2-1"}
     for row in tables["steps"]:

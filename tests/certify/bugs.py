@@ -26,7 +26,7 @@ from outrider.certify.laws import model_of
 from outrider.drafters import DraftModel
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError, UnknownName
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import shallower
 from outrider.types import (
     Context,
@@ -54,7 +54,7 @@ class Bug:
     says: str
     counts: tuple[int, ...]  #: branching of the draft
     plant: Callable[[Engine], Engine]
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     mended: Callable[[Engine], Engine] = lambda same: same  #: what stays when the mistake goes
 
     def engine(self, sound: Engine) -> Engine:

@@ -7,7 +7,7 @@ import bugs
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, verifiers
+from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, verifiers
 from outrider.certify import Power, certify, foreign, laws, marginal, matrix, run, statistics
 from outrider.certify.conditional import Pool
 from outrider.certify.laws import Text, score
@@ -45,11 +45,11 @@ def chain(rule=None, counts=(1, 1, 1), **how):
     ids=lambda e: f"{e.drafter.name}-{e.choose_rule('none').name}",
 )
 def test_exact_engines_pass(engine):
-    report = certify(engine, PROMPTS, Sampling(1.0), SMALL)
+    report = certify(engine, PROMPTS, SamplingParams(1.0), SMALL)
     assert not report.failed, report.as_dict()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.7, top_k=6), Sampling(1.0, top_p=0.8)])
+@pytest.mark.parametrize("sampling", [SamplingParams(0.7, top_k=6), SamplingParams(1.0, top_p=0.8)])
 def test_filters_pass(sampling):
     report = certify(chain("block"), PROMPTS, sampling, SMALL)
     assert report.verdict == "exact", report.as_dict()
@@ -60,10 +60,12 @@ def evens_up(input_ids, scores):
 
 
 SHAPED = {
-    "penalties": Sampling(0.9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3),
-    "bias": Sampling(0.8, logit_bias={3: 2.0, 5: -torch.inf}),
-    "ban": Sampling(1.0, top_k=9, no_repeat_ngram_size=2, min_new_tokens=9),
-    "processor": Sampling(1.0, top_p=0.9, processors=(evens_up,)),
+    "penalties": SamplingParams(
+        0.9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3
+    ),
+    "bias": SamplingParams(0.8, logit_bias={3: 2.0, 5: -torch.inf}),
+    "ban": SamplingParams(1.0, top_k=9, no_repeat_ngram_size=2, min_new_tokens=9),
+    "processor": SamplingParams(1.0, top_p=0.9, processors=(evens_up,)),
 }
 FEW = Power(tokens=1536, samples=256, equality=96, new_tokens=16, rows=96, effect=0.1)
 
@@ -82,7 +84,7 @@ def test_shaping_that_the_text_does_not_have_is_seen(monkeypatch):
     asked = run._Run.decode
 
     def plain(self, engine, batch, sampling, *more):
-        return asked(self, engine, batch, Sampling(sampling.temperature), *more)
+        return asked(self, engine, batch, SamplingParams(sampling.temperature), *more)
 
     monkeypatch.setattr(run._Run, "decode", plain)
     for name in ("penalties", "processor"):
@@ -99,7 +101,7 @@ def test_processors_are_not_asked_about_what_lies_behind_a_text():
         return scores
 
     texts = [laws.Text((2, 4, 6), (5, 7)), laws.Text((2, 4, 6), (5, 8, 9, 3, 5))]
-    scored = laws.score(target, texts, Sampling(1.0, processors=(strict,)))
+    scored = laws.score(target, texts, SamplingParams(1.0, processors=(strict,)))
     assert scored.valid_BT.sum(1).tolist() == [2, 5]
 
 
@@ -112,16 +114,16 @@ def test_a_foreign_generator_is_held_to_the_shaped_law():
         return decode(Engine(target, Root()), prompts, settings, StopConditions(16))[0]
 
     assert foreign(generator, target, PROMPTS, asked, FEW, draft=draft).verdict == "exact"
-    wrong = foreign(lambda p: generator(p, Sampling(0.8)), target, PROMPTS, asked, FEW)
+    wrong = foreign(lambda p: generator(p, SamplingParams(0.8)), target, PROMPTS, asked, FEW)
     assert wrong.verdict == "not exact"
     assert "support" in wrong.failed  # a banned token
     for unknown in ("min_new_tokens", "forced_eos_token_id"):
         with pytest.raises(ConfigurationError, match=f"{unknown}=4; leave it out"):
-            foreign(generator, target, PROMPTS, Sampling(1.0, **{unknown: 4}), FEW)
+            foreign(generator, target, PROMPTS, SamplingParams(1.0, **{unknown: 4}), FEW)
 
 
 def test_greedy_has_one_certificate():
-    report = certify(chain("rejection", (2, 2)), PROMPTS, Sampling(0), SMALL)
+    report = certify(chain("rejection", (2, 2)), PROMPTS, SamplingParams(0), SMALL)
     assert [t.name for t in report.tests] == ["greedy certificate"]
     assert report.verdict == "exact"
     assert report.exit_code == 0
@@ -129,7 +131,7 @@ def test_greedy_has_one_certificate():
 
 @pytest.mark.parametrize("rule", ["lenience", "typical", "sigmoid"])
 def test_lossy_rules_fail(rule):
-    report = certify(chain(rule), PROMPTS, Sampling(1.0), SMALL)
+    report = certify(chain(rule), PROMPTS, SamplingParams(1.0), SMALL)
     assert report.verdict == "not exact"
     assert report.exit_code == 1
 
@@ -150,14 +152,14 @@ def test_the_same_configuration_without_the_mistake_passes(name):
 
 def test_too_little_power_is_not_a_pass():
     few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
-    report = certify(chain("block"), PROMPTS, Sampling(1.0), few)
+    report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
     assert report.verdict == "not judged"
     assert report.exit_code == 3
 
 
 def test_report_is_json():
     few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
-    report = certify(chain("block"), PROMPTS, Sampling(1.0), few)
+    report = certify(chain("block"), PROMPTS, SamplingParams(1.0), few)
     read = json.loads(json.dumps(report.as_dict()))
     assert read["verdict"] == "not judged"
     assert {t["name"] for t in read["tests"]} >= {"coupled equality", "marginal", "set q > p"}
@@ -165,15 +167,15 @@ def test_report_is_json():
 
 def test_texts_do_not_depend_on_how_often_they_are_certified():
     few = Power(tokens=256, samples=64, equality=32, new_tokens=16, rows=8)
-    first, again = (certify(chain("block"), PROMPTS, Sampling(1.0), few) for _ in range(2))
+    first, again = (certify(chain("block"), PROMPTS, SamplingParams(1.0), few) for _ in range(2))
     assert [t.statistic for t in first.tests] == [t.statistic for t in again.tests]
 
 
 def test_bad_input():
     with pytest.raises(PromptError, match="at least one"):
-        certify(chain(), [], Sampling(1.0), SMALL)
+        certify(chain(), [], SamplingParams(1.0), SMALL)
     with pytest.raises(PromptError, match="at least 3 tokens"):
-        certify(chain(), [[1]], Sampling(1.0), SMALL)
+        certify(chain(), [[1]], SamplingParams(1.0), SMALL)
     with pytest.raises(ConfigurationError, match="at least 1"):
         Power(tokens=0)
     with pytest.raises(ConfigurationError, match="unknown planted mistake"):
@@ -183,9 +185,9 @@ def test_bad_input():
 def test_teacher_forced_laws_of_ragged_texts():
     target, _ = pair()
     texts = [Text((1, 2, 3), (4, 5)), Text((7, 8, 9, 10, 11), (3,)), Text((5, 6), (1, 2, 3))]
-    together = score(target, texts, Sampling(1.0))
+    together = score(target, texts, SamplingParams(1.0))
     for row, text in enumerate(texts):
-        alone = score(target, [text], Sampling(1.0))
+        alone = score(target, [text], SamplingParams(1.0))
         count = len(text.new)
         assert together.token_BT[row, :count].tolist() == list(text.new)
         assert together.valid_BT[row].sum() == count
@@ -225,20 +227,22 @@ def test_foreign_generator_passes_and_a_warm_one_fails():
     engine, seed = Engine(target, Root()), iter(range(10**6))
 
     def sample(prompts, temperature):
-        settings = [Sampling(temperature, seed=next(seed)) for _ in prompts]
+        settings = [SamplingParams(temperature, seed=next(seed)) for _ in prompts]
         tokens = [[] for _ in prompts]
         for block in engine.run(prompts, settings, StopConditions(32)):
             tokens[block.row] += block.token_ids
         return tokens
 
-    good = foreign(lambda p: sample(p, 1.0), target, PROMPTS, Sampling(1.0), SMALL)
+    good = foreign(lambda p: sample(p, 1.0), target, PROMPTS, SamplingParams(1.0), SMALL)
     assert good.verdict == "exact", good.as_dict()
-    warm = foreign(lambda p: sample(p, 1.15), target, PROMPTS, Sampling(1.0), SMALL, draft=draft)
+    warm = foreign(
+        lambda p: sample(p, 1.15), target, PROMPTS, SamplingParams(1.0), SMALL, draft=draft
+    )
     assert warm.verdict == "not exact"
-    cold = foreign(lambda p: sample(p, 0), target, PROMPTS, Sampling(0), SMALL)
+    cold = foreign(lambda p: sample(p, 0), target, PROMPTS, SamplingParams(0), SMALL)
     assert cold.verdict == "exact"
     with pytest.raises(ConfigurationError, match="empty lists"):
-        foreign(lambda p: [[] for _ in p], target, PROMPTS, Sampling(1.0), SMALL)
+        foreign(lambda p: [[] for _ in p], target, PROMPTS, SamplingParams(1.0), SMALL)
 
 
 def test_matrix_resumes(tmp_path):
@@ -246,9 +250,9 @@ def test_matrix_resumes(tmp_path):
     few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
     todo = matrix.pairs(matrix.drafters(draft))
     path = tmp_path / "results.jsonl"
-    first = list(matrix.run(target, todo[:2], PROMPTS, Sampling(1.0), few, path))
+    first = list(matrix.run(target, todo[:2], PROMPTS, SamplingParams(1.0), few, path))
     assert [old for *_, old in first] == [False, False]
-    second = list(matrix.run(target, todo[:3], PROMPTS, Sampling(1.0), few, path))
+    second = list(matrix.run(target, todo[:3], PROMPTS, SamplingParams(1.0), few, path))
     assert [old for *_, old in second] == [True, True, False]
 
 
@@ -260,7 +264,7 @@ def matrix_drafters():
 def test_guesses_of_lookahead_are_judged_by_what_has_variance():
     """Those of a row that has just begun are none that the target would say: nothing to test."""
     few = Power(tokens=512, samples=32, equality=32, new_tokens=16, rows=32, effect=0.2)
-    report = certify(Engine(pair(0.5)[0], Lookahead()), PROMPTS, Sampling(1.0), few)
+    report = certify(Engine(pair(0.5)[0], Lookahead()), PROMPTS, SamplingParams(1.0), few)
     assert report.verdict == "exact", report.as_dict()
 
 
@@ -268,7 +272,12 @@ def test_layers_of_the_target_are_judged_though_they_have_no_cache(tmp_path):
     few = Power(tokens=64, samples=32, equality=32, new_tokens=16, rows=8)
     made = {name: one for name, one in matrix_drafters().items() if name.startswith("layer_skip")}
     found = matrix.run(
-        pair(0.5)[0], matrix.pairs(made)[:2], PROMPTS, Sampling(1.0), few, tmp_path / "results"
+        pair(0.5)[0],
+        matrix.pairs(made)[:2],
+        PROMPTS,
+        SamplingParams(1.0),
+        few,
+        tmp_path / "results",
     )
     assert [row["verdict"] for _, row, _ in found] == ["not judged"] * 2  # few tokens, no failure
 

@@ -8,7 +8,7 @@ import torch
 import whispers
 from seq2seq_families import FAMILIES, build
 
-from outrider import Engine, PromptLookup, Sampling, Timestamps
+from outrider import Engine, PromptLookup, SamplingParams, Timestamps
 from outrider.certify import Power, certify, foreign, run
 from outrider.drafters import SampledTree
 from outrider.drafters.shapes import optimal
@@ -50,20 +50,20 @@ def sources(random_seed=3):
 
 @pytest.mark.parametrize("shares", [False, True], ids=["own encoder", "shared encoder"])
 def test_a_pair_with_sampled_trees_passes(shares):
-    report = certify(tree(shares=shares), PROMPTS, Sampling(0.8), FEW)
+    report = certify(tree(shares=shares), PROMPTS, SamplingParams(0.8), FEW)
     assert report.verdict == "exact", report.as_dict()
 
 
 def test_sources_that_are_given_and_copied_from_pass():
     engine = Engine(pair()[0], PromptLookup(3))
-    how = Sampling(0.9, encoder_no_repeat_ngram_size=2, forced_eos_token_id=2)
+    how = SamplingParams(0.9, encoder_no_repeat_ngram_size=2, forced_eos_token_id=2)
     report = certify(engine, PROMPTS, how, FEW, inputs=sources())
     assert report.verdict == "exact", report.as_dict()
 
 
 def test_rules_of_speech_pass():
     rules = Timestamps(no_timestamps_id=60, end_id=2, max_initial=9)
-    how = Sampling(1.0, begin_suppress_tokens=(61, 2), timestamps=rules)
+    how = SamplingParams(1.0, begin_suppress_tokens=(61, 2), timestamps=rules)
     report = certify(tree("Whisper"), [[5, 6, 7]] * 8, how, FEW)
     assert report.verdict == "exact", report.as_dict()
     assert report.setup["sampling"]["timestamps"]["end_id"] == 2
@@ -82,7 +82,7 @@ def test_rows_that_read_their_neighbours_source_are_seen(monkeypatch):
         return [prompt.text(t.new, t.seed) for (prompt, _), t in zip(batch, texts, strict=True)]
 
     monkeypatch.setattr(run._Run, "decode", turned)
-    report = certify(tree(), PROMPTS, Sampling(0.8), FEW)
+    report = certify(tree(), PROMPTS, SamplingParams(0.8), FEW)
     assert report.verdict == "not exact"
     assert "greedy certificate" in report.failed
 
@@ -124,7 +124,9 @@ def test_assisted_whisper_that_drops_begin_suppress_is_flagged():
     frames = torch.randn(2, 80, 2 * whispers.STATES)
     heard = torch.ones(1, frames.shape[2], dtype=torch.bool)
     rows = [Inputs(None, one[None].transpose(1, 2), heard) for one in frames]
-    how = Sampling(1.0, logit_bias=dict.fromkeys(never, -torch.inf), begin_suppress_tokens=begin)
+    how = SamplingParams(
+        1.0, logit_bias=dict.fromkeys(never, -torch.inf), begin_suppress_tokens=begin
+    )
     few = Power(tokens=32, samples=32, new_tokens=1, rows=8)
 
     def judged(assistant):
@@ -145,4 +147,4 @@ def test_assisted_whisper_that_drops_begin_suppress_is_flagged():
 )
 def test_sources_are_one_for_each_prompt(inputs, says):
     with pytest.raises(ConfigurationError, match=says):
-        certify(tree(), PROMPTS, Sampling(0.8), FEW, inputs=inputs)
+        certify(tree(), PROMPTS, SamplingParams(0.8), FEW, inputs=inputs)

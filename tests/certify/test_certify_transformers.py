@@ -7,7 +7,7 @@ of `get_vocab()`, the scatter into the target's ids ascending order: tokens chan
 import pytest
 import torch
 
-from outrider import Sampling
+from outrider import SamplingParams
 from outrider.certify import Power, foreign
 from tiny import VOCAB, llama, perturbed
 
@@ -67,7 +67,7 @@ def test_same_vocabulary_passes():
     target = settings(llama())
     draft = settings(perturbed(llama(), 0.5))
     report = foreign(
-        generator(target, draft), llama(), PROMPTS, Sampling(1.0), power(4000), draft=draft
+        generator(target, draft), llama(), PROMPTS, SamplingParams(1.0), power(4000), draft=draft
     )
     assert not report.failed, report.as_dict()
     assert report.verdict == "exact"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from letters import DRAFT, TARGET, translated
-from outrider import DraftModel, Engine, Sampling
+from outrider import DraftModel, Engine, SamplingParams
 from outrider.certify import Power, certify
 from outrider.drafters import StringMatch, Translated
 from tiny import pair
@@ -30,7 +30,7 @@ def engine(make, rule=None):
     ids=["chain", "tree", "strings"],
 )
 def test_translated_drafts_are_exact(make, rule):
-    report = certify(engine(make, rule), PROMPTS, Sampling(1.0), POWER)
+    report = certify(engine(make, rule), PROMPTS, SamplingParams(1.0), POWER)
     assert report.verdict == "exact", report.as_dict()
 
 
@@ -60,5 +60,5 @@ class Moved:
 
 def test_ids_that_change_places_are_flagged():
     wrong = engine(lambda model: Moved(DraftModel(model, (1,))), "rejection")
-    report = certify(wrong, PROMPTS, Sampling(1.0), POWER)
+    report = certify(wrong, PROMPTS, SamplingParams(1.0), POWER)
     assert report.verdict == "not exact", report.as_dict()

@@ -4,7 +4,7 @@ import bugs
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Sampling, StopConditions, noise, verifiers
+from outrider import DraftModel, Engine, SamplingParams, StopConditions, noise, verifiers
 from outrider.certify.surplus import Surplus
 from outrider.certify.verdicts import KEPT, NEXT, Verdicts
 from outrider.types import DrawKind
@@ -16,7 +16,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(64)]
 def judged(engine, tokens=32, sampling=None):
     """Both tests over 64 texts, at a level of 1e-4 each."""
     verdicts = Verdicts(engine.choose_rule("none"))
-    settings = [sampling or Sampling(1.0, seed=seed) for seed in range(len(PROMPTS))]
+    settings = [sampling or SamplingParams(1.0, seed=seed) for seed in range(len(PROMPTS))]
     for _ in engine.run(PROMPTS, settings, StopConditions(tokens), observe=verdicts):
         pass
     return {test.name: test for test in verdicts.results(1e-4, 0.9)}
@@ -97,7 +97,7 @@ def test_a_rule_that_draws_from_the_target_after_a_refusal_is_found():
 def test_filters_change_nothing():
     target, small = pair(0.5)
     engine = Engine(target, DraftModel(small, (3, 2)), verifiers.get("traversal"))
-    assert all(t.passed for t in judged(engine, sampling=Sampling(0.8, top_k=6)).values())
+    assert all(t.passed for t in judged(engine, sampling=SamplingParams(0.8, top_k=6)).values())
 
 
 def test_surplus_is_standard_normal_without_a_cause_and_silent_without_variance():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outrider import Beams, Sampling, Stop, cli
+from outrider import Beams, SamplingParams, Stop, cli
 from outrider.cli import chat
 
 
@@ -82,7 +82,7 @@ def test_a_prompt_may_be_what_a_user_says(shipped, generate, monkeypatch, how):
     monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "x = 1"}]
     beams = Beams(2) if how else None
-    text = shipped.generate([said], Sampling(0), Stop(4), beams=beams).texts[0]
+    text = shipped.generate([said], SamplingParams(0), Stop(4), beams=beams).texts[0]
     words = ["x = 1", "--system", "be brief", "-n", "4", *how]
     assert generate(*words, "--chat") == (0, text + "\n", "")
     assert generate("x = 1", "--chat", "-n", "4", *how)[1] != text + "\n"
@@ -102,7 +102,7 @@ def test_a_chat_without_a_template_or_with_a_source_is_refused(generate):
 
 
 def test_an_instruct_model_that_says_nothing_points_to_chat(shipped, generate, monkeypatch):
-    first = shipped.generate("x = 1", Sampling(0), Stop(1)).completions[0].token_ids
+    first = shipped.generate("x = 1", SamplingParams(0), Stop(1)).completions[0].token_ids
     monkeypatch.setattr(shipped, "eos_ids", tuple(first))
     assert generate("x = 1", "-n", "4") == (0, "\n", "")
     monkeypatch.setattr(shipped.tokenizer, "chat_template", TEMPLATE)

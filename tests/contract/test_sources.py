@@ -6,7 +6,15 @@ import pytest
 import torch
 from transformers import BartForCausalLM, WhisperForCausalLM
 
-from outrider import DraftModel, Engine, EngineRun, Root, Sampling, StopConditions, verifiers
+from outrider import (
+    DraftModel,
+    Engine,
+    EngineRun,
+    Root,
+    SamplingParams,
+    StopConditions,
+    verifiers,
+)
 from outrider.engine.request import Request
 from outrider.models import adapt
 from outrider.testing import FAMILIES, encoder_decoder, encoder_decoders, sources
@@ -14,8 +22,8 @@ from tiny import DRAFTERS, PROMPTS
 
 MATCH = verifiers.get("match")
 ROWS = 4
-SAMPLED = [Sampling(1.0, seed=row) for row in range(ROWS)]
-GREEDY = [Sampling(0)] * ROWS
+SAMPLED = [SamplingParams(1.0, seed=row) for row in range(ROWS)]
+GREEDY = [SamplingParams(0)] * ROWS
 #: The second row leaves first, and the last one takes its seat.
 LIMITS = [StopConditions(14), StopConditions(5), StopConditions(11), StopConditions(9)]
 #: What drafts in every family of the default run; the others draft for one.

@@ -11,7 +11,7 @@ from outrider import (
     ConfigurationError,
     DraftModel,
     Engine,
-    Sampling,
+    SamplingParams,
     StopConditions,
     verifiers,
 )
@@ -23,12 +23,12 @@ from tiny import PROMPTS, begun, decode, llama, pair
 
 DEPTH = 5
 SETTINGS = {
-    "greedy": [Sampling(0)] * 3,
-    "sampled": [Sampling(1.0, seed=row) for row in range(3)],
+    "greedy": [SamplingParams(0)] * 3,
+    "sampled": [SamplingParams(1.0, seed=row) for row in range(3)],
     "mixed": [
-        Sampling(0),
-        Sampling(0.8, top_k=7, seed=1, repetition_penalty=1.3),
-        Sampling(1.2, top_p=0.9, no_repeat_ngram_size=2, seed=2),
+        SamplingParams(0),
+        SamplingParams(0.8, top_k=7, seed=1, repetition_penalty=1.3),
+        SamplingParams(1.2, top_p=0.9, no_repeat_ngram_size=2, seed=2),
     ],
 }
 
@@ -112,7 +112,9 @@ def calls(guesser, sampling, depth=DEPTH, guesses=3):
     return (counted.calls - 1) / run.stats.steps
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=3)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(1.0, seed=3)], ids=["greedy", "drawn"]
+)
 def test_right_guesses_leave_as_few_calls_as_there_can_be(sampling):
     """Every call brings its guesses and one token more; this shows in what is in the caches."""
     assert calls("itself", sampling, depth=8, guesses=3) == pytest.approx(2)
@@ -120,8 +122,8 @@ def test_right_guesses_leave_as_few_calls_as_there_can_be(sampling):
 
 
 def test_copies_and_other_models_leave_fewer_calls_than_tokens():
-    assert calls("copies", Sampling(0)) < DEPTH - 0.2
-    assert calls("another", Sampling(0)) < DEPTH
+    assert calls("copies", SamplingParams(0)) < DEPTH - 0.2
+    assert calls("another", SamplingParams(0)) < DEPTH
 
 
 def test_on_a_device_chains_end_where_half_as_many_calls_have_come(monkeypatch):

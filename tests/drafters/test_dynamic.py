@@ -5,7 +5,14 @@ import torch
 from test_supports import inner_nodes, law_after
 
 import tiny
-from outrider import ConfigurationError, Engine, Sampling, StopConditions, noise, verifiers
+from outrider import (
+    ConfigurationError,
+    Engine,
+    SamplingParams,
+    StopConditions,
+    noise,
+    verifiers,
+)
 from outrider.drafters import DynamicTree
 from outrider.drafters.growing.pool import SURENESS
 from outrider.engine import step
@@ -48,9 +55,13 @@ def searched(model, prompt, how, coupled):
 
 
 SETTINGS = {
-    "greedy": [Sampling(0)] * 3,
-    "sampled": [Sampling(1.0, seed=i) for i in range(3)],
-    "mixed": [Sampling(0), Sampling(0.8, top_k=4, seed=1), Sampling(1.2, top_p=0.8, seed=2)],
+    "greedy": [SamplingParams(0)] * 3,
+    "sampled": [SamplingParams(1.0, seed=i) for i in range(3)],
+    "mixed": [
+        SamplingParams(0),
+        SamplingParams(0.8, top_k=4, seed=1),
+        SamplingParams(1.2, top_p=0.8, seed=2),
+    ],
 }
 
 
@@ -91,7 +102,7 @@ def test_the_law_of_a_verdict_is_that_of_each_rows_own_tree(rule):
     """Rows of other shapes in the batch change nothing: `outcome`, row by row, as a shared tree."""
     target, small = pair(0.4)
     drafter = DynamicTree(small, TOTAL, DEPTH, FEW)
-    settings = [Sampling(1.0, seed=i) for i in range(3)]
+    settings = [SamplingParams(1.0, seed=i) for i in range(3)]
     state = begun(drafter, settings)
     draft = step.propose(drafter, state)
     scores = step.score(target, state, draft)
@@ -123,7 +134,7 @@ def test_a_draft_depends_on_the_text_and_not_on_how_it_was_reached(coupled):
     """After many steps the cache holds what a fresh one would: the same tree is proposed."""
     target, small = pair(0.12)
     drafter = DynamicTree(small, TOTAL, DEPTH, FEW, coupled)
-    settings = [Sampling(0), Sampling(0.8, seed=1), Sampling(1.0, seed=2)]
+    settings = [SamplingParams(0), SamplingParams(0.8, seed=1), SamplingParams(1.0, seed=2)]
     state = begun(drafter, settings)
     accepted = 0
     for _ in range(8):
@@ -144,7 +155,9 @@ def test_more_nodes_may_be_run_than_proposed():
     """The draft's cache has room for them up to the last token of a full cache."""
     target, small = pair(0.12)
     drafter = DynamicTree(small, 6, 6, 8)
-    run = Engine(target, drafter).run([PROMPTS[0]], Sampling(0), StopConditions(114), capacity=128)
+    run = Engine(target, drafter).run(
+        [PROMPTS[0]], SamplingParams(0), StopConditions(114), capacity=128
+    )
     assert sum(len(block.token_ids) for block in run) == 114
     assert run.stats.accepted > 0
 

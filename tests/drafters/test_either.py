@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Root, Sampling, verifiers
+from outrider import DraftModel, Engine, Root, SamplingParams, verifiers
 from outrider.drafters import Either, Parts, Recall, either, make
 from outrider.drafters.either import Sides, followed
 from outrider.drafters.placed import Grown
@@ -81,13 +81,13 @@ def test_the_model_drafts_behind_copies_what_it_drafts_alone(monkeypatch, reads,
     turns(monkeypatch, 6, 8)
     if late:
         monkeypatch.setattr(Sides, "unread", property(lambda self: 0, lambda self, count: None))
-    batch = begun(target, drafter, PROMPTS[:1], [Sampling(0)])
+    batch = begun(target, drafter, PROMPTS[:1], [SamplingParams(0)])
     rule, wrong, compared = verifiers.default(drafter.kinds), 0, 0
     for number in range(24):
         draft = step.propose(drafter, batch)
         if number % 8 >= 6:
             text = batch.context.tokens_BL[0, : batch.context.length_B[0]].tolist()
-            fresh = begun(target, alone, [text], [Sampling(0)])
+            fresh = begun(target, alone, [text], [SamplingParams(0)])
             expected = step.propose(alone, fresh).tokens_BN
             wrong += not torch.equal(draft.tokens_BN, expected)
             compared += 1
@@ -101,7 +101,7 @@ def test_the_model_drafts_behind_copies_what_it_drafts_alone(monkeypatch, reads,
 def test_rows_of_one_batch_may_be_copied_and_drafted():
     target, small = pair(0.4)
     drafter = Either(Recall(6), DraftModel(small, (1, 1)))
-    settings = [Sampling(1.0, seed=row) for row in range(2)]
+    settings = [SamplingParams(1.0, seed=row) for row in range(2)]
     batch = begun(target, drafter, PROMPTS[:2], settings)
     for _ in range(6):
         batch.memory.sides.rows[0].saw_copies(CHAIN, [6, 7, 8])

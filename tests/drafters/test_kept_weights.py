@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import DraftModel, Sampling, ops, verifiers
+from outrider import DraftModel, SamplingParams, ops, verifiers
 from outrider.drafters import HubTree, SampledTree
 from outrider.engine import step
-from outrider.laws.sampling import warp
 from outrider.models.cache import SlotCache
 from outrider.ops.cpu.rows import weights_of
+from outrider.sampling.sampling_params import warp
 from outrider.types import Output, Scores
 from tiny import PROMPTS, begun, pair
 
@@ -22,17 +22,17 @@ MAKE = {
     "uneven hub": lambda model: HubTree(model, parents=SHAPE),
 }
 SETTINGS = {
-    "plain": Sampling(1.0, seed=3),
-    "cold": Sampling(0.6, seed=3),
-    "filtered": Sampling(0.9, top_k=4, seed=3),
-    "nucleus": Sampling(1.2, top_p=0.5, seed=3),
+    "plain": SamplingParams(1.0, seed=3),
+    "cold": SamplingParams(0.6, seed=3),
+    "filtered": SamplingParams(0.9, top_k=4, seed=3),
+    "nucleus": SamplingParams(1.2, top_p=0.5, seed=3),
 }
 
 
 def drafted(name, settings, batch, seed=0):
     target, small = pair()
     drafter = MAKE[name](small)
-    how = [Sampling(**(vars(settings) | {"seed": 10 * seed + row})) for row in range(batch)]
+    how = [SamplingParams(**(vars(settings) | {"seed": 10 * seed + row})) for row in range(batch)]
     state = begun(target, drafter, PROMPTS[:batch], how)
     return target, drafter, state, step.propose(drafter, state)
 
@@ -180,7 +180,7 @@ def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
 
     drafter = make(name, Parts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
     engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
-    how = [Sampling(1.0, seed=seed) for seed in range(MANY)]
+    how = [SamplingParams(1.0, seed=seed) for seed in range(MANY)]
     first = torch.zeros(6)
     for block in engine.run([[1, 2]] * MANY, how, StopConditions(1)):
         first[block.token_ids[0]] += 1
@@ -194,7 +194,7 @@ def test_half_precision_logits_of_any_model_do():
     drafter = make(
         "hub_tree", Parts((Fixed(PEAKED, torch.bfloat16),)), DraftOptions(branching=(2, 1))
     )
-    state = begun(Fixed([0.0] * 6), drafter, [[1, 2]], [Sampling(1.0, seed=1)], 32, limit=9)
+    state = begun(Fixed([0.0] * 6), drafter, [[1, 2]], [SamplingParams(1.0, seed=1)], 32, limit=9)
     draft = step.propose(drafter, state)
     assert draft.laws.logits_BRV[0, 0].isinf().sum() == 1
 

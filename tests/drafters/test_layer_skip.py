@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from outrider import (
     ConfigurationError,
     Engine,
-    Sampling,
+    SamplingParams,
     Stop,
     StopConditions,
     load,
@@ -55,7 +55,7 @@ def expected(text, kept):
 @pytest.mark.parametrize("kept", [KEPT, (0, 1), (2,)])
 def test_the_declared_law_is_that_of_the_layers_on_the_targets_entries(kept, runner):
     drafter = LayerSkip(part(target(runner), kept), (1, 1))
-    how = [Sampling(1.0, seed=row) for row in range(len(PROMPTS))]
+    how = [SamplingParams(1.0, seed=row) for row in range(len(PROMPTS))]
     state = begun(target(runner), drafter, PROMPTS, how)
     for _ in range(3):
         draft = step.propose(drafter, state)
@@ -78,7 +78,7 @@ def test_all_layers_draft_what_the_target_says(runner):
 
 def test_entries_of_the_text_stay_as_they_are():
     drafter = LayerSkip(part(target(), KEPT), (2, 1))
-    state = begun(target(), drafter, PROMPTS, [Sampling(0)] * len(PROMPTS))
+    state = begun(target(), drafter, PROMPTS, [SamplingParams(0)] * len(PROMPTS))
     before = [stack.clone() for stack in state.cache.stacks]
     step.propose(drafter, state)
     written = False
@@ -95,8 +95,8 @@ def test_entries_of_the_text_stay_as_they_are():
 def test_texts_are_plain_decodings(counts, runner):
     made = target(runner)
     drafter = Restless(LayerSkip(part(made, KEPT), counts))
-    rows = [Sampling(0.9, seed=row) for row in range(len(PROMPTS))]
-    for how, rule in ((Sampling(0), None), (rows, verifiers.get("match"))):
+    rows = [SamplingParams(0.9, seed=row) for row in range(len(PROMPTS))]
+    for how, rule in ((SamplingParams(0), None), (rows, verifiers.get("match"))):
         plain = decode(Engine(made, Root(), rule), PROMPTS, how)[0]
         assert decode(Engine(made, drafter, rule), PROMPTS, how)[0] == plain
 
@@ -146,6 +146,6 @@ def test_it_is_asked_for_by_name():
     fixed = {"dtype": "float32", "threads": 1, "packed": False}
     speculator = load(drafter="layer_skip", drafter_options={"skip": (2, 5)}, **fixed)
     assert 2 not in speculator.engine.drafter.model.of
-    greedy, stop = Sampling(temperature=0), Stop(12)
+    greedy, stop = SamplingParams(temperature=0), Stop(12)
     plain = speculator.plain().generate("def add(a, b):", greedy, stop)
     assert speculator.generate("def add(a, b):", greedy, stop).texts == plain.texts

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_supports import inner_nodes
 
-from outrider import ConfigurationError, Engine, Sampling, StopConditions, verifiers
+from outrider import ConfigurationError, Engine, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Lookahead
 from outrider.engine import step
 from outrider.models.tree_inputs import causal
@@ -31,7 +31,7 @@ def stepped(drafter, state, target):
 def test_every_column_brings_the_n_gram_that_the_target_goes_on_with(order):
     target, _ = pair()
     drafter = Lookahead(4, order, 2)
-    state = begun(target, drafter, ROWS, [Sampling(0)] * 3)
+    state = begun(target, drafter, ROWS, [SamplingParams(0)] * 3)
     for _ in range(5):
         lengths = state.context.length_B.tolist()
         texts = [state.context.tokens_BL[row, :n].tolist() for row, n in enumerate(lengths)]
@@ -56,7 +56,7 @@ def test_every_column_brings_the_n_gram_that_the_target_goes_on_with(order):
 def test_what_is_known_of_the_pending_token_is_tried_and_siblings_differ():
     target, _ = pair()
     drafter = Lookahead(3, 3, 2)
-    state = begun(target, drafter, ROWS, [Sampling(0)] * 3)
+    state = begun(target, drafter, ROWS, [SamplingParams(0)] * 3)
     pending = int(state.context.tokens_BL[0, state.context.length_B[0] - 1])
     grams = [[pending, 7, 8], [pending, 7, 9], [pending, 11, 12], [1, 2, 3]]
     with torch.inference_mode():

@@ -8,12 +8,12 @@ from outrider import (
     PromptLookup,
     ReferenceLookup,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
     verifiers,
 )
 from outrider.errors import ConfigurationError
-from outrider.laws import sampling
+from outrider.sampling import sampling_params
 from outrider.testing import p_value, text_law
 from outrider.types import Context, Verdict
 from tiny import PROMPTS, decode, llama, pair
@@ -29,7 +29,7 @@ def context(texts, references):
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
     lengths = torch.tensor([len(text) for text in texts])
-    rows = sampling.rows([Sampling(0)] * len(texts), torch.device("cpu"))
+    rows = sampling_params.rows([SamplingParams(0)] * len(texts), torch.device("cpu"))
     given = padded(references, -1) if references and any(references) else None
     return Context(padded(texts, 0), lengths, int(lengths.max()), rows, None, given)
 
@@ -130,7 +130,7 @@ def test_refused(settings):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_good_reference_saves_steps_and_leaves_the_text(temperature, width):
     target, match = pair()[0], verifiers.get("match")
-    settings = [Sampling(temperature, seed=row) for row in range(len(PROMPTS))]
+    settings = [SamplingParams(temperature, seed=row) for row in range(len(PROMPTS))]
     end = StopConditions(20)
     plain, _ = decode(Engine(target, Root(), match), PROMPTS, settings, end)
     references = [[*text[:7], (text[7] + 1) % 32, *text[8:]] for text in plain]

@@ -75,14 +75,14 @@ def test_padding_of_the_target_is_never_drafted():
     target, _ = tiny.pair()
     table = count([1, 2, 3, 4, 5] * 6, 6, order=2)
     engine = Engine(target, NgramTable(table, 3, target.vocab_size))
-    run = engine.run([[1, 2]], outrider.Sampling(1.0, seed=1), outrider.StopConditions(40))
+    run = engine.run([[1, 2]], outrider.SamplingParams(1.0, seed=1), outrider.StopConditions(40))
     emitted = list(run)
     assert sum(len(block.token_ids) for block in emitted) == 40
     assert 0 < run.stats.accepted < run.stats.drafted
 
 
 def test_load_drafts_with_the_shipped_table_or_with_ones_own(tmp_path):
-    greedy, stop = outrider.Sampling(temperature=0), outrider.Stop(24)
+    greedy, stop = outrider.SamplingParams(temperature=0), outrider.Stop(24)
     fixed = {"dtype": "float32", "threads": 1}
     shipped = outrider.load(drafter="ngram_table", **fixed)
     expected = shipped.plain().generate("def read(self, size", greedy, stop)

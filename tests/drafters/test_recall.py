@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from outrider import Engine, Root, Sampling, StopConditions, drafters
+from outrider import Engine, Root, SamplingParams, StopConditions, drafters
+from outrider.acceptance_stats import STRENGTH, AcceptanceStats
 from outrider.drafters import DraftOptions, Parts, Recall, make, placed, recall, recycled
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
-from outrider.odds import STRENGTH, Odds
 from outrider.testing.meta import MetaModel
 from outrider.tree import from_parents
 from outrider.types import DrawKind, Laws, Scores, Verdict
@@ -25,8 +25,10 @@ def row(text, known):
     after = Successors()
     for (before, token), best in known.items():
         after.keep(before, token, best)
-    copied = Odds(recall.COPIED, STRENGTH, recall.KEEP)
-    return recall.Row(Automaton(text), after, copied, Odds(recall.RECYCLED, STRENGTH, recall.KEEP))
+    copied = AcceptanceStats(recall.COPIED, STRENGTH, recall.KEEP)
+    return recall.Row(
+        Automaton(text), after, copied, AcceptanceStats(recall.RECYCLED, STRENGTH, recall.KEEP)
+    )
 
 
 def some_row(seed):
@@ -105,7 +107,7 @@ def test_trees_of_rows_are_those_of_their_parents():
 
 def test_what_the_target_held_likely_at_any_node_is_kept():
     target, drafter = pair()[0], Recall(8)
-    state = begun(target, drafter, [[1, 2, 3]], [Sampling(0)], limit=40)
+    state = begun(target, drafter, [[1, 2, 3]], [SamplingParams(0)], limit=40)
     draft = step.propose(drafter, state)
     scores = step.score(target, state, draft)
     verdict = step.verify(Engine(target, drafter).choose_rule("all"), state, draft, scores)
@@ -126,7 +128,7 @@ def laws(*best):
 @pytest.mark.parametrize(("kept", "instead"), [(0, [4, 3]), (1, [])])
 def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instead):
     target, drafter = pair()[0], Recall(8)
-    state = begun(target, drafter, [[1, 2, 3]], [Sampling(0)], limit=40)
+    state = begun(target, drafter, [[1, 2, 3]], [SamplingParams(0)], limit=40)
     draft = placed.chains([[3, 8]], DrawKind.FIXED)
     path = torch.tensor([[1 if kept else -1]])
     verdict = Verdict(path, torch.tensor([kept]), torch.tensor([9]))
@@ -147,7 +149,7 @@ def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instea
 
 
 def test_earlier_requests_are_remembered_and_change_no_text():
-    target, how = pair()[0], Sampling(0.9, seed=3)
+    target, how = pair()[0], SamplingParams(0.9, seed=3)
     plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], StopConditions(24))
     engine = Engine(target, Recall(8, earlier=200))
     counts = []

@@ -9,7 +9,7 @@ from outrider import (
     ConfigurationError,
     Engine,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
     ops,
     verifiers,
@@ -21,10 +21,14 @@ from tiny import DRAFTERS, PROMPTS, Restless, begun, decode, pair
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
 LIMITS, SLOW = StopConditions(24), pytest.mark.slow
 SETTINGS = {
-    "greedy": [Sampling(0)] * 3,
-    "sampled": [Sampling(1.0, seed=row) for row in range(3)],
-    "mixed": [Sampling(0), Sampling(0.7, top_p=0.9, seed=4), Sampling(1.2, seed=5)],
-    "penalised": [Sampling(0.9, repetition_penalty=1.3, seed=row) for row in range(3)],
+    "greedy": [SamplingParams(0)] * 3,
+    "sampled": [SamplingParams(1.0, seed=row) for row in range(3)],
+    "mixed": [
+        SamplingParams(0),
+        SamplingParams(0.7, top_p=0.9, seed=4),
+        SamplingParams(1.2, seed=5),
+    ],
+    "penalised": [SamplingParams(0.9, repetition_penalty=1.3, seed=row) for row in range(3)],
 }
 #: Drafters that can draft in more than one shape.
 SEVERAL = [name for name, make in DRAFTERS.items() if len(make(pair()[1]).shapes) > 1]
@@ -76,7 +80,7 @@ def test_shapes_shrink_level_by_level(name):
 def test_a_shape_that_is_not_declared_is_refused_with_those_that_are(name):
     target, small = pair()
     drafter = DRAFTERS[name](small)
-    state = begun(target, drafter, PROMPTS[:1], [Sampling(0)])
+    state = begun(target, drafter, PROMPTS[:1], [SamplingParams(0)])
     keys = ", ".join(str(shape.key) for shape in drafter.shapes)
     with pytest.raises(ConfigurationError, match=f"'{drafter.name}' declares.* 17, only {keys};"):
         step.propose(drafter, state, DraftShape(17, 99, 17, is_chain=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.lab.prompts import read_rows
 from outrider.shipped import CORRECTOR, parameters, shipped
 
@@ -25,7 +25,7 @@ def pairs():
 
 
 def texts(speculator, sources, temperature=0.0):
-    how = [Sampling(temperature, seed=n) for n in range(len(sources))]
+    how = [SamplingParams(temperature, seed=n) for n in range(len(sources))]
     return speculator.generate(sources, how, Stop(120))
 
 
@@ -45,7 +45,7 @@ def test_other_drafters_copy_less():
     assert texts(corrector().using(outrider.PromptLookup(8)), sources).stats.block_efficiency < 2
     moved = corrector().generate(
         sources,
-        Sampling(0),
+        SamplingParams(0),
         Stop(120),
         reference=["import os\n" * 8] * len(sources),
     )

@@ -11,7 +11,7 @@ from outrider import (
     EngineRun,
     PromptLookup,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
     verifiers,
 )
@@ -21,7 +21,7 @@ from outrider.drafters.memory import Nothing
 from outrider.drafters.root import bare
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
-from outrider.laws import sampling
+from outrider.sampling import sampling_params
 from outrider.types import Context, DrawKind, Draws, Laws, Scores, Verdict
 from tiny import PROMPTS, decode, pair
 
@@ -38,7 +38,7 @@ def longest_match(tokens):
 def context(texts):
     width = max(map(len, texts))
     padded = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts])
-    rows = sampling.rows([Sampling(0)] * len(texts), torch.device("cpu"))
+    rows = sampling_params.rows([SamplingParams(0)] * len(texts), torch.device("cpu"))
     return Context(padded, torch.tensor([len(text) for text in texts]), width, rows)
 
 
@@ -165,7 +165,7 @@ def test_earlier_texts_are_copied_and_change_no_text():
     target = pair()[0]
     drafter = Suffix(6, earlier=200)
     engine = Engine(target, drafter)
-    how = Sampling(0.9, seed=3)
+    how = SamplingParams(0.9, seed=3)
     plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:1], [how], StopConditions(24))
     counts = []
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_rows_that_move_are_learnt_from_to_their_end(name, tokens):
     drafter = {"suffix": Suffix(8, earlier=9999), "recall": Recall(8, earlier=9999)}[name]
     run = EngineRun(Engine(pair(0.4)[0], drafter, "match"), 2, 128)
     for seed, most in enumerate((tokens, 60)):
-        run.submit(Request(PROMPTS[seed], Sampling(1.0, seed=seed), StopConditions(most)))
+        run.submit(Request(PROMPTS[seed], SamplingParams(1.0, seed=seed), StopConditions(most)))
     while not run.done:
         run.step()
     known = [token for token in drafter._earlier.begun().tokens if token >= 0]

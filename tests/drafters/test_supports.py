@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import Sampling, ops
+from outrider import SamplingParams, ops
 from outrider.engine import step
-from outrider.laws import shaping
-from outrider.laws.sampling import rows, warp
-from outrider.laws.shaping import shape
 from outrider.models.tree_inputs import causal
+from outrider.sampling import logits_processors
+from outrider.sampling.logits_processors import apply
+from outrider.sampling.sampling_params import rows, warp
 from outrider.tree import branching
 from outrider.types import Context, DrawKind, Output
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, begun, pair
@@ -53,11 +53,11 @@ def law_after(model, text, how, prompt):
     tokens = torch.tensor([text])
     at = torch.arange(len(text))[None]
     logits = model.forward(model.open(1, 128), causal(tokens, at, 128), last=1).logits_BQV
-    built = shaping.build([how], [prompt], [()], model.vocab_size, "cpu")
+    built = logits_processors.build([how], [prompt], [()], model.vocab_size, "cpu")
     settings = rows([how])._replace(shaping=built)
     context = Context(tokens, torch.tensor([len(text)]), len(text), settings)
     if built is not None:
-        logits = shape(logits, built, context, tokens[:, -1:], branching(()))
+        logits = apply(logits, built, context, tokens[:, -1:], branching(()))
     return ops.probs(warp(logits, settings))[0, 0], logits[0, 0]
 
 
@@ -79,12 +79,16 @@ def inner_nodes(draft, row):
 
 
 NARROW = {
-    "top-k 1": [Sampling(1.0, top_k=1, seed=i) for i in range(3)],
-    "top-k 2": [Sampling(1.3, top_k=2, seed=i) for i in range(3)],
-    "top-p": [Sampling(1.0, top_p=0.05, seed=i) for i in range(3)],
-    "min-p": [Sampling(0.7, min_p=0.6, seed=i) for i in range(3)],
-    "greedy": [Sampling(0)] * 3,
-    "mixed": [Sampling(0), Sampling(1.0, top_k=1, seed=1), Sampling(1.0, top_p=0.3, seed=2)],
+    "top-k 1": [SamplingParams(1.0, top_k=1, seed=i) for i in range(3)],
+    "top-k 2": [SamplingParams(1.3, top_k=2, seed=i) for i in range(3)],
+    "top-p": [SamplingParams(1.0, top_p=0.05, seed=i) for i in range(3)],
+    "min-p": [SamplingParams(0.7, min_p=0.6, seed=i) for i in range(3)],
+    "greedy": [SamplingParams(0)] * 3,
+    "mixed": [
+        SamplingParams(0),
+        SamplingParams(1.0, top_k=1, seed=1),
+        SamplingParams(1.0, top_p=0.3, seed=2),
+    ],
 }
 
 
@@ -128,7 +132,7 @@ def test_nothing_grows_where_nothing_is_possible(name, temperature):
     """Behind one of the two possible tokens the model falls silent: that branch ends there."""
     target, small = pair(0.4)
     first = (ROWS[0][-1] * 7 + 3) % small.vocab_size
-    settings = [Sampling(temperature, seed=i) for i in range(3)]
+    settings = [SamplingParams(temperature, seed=i) for i in range(3)]
     draft, _ = proposed(DRAFTERS[name](Masked(small, silent=first)), target, settings)
     silent = [
         kids
@@ -153,7 +157,7 @@ SHAPED = {
 def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
     """The target as its own draft: what it proposes has the law that judges it, node by node."""
     target, _ = pair()
-    settings = [Sampling(temperature, seed=i, **SHAPED) for i in range(3)]
+    settings = [SamplingParams(temperature, seed=i, **SHAPED) for i in range(3)]
     drafter = DRAFTERS[name](target)
     draft, state = proposed(drafter, target, settings)
     scores = step.score(target, state, draft)
@@ -182,7 +186,9 @@ def test_drafts_are_drawn_under_the_requests_own_penalties(name, temperature):
 @pytest.mark.parametrize("name", ["n-gram table", "n-gram tree", "random"])
 def test_tables_leave_banned_tokens_out(name, temperature):
     target, small = pair()
-    ban = Sampling(temperature, seed=1, logit_bias=dict.fromkeys(range(0, 32, 2), -1000000000.0))
+    ban = SamplingParams(
+        temperature, seed=1, logit_bias=dict.fromkeys(range(0, 32, 2), -1000000000.0)
+    )
     draft, _ = proposed(DRAFTERS[name](small), target, [ban] * 3)
     likely = [
         draft.tokens_BN[row, kid]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_supports import inner_nodes
 
-from outrider import Engine, Sampling, StopConditions, ops
+from outrider import Engine, SamplingParams, StopConditions, ops
 from outrider.drafters import NgramTree, Random
 from outrider.drafters.ngram_table import count
 from outrider.engine import step
@@ -42,7 +42,7 @@ def searched(table, prompt):
 def test_the_most_probable_nodes_of_the_table_are_kept(order):
     table, target = count(TEXT, VOCAB, order), pair()[0]
     drafter = NgramTree(table, TOTAL, DEPTH, FEW)
-    settings = [Sampling(0.0 if row % 2 else 1.0, seed=row) for row in range(3)]
+    settings = [SamplingParams(0.0 if row % 2 else 1.0, seed=row) for row in range(3)]
     state = begun(target, drafter, ROWS, settings)
     draft = step.propose(drafter, state)
     for row, prompt in enumerate(ROWS):
@@ -82,20 +82,21 @@ SMALL, LENGTH, PROMPT = 5, 2, (1, 3, 2)
 
 @lru_cache
 def law(temperature):
-    return text_law(llama(vocab_size=SMALL), PROMPT, LENGTH, Sampling(temperature))
+    return text_law(llama(vocab_size=SMALL), PROMPT, LENGTH, SamplingParams(temperature))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_random_tokens_are_kept_with_probability_of_the_overlap(temperature):
     """sum min(p, 1 / V) of the first token, and the text's law is the target's."""
-    target, sampling = pair(0.4, SMALL)[0], Sampling(temperature)
+    target, sampling = pair(0.4, SMALL)[0], SamplingParams(temperature)
     engine = Engine(target, Random(SMALL, 1))
     value, _ = p_value(engine, law(temperature), PROMPT, LENGTH, 3000, sampling)
     assert value > 1e-3
     first = law(temperature).view(SMALL, -1).sum(1)
     expected = float(first.clamp(max=1 / SMALL).sum())
     blocks = [
-        engine.run([PROMPT], Sampling(temperature, seed=s), StopConditions(2)) for s in range(600)
+        engine.run([PROMPT], SamplingParams(temperature, seed=s), StopConditions(2))
+        for s in range(600)
     ]
     kept = sum(next(iter(run)).accepted for run in blocks) / 600
     assert kept == pytest.approx(expected, abs=0.06)
@@ -116,7 +117,7 @@ def test_random_tokens_that_are_not_uniform_are_caught(monkeypatch):
 
 def test_random_tokens_of_greedy_rows_differ_from_place_to_place():
     target, seen = pair()[0], set()
-    state = begun(target, Random(VOCAB, 8), PROMPTS, [Sampling(0)] * len(PROMPTS))
+    state = begun(target, Random(VOCAB, 8), PROMPTS, [SamplingParams(0)] * len(PROMPTS))
     for row in step.propose(Random(VOCAB, 8), state).tokens_BN[:, 1:].tolist():
         seen |= set(row)
     assert len(seen) > 10

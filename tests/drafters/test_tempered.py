@@ -11,7 +11,7 @@ from outrider import (
     ConfigurationError,
     DraftModel,
     Engine,
-    Sampling,
+    SamplingParams,
     StopConditions,
     ops,
     verifiers,
@@ -23,7 +23,7 @@ from outrider.engine import step
 from outrider.engine.beam_search import Beams
 from outrider.engine.beam_search.decode import search
 from outrider.engine.request import Request
-from outrider.laws import sampling
+from outrider.sampling import sampling_params
 from outrider.testing import SETTINGS, Case, checks, p_value, text_law
 from tiny import PROMPTS, begun, decode, llama, pair
 
@@ -33,7 +33,7 @@ SHARP = Warp(temperature=0.5, top_k=3)
 
 @lru_cache
 def law(temperature=1.0):
-    return text_law(llama(vocab_size=SMALL), PROMPT, LENGTH, Sampling(temperature))
+    return text_law(llama(vocab_size=SMALL), PROMPT, LENGTH, SamplingParams(temperature))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def test_acceptance_is_the_overlap_with_the_warped_law():
     The overlap that a run tells is sum min(p, q) with q the draft's law at its own temperature.
     """
     target, _ = pair(0.4)
-    how = [Sampling(1.5, seed=row) for row in range(len(PROMPTS))]
+    how = [SamplingParams(1.5, seed=row) for row in range(len(PROMPTS))]
 
     def alpha(temperature):
         drafter = DraftModel(target, (1,))
@@ -92,11 +92,13 @@ def test_acceptance_is_the_overlap_with_the_warped_law():
 def test_the_declared_law_is_the_drafts_at_its_own_temperature_and_filters():
     _, small = pair(0.4)
     drafter = Tempered(DraftModel(small, (1,)), SHARP)
-    how = [Sampling(0), Sampling(0.9, top_p=0.7, seed=1), Sampling(1.3, seed=2)]
+    how = [SamplingParams(0), SamplingParams(0.9, top_p=0.7, seed=1), SamplingParams(1.3, seed=2)]
     state = begun(small, drafter, PROMPTS[:3], how)
     draft = step.propose(drafter, state)
     bare = step.score(small, state, draft).laws.logits_BRV[1:, :1]
-    expected = sampling.warp(bare, sampling.rows([Sampling(0.5, top_k=3, top_p=0.7), how[2]]))
+    expected = sampling_params.warp(
+        bare, sampling_params.rows([SamplingParams(0.5, top_k=3, top_p=0.7), how[2]])
+    )
     expected = expected._replace(
         inverse_temperature_B=torch.full((2,), 2.0), floor_BR=floors(bare, how[1:])
     )
@@ -107,14 +109,17 @@ def test_the_declared_law_is_the_drafts_at_its_own_temperature_and_filters():
 
 def floors(logits, how):
     """Filters of each row with the temperature and top_k of the draft."""
-    own = [Sampling(0.5, top_k=3, top_p=row.top_p, min_p=row.min_p) for row in how]
-    return sampling.floors(logits, sampling.rows(own))
+    own = [SamplingParams(0.5, top_k=3, top_p=row.top_p, min_p=row.min_p) for row in how]
+    return sampling_params.floors(logits, sampling_params.rows(own))
 
 
 def test_greedy_text_and_matched_text_stay():
     target, small = pair(0.4)
     drafter = Tempered(DraftModel(small, (2, 1)), SHARP)
-    for how, rule in ((Sampling(0), None), (Sampling(0.9, seed=4), verifiers.get("match"))):
+    for how, rule in (
+        (SamplingParams(0), None),
+        (SamplingParams(0.9, seed=4), verifiers.get("match")),
+    ):
         expected = decode(Engine(target, make("root", Parts()), rule), PROMPTS, how)[0]
         assert decode(Engine(target, drafter, rule), PROMPTS, how)[0] == expected
 

@@ -14,7 +14,7 @@ import torch
 from scipy.stats import chi2
 
 from letters import translated
-from outrider import ConfigurationError, Sampling, ops
+from outrider import ConfigurationError, SamplingParams, ops
 from outrider.drafters import (
     DRAFTERS,
     Beam,
@@ -59,7 +59,7 @@ def many(name: str, backend: str = "cpu"):
         "sampled": SampledTree(small, parents=(-1, 0, 0, 1)),
     }[name]
     with ops.use(backend):
-        return propose(drafter, [Sampling(1.0, seed=i) for i in range(MANY)])
+        return propose(drafter, [SamplingParams(1.0, seed=i) for i in range(MANY)])
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -157,7 +157,7 @@ def test_beams_follow_the_enumeration(backend):
 )
 def test_tokens_outside_the_filters_never_enter_a_tree(make):
     _, small = pair(0.4, VOCAB)
-    draft = propose(make(small), [Sampling(1.0, top_k=2, seed=i) for i in range(50)])
+    draft = propose(make(small), [SamplingParams(1.0, top_k=2, seed=i) for i in range(50)])
     draws = draft.draws_BNK.expand(50, -1, -1)
     assert (draws[:, 0] >= 0).sum(1).unique().tolist() in ([2], [3])  # paths repeat theirs
     if draft.laws is not None:
@@ -180,7 +180,7 @@ class Silent:
 @pytest.mark.parametrize("parents", [(-1, 0, 1, 1, 1), (-1, 0, 1, 1, 1, 2, 4), (-1, 0, 0, 2)])
 def test_below_a_token_that_is_not_there_nothing_is(parents, backend):
     target, _ = pair()
-    context = begun(target, Root(), [PROMPT] * 2, [Sampling(1.0, seed=1)] * 2).context
+    context = begun(target, Root(), [PROMPT] * 2, [SamplingParams(1.0, seed=1)] * 2).context
     layout = growing.shapes.fixed(parents, torch.device("cpu"))
     with ops.use(backend):
         draft = growing.grow([Silent()], context, layout, Drawn())
@@ -191,7 +191,7 @@ def test_below_a_token_that_is_not_there_nothing_is(parents, backend):
 def test_an_only_child_is_absent_with_its_own_parent():
     """The filter leaves one token at the root: its second child is not there, nor what hangs on."""
     target, _ = pair()
-    context = begun(target, Root(), [PROMPT], [Sampling(1.0, seed=1, min_p=0.5)]).context
+    context = begun(target, Root(), [PROMPT], [SamplingParams(1.0, seed=1, min_p=0.5)]).context
     layout = growing.shapes.fixed((-1, 0, 0, 2), torch.device("cpu"))
 
     class Sure:
@@ -207,18 +207,18 @@ def test_one_child_at_every_node_is_a_chain():
     for kind in (SampledTree, HubTree, StaticTree):
         drafter = kind(small, (1, 1, 1))
         assert drafter.shapes[0].is_chain
-        assert propose(drafter, [Sampling(1.0, seed=0)]).tree.is_chain
+        assert propose(drafter, [SamplingParams(1.0, seed=0)]).tree.is_chain
 
 
 def test_greedy_rows_of_a_beam_keep_the_best_paths():
     """At the root these are the top tokens, like a greedy branching draft's."""
     _, small = pair(0.4, VOCAB)
-    draft = propose(Beam(small, 3, 2), [Sampling(0)])
+    draft = propose(Beam(small, 3, 2), [SamplingParams(0)])
     assert draft.kinds == {DrawKind.FIXED}
     assert draft.laws is None
     first = draft.tokens_BN[0, 1:4].tolist()
     assert len(set(first)) == 3
-    other = propose(DraftModel(small, (3,)), [Sampling(0)])
+    other = propose(DraftModel(small, (3,)), [SamplingParams(0)])
     assert first == other.tokens_BN[0, 1:4].tolist()
 
 
@@ -348,7 +348,7 @@ def test_the_depth_of_trees_by_name():
             with_model(
                 name, small, num_speculative_tokens=3, **({"width": 2} if "dyn" in name else {})
             ),
-            [Sampling(0)],
+            [SamplingParams(0)],
         )
         assert draft.tree.max_depth == 3, name
     best = with_model(

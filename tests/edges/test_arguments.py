@@ -13,7 +13,7 @@ from outrider import (
     DraftModel,
     Engine,
     PromptLookup,
-    Sampling,
+    SamplingParams,
     Stop,
     StopConditions,
     arguments,
@@ -32,7 +32,7 @@ from outrider.verifiers.block import Block
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
-GREEDY, SHORT = Sampling(0), Stop(3)
+GREEDY, SHORT = SamplingParams(0), Stop(3)
 
 
 def refused(*parts, kind=outrider.ConfigurationError):
@@ -75,7 +75,7 @@ def refused(*parts, kind=outrider.ConfigurationError):
 )
 def test_sampling(given, parts):
     with refused(*parts):
-        Sampling(**given)
+        SamplingParams(**given)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_stop(given, parts):
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
-    how = Sampling(
+    how = SamplingParams(
         np.float32(0.5),
         np.int64(4),
         torch.tensor(0.75),
         seed=np.uint8(3),
         logit_bias={np.int32(5): 1},
     )
-    assert how == Sampling(0.5, 4, 0.75, seed=3, logit_bias={5: 1}, min_p=0)
+    assert how == SamplingParams(0.5, 4, 0.75, seed=3, logit_bias={5: 1}, min_p=0)
     assert all(type(value) in (int, float) for value in (how.temperature, how.top_k, how.seed))
     end = Stop(np.int32(3), ["a"], np.array([7, 9]))
     assert end == Stop(3, ("a",), (7, 9))
@@ -343,7 +343,7 @@ def test_stop_strings_that_are_special_tokens(shipped):
     special = shipped.tokenizer.convert_ids_to_tokens(1)
     assert special in shipped.tokenizer.all_special_tokens
     assert 1 not in shipped.eos_ids
-    wanted = Sampling(0, logit_bias={1: 1e4}, min_new_tokens=3)
+    wanted = SamplingParams(0, logit_bias={1: 1e4}, min_new_tokens=3)
     for end in (Stop(9, (special,)), Stop(9, (special, "zzz"), ())):
         for run in (shipped, shipped.plain()):
             done = run.generate("def f(x):", wanted, end).completions[0]
@@ -403,5 +403,5 @@ def test_a_number_among_prompts_is_no_prompt():
 
 def test_copies_of_the_largest_seed_are_drawn():
     speculator = load(llama(), **PLAIN)
-    how = Sampling(1.0, seed=2**64 - 1)
+    how = SamplingParams(1.0, seed=2**64 - 1)
     assert len(speculator.generate([5, 6], how, SHORT, num_return_sequences=2).completions) == 2

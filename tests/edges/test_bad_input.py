@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import outrider
-from outrider import Engine, Root, Sampling, Stop, StopConditions
+from outrider import Engine, Root, SamplingParams, Stop, StopConditions
 from outrider.loading import load
 from outrider.shipped import shipped
 from outrider.types import Output
@@ -146,8 +146,8 @@ def test_several_draft_models_are_for_paths():
     drafter = both.engine.drafter
     assert len(drafter.models) == 2
     assert drafter.shapes[0].max_nodes == 13
-    greedy = both.generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
-    plain = both.plain().generate(PROMPTS[0], Sampling(0), Stop(16)).completions[0]
+    greedy = both.generate(PROMPTS[0], SamplingParams(0), Stop(16)).completions[0]
+    plain = both.plain().generate(PROMPTS[0], SamplingParams(0), Stop(16)).completions[0]
     assert greedy.token_ids == plain.token_ids
     assert greedy.stats.accepted > 0
 
@@ -170,7 +170,7 @@ def test_prompts_that_cannot_be_decoded(name):
     ]:
         with refused(outrider.PromptError, *parts):
             engine.run(prompts)
-    longest = decode(engine, [[1] * 47], Sampling(0), StopConditions(5))
+    longest = decode(engine, [[1] * 47], SamplingParams(0), StopConditions(5))
     assert [len(row) for row in longest[0]] == [1]
     assert longest[1].reasons == ["context"]
 
@@ -179,9 +179,9 @@ def test_prompts_that_cannot_be_decoded(name):
 def test_one_token_is_a_prompt(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    alone, _ = decode(engine, [[6]], Sampling(0), StopConditions(12))
-    assert alone == decode(Engine(target, Root()), [[6]], Sampling(0), StopConditions(12))[0]
-    assert decode(engine, [[6], [6]], Sampling(0), StopConditions(12))[0] == alone * 2
+    alone, _ = decode(engine, [[6]], SamplingParams(0), StopConditions(12))
+    assert alone == decode(Engine(target, Root()), [[6]], SamplingParams(0), StopConditions(12))[0]
+    assert decode(engine, [[6], [6]], SamplingParams(0), StopConditions(12))[0] == alone * 2
 
 
 def test_a_budget_of_nothing():
@@ -196,15 +196,15 @@ def test_a_cache_too_small_for_prompt_and_budget():
     engine = Engine(target, DRAFTERS["chain"](small))
     with refused(outrider.CapacityError, "prompt 0", "6 tokens", "budget 40", "capacity=48"):
         engine.run(PROMPTS, limits=StopConditions(40), capacity=48)
-    rows, _ = decode(engine, PROMPTS, Sampling(0), StopConditions(40), capacity=128)
-    assert rows == decode(engine, PROMPTS, Sampling(0), StopConditions(40))[0]
+    rows, _ = decode(engine, PROMPTS, SamplingParams(0), StopConditions(40), capacity=128)
+    assert rows == decode(engine, PROMPTS, SamplingParams(0), StopConditions(40))[0]
 
 
 def test_settings_that_are_not_one_per_prompt():
     target, _ = pair()
     engine = Engine(target, Root())
     with refused(outrider.ConfigurationError, "sampling", "got 2 for 5 prompts"):
-        engine.run(PROMPTS, [Sampling(0)] * 2)
+        engine.run(PROMPTS, [SamplingParams(0)] * 2)
     with refused(outrider.ConfigurationError, "limits", "got 1 for 5 prompts"):
         engine.run(PROMPTS, limits=[StopConditions(3)])
 
@@ -225,7 +225,9 @@ class Broken:
         return output if self.left > 0 else Output(broken, output.hidden)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=1)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(1.0, seed=1)], ids=["greedy", "drawn"]
+)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("name", ["root", "chain", "tree", "prompt_lookup"])
 def test_nan_from_the_target(name, value, sampling):
@@ -249,7 +251,7 @@ def test_nan_from_the_target(name, value, sampling):
 def test_nan_from_the_draft_model(name, batch, value):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](Broken(small, 9, value)))
-    run = engine.run(PROMPTS[:batch], Sampling(1.0, seed=1), StopConditions(30))
+    run = engine.run(PROMPTS[:batch], SamplingParams(1.0, seed=1), StopConditions(30))
     with refused(outrider.NumericalError, "draft model", "NaN"):
         list(run)
 
@@ -278,18 +280,18 @@ def test_bad_text_and_stop_strings(shipped):
 
 def test_arguments_of_another_kind(shipped):
     with refused(outrider.ConfigurationError, "stop must be a Stop", "16"):
-        shipped.generate("a", Sampling(0), 16)
+        shipped.generate("a", SamplingParams(0), 16)
     with refused(outrider.ConfigurationError, "stop must be a Stop", "Sampling"):
-        shipped.generate("a", Stop(4), Sampling(0))
+        shipped.generate("a", Stop(4), SamplingParams(0))
     with refused(outrider.ConfigurationError, "tuple of functions"):
-        Sampling(processors=lambda ids, scores: scores)
+        SamplingParams(processors=lambda ids, scores: scores)
     for given in (b"abc", None, 7):
         with refused(outrider.PromptError, "text, token ids or messages"):
             shipped.generate(given)
-    whole = shipped.generate([20, 21, 22], Sampling(0), Stop(4)).texts
+    whole = shipped.generate([20, 21, 22], SamplingParams(0), Stop(4)).texts
     ids = torch.tensor([20, 21, 22])
     for given in (ids, ids[None], ids.numpy(), list(ids.numpy()), (p for p in [[20, 21, 22]])):
-        assert shipped.generate(given, Sampling(0), Stop(4)).texts == whole
+        assert shipped.generate(given, SamplingParams(0), Stop(4)).texts == whole
 
 
 def test_every_error_is_an_outrider_error_and_a_usual_one():
@@ -355,7 +357,7 @@ def test_rotary_factors_that_switch_with_the_length_end_the_context_before_they_
     )
     target = adapt(Phi3ForCausalLM(config).eval())
     assert target.context == 32
-    greedy, end = Sampling(0), StopConditions(64)
+    greedy, end = SamplingParams(0), StopConditions(64)
     plain = list(Engine(target, Root()).run([[1, 2, 3]], greedy, end))
     assert plain[-1].finish_reason == "context"
     fast = Engine(target, outrider.DraftModel(target, (1, 1, 1, 1))).run([[1, 2, 3]], greedy, end)
@@ -367,4 +369,4 @@ def test_no_budget_and_no_context_is_an_error_before_memory_is_taken():
     target = copy.copy(target)  # others share the tiny pair
     target.context = 1 << 30
     with pytest.raises(outrider.CapacityError, match="give max_new_tokens"):
-        Engine(target, Root()).run([[1, 2]], Sampling(0), StopConditions(None))
+        Engine(target, Root()).run([[1, 2]], SamplingParams(0), StopConditions(None))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider import ConfigurationError, Sampling, Stop, load, verifiers
+from outrider import ConfigurationError, SamplingParams, Stop, load, verifiers
 from outrider.certify import matrix
 from outrider.drafters import DRAFTERS, DraftOptions, Parts, Recipe, make
 from outrider.integrations.generate import Speculative, speculative
@@ -86,11 +86,11 @@ def test_a_drafter_of_the_documentation_loads_by_name(echo):
     speculator, stop = load(drafter="echo", **PLAIN), Stop(16)
     assert type(speculator.engine.drafter).__name__ == "Echo"
     plain = speculator.plain()
-    for how in (Sampling(0), Sampling(0.8, seed=3)):
+    for how in (SamplingParams(0), SamplingParams(0.8, seed=3)):
         same = load(drafter="echo", coupled=True, **PLAIN).generate(PROMPT, how, stop).texts
         assert same == speculator.plain(coupled=True).generate(PROMPT, how, stop).texts
-    result = speculator.generate(PROMPT, Sampling(0), stop)
-    assert result.texts == plain.generate(PROMPT, Sampling(0), stop).texts
+    result = speculator.generate(PROMPT, SamplingParams(0), stop)
+    assert result.texts == plain.generate(PROMPT, SamplingParams(0), stop).texts
     assert result.stats.drafted > 0
 
 
@@ -179,7 +179,7 @@ def test_what_nobody_has_a_use_for_is_refused_with_the_same_words(echo, ways, gi
 def test_the_option_of_a_rule_changes_what_it_accepts(ways, outrider):
     loose = load(rule="lenience", rule_options={"lenience": 0.01}, **PLAIN)
     assert loose.engine.rule.lenience == 0.01
-    how, stop = Sampling(1.0, seed=1), Stop(48)
+    how, stop = SamplingParams(1.0, seed=1), Stop(48)
     rates = [
         load(rule="lenience", rule_options={"lenience": value}, **PLAIN)
         .generate(PROMPT, how, stop)
@@ -227,7 +227,7 @@ def test_the_shape_of_any_drafter_can_be_asked_behind_generate():
 
 def test_ngrams_on_the_command_line(outrider):
     lookup = load(drafter="prompt_lookup", ngram=(2, 3), **PLAIN)
-    expected = lookup.generate(PROMPT, Sampling(0), Stop(24))
+    expected = lookup.generate(PROMPT, SamplingParams(0), Stop(24))
     typed = ["--drafter", "prompt_lookup", "--ngram", "2,3"]
     _, out, _ = outrider("generate", PROMPT, "-n", 24, "--json", *typed, *FAST)
     document = json.loads(out)

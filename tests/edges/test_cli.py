@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from outrider import Sampling, Stop, load, verifiers
+from outrider import SamplingParams, Stop, load, verifiers
 from outrider.cli import console
 from outrider.engine import step
 from outrider.models.cpu_kernels import build
@@ -114,7 +114,7 @@ def test_help_has_a_short_name_everywhere(outrider, words):
 @pytest.fixture(scope="module")
 def expected():
     pair = load(dtype="float32", threads=1, packed=False)
-    return pair.generate(PROMPT, Sampling(0), Stop(12)).completions[0]
+    return pair.generate(PROMPT, SamplingParams(0), Stop(12)).completions[0]
 
 
 def test_text_goes_to_standard_output(outrider, expected):

@@ -10,7 +10,7 @@ import safetensors.torch
 from outrider.certify import Power, matrix
 from outrider.errors import ConfigurationError, PromptError
 from outrider.lab.prompts import read_prompts, read_rows
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
 
 FAST = ["--dtype", "float32", "--threads", "1"]
@@ -150,7 +150,7 @@ def test_no_memory_is_one_line(outrider, monkeypatch):
 
 def test_results_of_a_matrix_are_read_back(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
-    assert matrix.done(path, Sampling(), Power()) == {}
+    assert matrix.done(path, SamplingParams(), Power()) == {}
     path.write_text('{"key": "a", "settings": "other"}\n\n')
     assert matrix.read_results(path) == [{"key": "a", "settings": "other"}]
     path.write_text('{"key": "a", "sett')

@@ -10,7 +10,7 @@ from rich.console import Console
 from test_vocabularies import WORDS, save
 from typer.testing import CliRunner
 
-from outrider import Sampling, cli
+from outrider import SamplingParams, cli
 from outrider.cli import compare as command
 from outrider.errors import ConfigurationError, PromptError
 from outrider.integrations import arms
@@ -118,7 +118,7 @@ def test_what_transformers_says_of_its_own_calls_is_not_shown(pair):
     logger.addHandler(listener)
     try:
         stock = arms.Stock(target, draft, torch.float32, "cpu")
-        stock.assisted([5, 6, 7], Sampling(0), 4, 2)
+        stock.assisted([5, 6, 7], SamplingParams(0), 4, 2)
         assert not said
         logger.warning("anything else")
         assert said == ["anything else"]

@@ -8,7 +8,7 @@ import pytest
 from transformers import WhisperConfig
 
 import words
-from outrider import Sampling, Stop, load
+from outrider import SamplingParams, Stop, load
 from outrider.testing import encoder_decoder, llama
 
 FAST = ["--dtype", "float32", "--threads", "1"]
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 def answer(folder):
     def made(**options):
         speculator = load(folder, dtype="float32", threads=1)
-        done = speculator.generate("w9 w4 w7", Sampling(0), Stop(12), **options)
+        done = speculator.generate("w9 w4 w7", SamplingParams(0), Stop(12), **options)
         return done.texts[0]
 
     return made

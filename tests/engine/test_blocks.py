@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider import Sampling, verifiers
+from outrider import SamplingParams, verifiers
 from outrider.engine import step
 from outrider.ops.cpu import settling
 from outrider.ops.reference import settling as reference
@@ -25,7 +25,7 @@ def test_few_rows_and_many_agree(name, broken, monkeypatch):
             target,
             drafter,
             PROMPTS[:5],
-            [Sampling(1.0, seed=10 * seed + row) for row in range(5)],
+            [SamplingParams(1.0, seed=10 * seed + row) for row in range(5)],
             64,
             limit=[len(text) + 1 + (seed + row) % 4 for row, text in enumerate(PROMPTS[:5])],
             stop_ids=STOPS if seed % 3 else None,

@@ -5,12 +5,12 @@ from itertools import zip_longest
 
 import pytest
 
-from outrider import Engine, Root, Sampling, Speculator, Stop, StopConditions
+from outrider import Engine, Root, SamplingParams, Speculator, Stop, StopConditions
 from outrider.text.tokens import Detokenizer
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
 NAMES = ["root", "chain", "tree", "prompt_lookup"]
-GREEDY = Sampling(0)
+GREEDY = SamplingParams(0)
 
 
 def plain(prompt, length):
@@ -57,7 +57,7 @@ def test_a_stop_token_at_the_budget_is_a_stop(name):
     assert run.reasons == ["length"]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=1)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.0, seed=1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_ends_cleanly_at_the_context(name, sampling):
     target, small = pair(context=48)
@@ -113,7 +113,7 @@ def test_sampled_rows_survive_retirement_too(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
     budgets = [3, 40, 7, 41, 5]
-    rows = [Sampling(1.0, top_p=0.9, seed=i) for i in range(5)]
+    rows = [SamplingParams(1.0, top_p=0.9, seed=i) for i in range(5)]
     texts, _ = decode(engine, PROMPTS, rows, [StopConditions(b) for b in budgets])
     for prompt, sampling, budget, text in zip(PROMPTS, rows, budgets, texts, strict=True):
         assert text == decode(engine, [prompt], sampling, StopConditions(budget))[0][0]
@@ -257,7 +257,9 @@ def left_in_another_thread(stream):
 LEAVE = [left_by_break, left_by_an_error, left_by_closing, left_in_another_thread]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(1.0, seed=7)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("name", ["chain", "sampled tree", "beam", "coupled dynamic tree"])
 def test_streams_may_be_left_early_and_taken_up_again(name, sampling):
     target, small = pair()

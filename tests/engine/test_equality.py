@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions, ops, verifiers
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, ops, verifiers
 from tiny import DRAFTERS, MODELLESS, PROMPTS, TRANSLATED, decode, llama, pair
 
 LENGTH = 64
@@ -28,7 +28,7 @@ def plain(prompts, sampling, length=LENGTH, rule=None):
 
 def test_plain_decoding_is_the_argmax_of_transformers():
     model = llama()
-    for prompt, text in zip(PROMPTS, plain(PROMPTS, Sampling(0), 24), strict=True):
+    for prompt, text in zip(PROMPTS, plain(PROMPTS, SamplingParams(0), 24), strict=True):
         ids = list(prompt)
         with torch.inference_mode():
             for _ in range(24):
@@ -38,7 +38,7 @@ def test_plain_decoding_is_the_argmax_of_transformers():
 
 @lru_cache
 def greedy():
-    return plain(PROMPTS, Sampling(0))
+    return plain(PROMPTS, SamplingParams(0))
 
 
 def everywhere():
@@ -54,8 +54,8 @@ def test_greedy_text_is_plain_decodings(name, runner):
     target, small = pair(runner=runner)
     engine = Engine(target, DRAFTERS[name](small))
     expected = greedy()
-    assert decode(engine, PROMPTS, Sampling(0), StopConditions(LENGTH))[0] == expected
-    alone, run = decode(engine, PROMPTS[:1], Sampling(0), StopConditions(LENGTH))
+    assert decode(engine, PROMPTS, SamplingParams(0), StopConditions(LENGTH))[0] == expected
+    alone, run = decode(engine, PROMPTS[:1], SamplingParams(0), StopConditions(LENGTH))
     assert alone == expected[:1]
     if ("chain" in name or "tree" in name) and name not in (*MODELLESS, *TRANSLATED):
         assert run.stats.mean_acceptance_length > 1.3
@@ -67,7 +67,7 @@ def test_coupled_text_depends_on_the_seed_alone(name, temperature):
     target, small = pair(0.06)
     match = verifiers.get("match")
     engine = Engine(target, DRAFTERS[name](small), match)
-    rows = [Sampling(temperature, seed=100 + i) for i in range(len(PROMPTS))]
+    rows = [SamplingParams(temperature, seed=100 + i) for i in range(len(PROMPTS))]
     expected = [
         decode(Engine(target, Root(), match), [p], s, StopConditions(LENGTH))[0][0]
         for p, s in zip(PROMPTS, rows, strict=True)
@@ -87,13 +87,15 @@ def test_coupled_text_depends_on_the_seed_alone(name, temperature):
 def test_match_keeps_the_text_even_for_drafts_with_noise_of_their_own(name):
     target, small = pair(0.06)
     match = verifiers.get("match")
-    sampling = Sampling(1.0, seed=5)
+    sampling = SamplingParams(1.0, seed=5)
     text, run = decode(Engine(target, DRAFTERS[name](small), match), [PROMPTS[0]], sampling)
     assert text == decode(Engine(target, Root(), match), [PROMPTS[0]], sampling)[0]
     assert run.stats.accepted > 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=3), Sampling(0.7, 5, seed=3)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(1.0, seed=3), SamplingParams(0.7, 5, seed=3)]
+)
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (2, 1, 1), (3,)])
 def test_the_target_as_its_own_drafter_is_always_accepted(counts, sampling):
     target, _ = pair()
@@ -110,11 +112,11 @@ def test_greedy_and_sampled_rows_mix(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small), verifiers.get("match"))
     rows = [
-        Sampling(0),
-        Sampling(1.0, seed=1),
-        Sampling(0.7, top_k=8, seed=2),
-        Sampling(0),
-        Sampling(0.9, top_p=0.8, min_p=0.02, seed=3),
+        SamplingParams(0),
+        SamplingParams(1.0, seed=1),
+        SamplingParams(0.7, top_k=8, seed=2),
+        SamplingParams(0),
+        SamplingParams(0.9, top_p=0.8, min_p=0.02, seed=3),
     ]
     mixed, _ = decode(engine, PROMPTS, rows, StopConditions(32))
     match = verifiers.get("match")
@@ -129,11 +131,17 @@ def test_greedy_and_sampled_rows_mix(name):
 def test_greedy_rows_stay_greedy_beside_sampled_ones_under_the_default_rule(name):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    rows = [Sampling(0), Sampling(1.0, seed=1), Sampling(0), Sampling(0.5, seed=2), Sampling(0)]
+    rows = [
+        SamplingParams(0),
+        SamplingParams(1.0, seed=1),
+        SamplingParams(0),
+        SamplingParams(0.5, seed=2),
+        SamplingParams(0),
+    ]
     mixed, run = decode(engine, PROMPTS, rows, StopConditions(32))
     assert run.rule.exact
     assert run.rule.name != "match"
-    expected = plain(PROMPTS, Sampling(0), 32)
+    expected = plain(PROMPTS, SamplingParams(0), 32)
     for number in (0, 2, 4):
         assert mixed[number] == expected[number]
 
@@ -150,11 +158,11 @@ OPERATIONS = [
 def test_a_row_does_not_depend_on_its_neighbours(name, implementation):
     target, small = pair()
     engine = Engine(target, DRAFTERS[name](small))
-    first, how, others = PROMPTS[0], Sampling(0.9, seed=10), PROMPTS[1:]
+    first, how, others = PROMPTS[0], SamplingParams(0.9, seed=10), PROMPTS[1:]
     neighbours = (
-        [Sampling(1.0, seed=11)],
-        [Sampling(0)],
-        [Sampling(1.0, top_p=0.8, seed=1), Sampling(0, repetition_penalty=1.3)],
+        [SamplingParams(1.0, seed=11)],
+        [SamplingParams(0)],
+        [SamplingParams(1.0, top_p=0.8, seed=1), SamplingParams(0, repetition_penalty=1.3)],
     )
     with ops.use(implementation):
         alone, _ = decode(engine, [first], how, StopConditions(12))
@@ -167,7 +175,9 @@ def test_a_row_does_not_depend_on_its_neighbours(name, implementation):
 def test_every_seed_gives_its_own_text_and_gives_it_again():
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1, 1, 1)))
-    texts = [decode(engine, [PROMPTS[0]], Sampling(seed=seed))[0] for seed in (1, 2, 1, 2**64 - 1)]
+    texts = [
+        decode(engine, [PROMPTS[0]], SamplingParams(seed=seed))[0] for seed in (1, 2, 1, 2**64 - 1)
+    ]
     assert texts[0] == texts[2]
     assert texts[0] != texts[1]
     assert texts[1] != texts[3]

@@ -4,7 +4,13 @@ import pytest
 import torch
 from requests_alone import CAPACITY, REQUESTS, SEATS, alone, engine_of, refuses
 
-from outrider import ConfigurationError, Engine, NumericalError, Sampling, StopConditions
+from outrider import (
+    ConfigurationError,
+    Engine,
+    NumericalError,
+    SamplingParams,
+    StopConditions,
+)
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.engine.request_state import RequestStatus
@@ -30,10 +36,10 @@ class Fragile:
 def test_a_processor_that_raises_fails_its_own_row(name, shared):
     engine = engine_of(name)
     fragile = Fragile(len(PROMPTS[1]) + 12)
-    others = Sampling(0, processors=(fragile,)) if shared else Sampling(1.0, seed=3)
+    others = SamplingParams(0, processors=(fragile,)) if shared else SamplingParams(1.0, seed=3)
     requests = [
-        Request(PROMPTS[0], Sampling(1.0, seed=1), StopConditions(30)),
-        Request(PROMPTS[1], Sampling(0, processors=(fragile,)), StopConditions(30)),
+        Request(PROMPTS[0], SamplingParams(1.0, seed=1), StopConditions(30)),
+        Request(PROMPTS[1], SamplingParams(0, processors=(fragile,)), StopConditions(30)),
         Request(PROMPTS[3], others, StopConditions(6)),
     ]
     run = EngineRun(engine, 3, CAPACITY)
@@ -165,9 +171,9 @@ def test_a_nan_fails_its_own_row_and_does_not_stay_in_its_seat(name):
     sound = Engine(target, DRAFTERS[name](small))
     ban = {31: -torch.inf}
     run = EngineRun(engine, 2, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), StopConditions(30)))
-    run.submit(Request([2, 31], Sampling(0), StopConditions(30)))
-    run.submit(Request(PROMPTS[1], Sampling(1.0, seed=2, logit_bias=ban), StopConditions(30)))
+    run.submit(Request(PROMPTS[0], SamplingParams(0, logit_bias=ban), StopConditions(30)))
+    run.submit(Request([2, 31], SamplingParams(0), StopConditions(30)))
+    run.submit(Request(PROMPTS[1], SamplingParams(1.0, seed=2, logit_bias=ban), StopConditions(30)))
     texts, failed = [[], [], []], []
     while not run.done:
         for block in run.step():
@@ -189,9 +195,9 @@ def test_a_nan_that_nobody_has_read_does_not_stay_in_its_seat(name):
     ban = {31: -torch.inf}
     run = EngineRun(Engine(Poisoned(target, 31), DRAFTERS[name](small)), 2, CAPACITY, trace=True)
     run._lag = 1
-    run.submit(Request(PROMPTS[0], Sampling(0, logit_bias=ban), StopConditions(30)))
-    run.submit(Request([2] * 12 + [31], Sampling(0), StopConditions(30)))
-    run.submit(Request([6], Sampling(0, logit_bias=ban), StopConditions(30)))
+    run.submit(Request(PROMPTS[0], SamplingParams(0, logit_bias=ban), StopConditions(30)))
+    run.submit(Request([2] * 12 + [31], SamplingParams(0), StopConditions(30)))
+    run.submit(Request([6], SamplingParams(0, logit_bias=ban), StopConditions(30)))
     texts = [[], [], []]
     assert run.step() == []  # not read yet
     run.end(1)

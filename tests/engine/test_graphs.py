@@ -13,12 +13,12 @@ from outrider.engine.outputs import InFlightOutput
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import PlanReport
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
 from outrider.models.batch_invariance import UNIT
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import LENGTH, RUNNING
 from tiny import DRAFTERS, ON_HOST, PROMPTS, TRANSLATED, begun, decode, pair
 
-SEEDED = [Sampling(1.0, seed=5 + i) for i in range(3)]
+SEEDED = [SamplingParams(1.0, seed=5 + i) for i in range(3)]
 ENDS = [StopConditions(10), StopConditions(24), StopConditions(17)]
 
 
@@ -59,7 +59,7 @@ def test_texts_and_counts_are_the_same_while_rows_leave(name):
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.5)])
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_greedy_and_mixed_rows(name, temperatures):
-    settings = [Sampling(t, top_p=0.9, seed=3) for t in temperatures]
+    settings = [SamplingParams(t, top_p=0.9, seed=3) for t in temperatures]
     eager, graphed = engines(name)
     want, _ = decode(eager, PROMPTS[:3], settings, ENDS)
     assert decode(graphed, PROMPTS[:3], settings, ENDS)[0] == want
@@ -166,14 +166,14 @@ def test_refusals():
         CudaCapture(torch.device("cpu"))
     _, graphed = engines("chain")
     with pytest.raises(ConfigurationError, match="1 processors of request 0"):
-        decode(graphed, PROMPTS[:1], Sampling(1.0, processors=(lambda ids, scores: scores,)))
+        decode(graphed, PROMPTS[:1], SamplingParams(1.0, processors=(lambda ids, scores: scores,)))
 
 
 def test_rows_may_have_ended_whenever_a_step_is_replayed():
     """What is captured holds for later steps: rows that end then must not go on."""
     target, _ = pair(runner="transformers")
     drafter, rule = DRAFTERS["chain"](target), verifiers.get("match")  # all of it is accepted
-    batch = begun(target, drafter, PROMPTS[:2], [Sampling(0)] * 2)
+    batch = begun(target, drafter, PROMPTS[:2], [SamplingParams(0)] * 2)
     graphed = Graphed(
         Recorder(),
         lambda *each: spec_decode_step(target, drafter, rule, *each),

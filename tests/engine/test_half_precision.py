@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.models import batch_invariance, linear
@@ -19,12 +19,12 @@ def test_texts_do_not_depend_on_neighbours_or_drafters(held_out, temperature):
     pair = outrider.load(dtype="bfloat16", threads=1, packed=True, coupled=coupled)
     text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
     prompts = [text[at : at + size] for at, size in ((0, 120), (200, 186), (400, 250))]
-    settings = [Sampling(temperature, seed=seed) for seed in range(3)]
+    settings = [SamplingParams(temperature, seed=seed) for seed in range(3)]
     stop = Stop(16, token_ids=())
     plain = pair.plain(coupled=coupled)
     each = list(zip(prompts, settings, strict=True))
     expected = [plain.generate(ids, how, stop).completions[0].token_ids for ids, how in each]
-    beside = [*prompts, text[:440]], [*settings, Sampling(1.0, seed=7)]
+    beside = [*prompts, text[:440]], [*settings, SamplingParams(1.0, seed=7)]
     for made in (pair, plain):
         result = made.generate(*beside, stop, capacity=500)
         assert [one.token_ids for one in result.completions[:-1]] == expected
@@ -36,7 +36,7 @@ def test_texts_do_not_depend_on_copied_prompts(held_out):
     text = [token for prompt in held_out for token in pair.tokenizer(prompt)["input_ids"]]
     prompts = [text[:cut] + text[300:340] for cut in (61, 140, 203)] + [text[:61] + text[400:420]]
     requests = [
-        Request(ids, Sampling(0.8, seed=seed), outrider.StopConditions(16))
+        Request(ids, SamplingParams(0.8, seed=seed), outrider.StopConditions(16))
         for seed, ids in enumerate(prompts)
     ]
 

@@ -8,10 +8,10 @@ import torch
 import outrider
 from outrider import verifiers
 from outrider.drafters import DraftModel, PromptLookup
-from outrider.laws import shaping
-from outrider.laws.timestamps import Timestamps
 from outrider.models import TreeDecoder
 from outrider.ops import probs, use
+from outrider.sampling import logits_processors
+from outrider.sampling.timestamps import Timestamps
 from outrider.types import Output
 from tiny import DRAFTERS, decode, pair
 
@@ -36,7 +36,7 @@ def test_a_forbidden_draft_token_is_no_fault(temperature):
     prompt = [2, 4, 3, 6, 2, 4, 3, 6, 2, 4]  # prompt lookup drafts the odd 3, which is forbidden
     for drafter in drafters(draft):
         engine = outrider.Engine(target, drafter)
-        how = outrider.Sampling(temperature, seed=3, processors=(only_even,))
+        how = outrider.SamplingParams(temperature, seed=3, processors=(only_even,))
         run = engine.run([prompt], how, outrider.StopConditions(24))
         ids = [token for block in run for token in block.token_ids]
         assert len(ids) == 24
@@ -52,7 +52,7 @@ def test_every_rule_survives_rows_without_mass(name, ops):
         return only_even(ids, scores)
 
     engine = outrider.Engine(target, DraftModel(draft, (1, 1, 1)), verifiers.get(name))
-    how = outrider.Sampling(1.0, seed=5, processors=(forbid,))
+    how = outrider.SamplingParams(1.0, seed=5, processors=(forbid,))
     with use(ops):
         run = engine.run([[2, 4, 6]], how, outrider.StopConditions(24))
         assert all(t % 2 == 0 for block in run for t in block.token_ids)
@@ -63,11 +63,11 @@ def test_every_rule_survives_rows_without_mass(name, ops):
 def test_processors_see_no_place_that_the_filters_left_empty(name, ops):
     """With top-k 1 a tree is a chain with empty places; the text is the greedy one."""
     target, draft = pair()
-    plain = outrider.Sampling(0, processors=(only_even,))
+    plain = outrider.SamplingParams(0, processors=(only_even,))
     ends = outrider.StopConditions(10)
     want, _ = decode(outrider.Engine(target, outrider.Root()), [[2, 4, 6]], plain, ends)
     engine = outrider.Engine(target, DRAFTERS[name](draft))
-    how = outrider.Sampling(1.0, top_k=1, seed=1, processors=(only_even,))
+    how = outrider.SamplingParams(1.0, top_k=1, seed=1, processors=(only_even,))
     with use(ops):
         for sampling in (how, [how, plain]):
             rows, _ = decode(engine, [[2, 4, 6]] * 2, sampling, ends)
@@ -92,12 +92,12 @@ def test_nothing_need_be_possible_behind_the_end(name, ops):
     prompt = [3, 1, 4, 1, 5]
     whole = (Until(len(prompt) + 7),)
     plain = outrider.Engine(target, outrider.Root())
-    want, _ = decode(plain, [prompt], outrider.Sampling(0), outrider.StopConditions(7))
+    want, _ = decode(plain, [prompt], outrider.SamplingParams(0), outrider.StopConditions(7))
     engine = outrider.Engine(target, DRAFTERS[name](draft))
     rows = [
-        outrider.Sampling(0, processors=whole),
-        outrider.Sampling(1.0, seed=2, processors=whole),
-        outrider.Sampling(0, no_repeat_ngram_size=1),  # 28 tokens are left
+        outrider.SamplingParams(0, processors=whole),
+        outrider.SamplingParams(1.0, seed=2, processors=whole),
+        outrider.SamplingParams(0, no_repeat_ngram_size=1),  # 28 tokens are left
     ]
     with use(ops):
         texts, _ = decode(
@@ -115,12 +115,12 @@ def test_nothing_need_be_possible_behind_the_end(name, ops):
 def test_what_is_impossible_behind_the_end_does_not_change_the_law(name, ops):
     target, draft = pair(0.4)
     many, shared = 600, (Until(7),)
-    rows = [outrider.Sampling(1.0, seed=i, processors=shared) for i in range(many)]
+    rows = [outrider.SamplingParams(1.0, seed=i, processors=shared) for i in range(many)]
     engine = outrider.Engine(target, DRAFTERS[name](draft))
     laws = []
     plain = outrider.Engine(target, outrider.Root()).run(
         [[3, 1, 4, 1, 5, 9]],
-        outrider.Sampling(1.0, seed=0),
+        outrider.SamplingParams(1.0, seed=0),
         outrider.StopConditions(1),
         observe=lambda draft, scores, *rest: laws.append(probs(scores.laws)[0, 0]),
     )
@@ -147,8 +147,8 @@ def test_a_chain_ends_where_bans_leave_the_draft_nothing():
     narrow.forward = forward
     bans = dict.fromkeys(range(8), -torch.inf)
     for sampling in (
-        outrider.Sampling(1.0, seed=1, logit_bias=bans),
-        outrider.Sampling(0, logit_bias=bans),
+        outrider.SamplingParams(1.0, seed=1, logit_bias=bans),
+        outrider.SamplingParams(0, logit_bias=bans),
     ):
         _, run = decode(outrider.Engine(target, DraftModel(narrow, (1, 1, 1))), [[9, 9]], sampling)
         assert run.stats.new_tokens == run.stats.steps
@@ -157,10 +157,12 @@ def test_a_chain_ends_where_bans_leave_the_draft_nothing():
 
 def test_no_possible_token_at_all_is_a_fault():
     target, draft = pair()
-    how = outrider.Sampling(
+    how = outrider.SamplingParams(
         0, processors=(lambda ids, scores: torch.full_like(scores, -torch.inf),)
     )
-    every = outrider.Sampling(0, logit_bias=dict.fromkeys(range(target.vocab_size), -torch.inf))
+    every = outrider.SamplingParams(
+        0, logit_bias=dict.fromkeys(range(target.vocab_size), -torch.inf)
+    )
     engine = outrider.Engine(target, DraftModel(draft))
     for one in (how, every):
         with pytest.raises(
@@ -180,7 +182,7 @@ def test_rows_that_share_processors_are_asked_together():
 
     def count(rows):
         calls.clear()
-        how = [outrider.Sampling(0, seed=row, processors=(counted,)) for row in range(rows)]
+        how = [outrider.SamplingParams(0, seed=row, processors=(counted,)) for row in range(rows)]
         engine = outrider.Engine(target, DraftModel(draft, (1, 1)))
         decode(engine, [[2, 4, 6]] * rows, how, outrider.StopConditions(6))
         return len(calls)
@@ -192,20 +194,22 @@ def test_only_what_may_mask_everything_is_looked_at():
     bans, rule = dict.fromkeys, Timestamps(no_timestamps_id=4, end_id=3, max_initial=1)
 
     def masks(how, stops=()):
-        return shaping.build([how], [[2]], [stops], 8, "cpu", sources=[[5]]).masks
+        return logits_processors.build([how], [[2]], [stops], 8, "cpu", sources=[[5]]).masks
 
-    assert not masks(outrider.Sampling(logit_bias={3: 1.0}))
-    assert not masks(outrider.Sampling(min_new_tokens=4), (1, 2))
-    assert masks(outrider.Sampling(min_new_tokens=4), tuple(range(8)))
-    assert not masks(outrider.Sampling(logit_bias={3: -torch.inf}))
-    assert masks(outrider.Sampling(logit_bias=bans(range(8), -torch.inf)))
-    early = outrider.Sampling(logit_bias=bans(range(4), -torch.inf), begin_suppress_tokens=(4, 5))
+    assert not masks(outrider.SamplingParams(logit_bias={3: 1.0}))
+    assert not masks(outrider.SamplingParams(min_new_tokens=4), (1, 2))
+    assert masks(outrider.SamplingParams(min_new_tokens=4), tuple(range(8)))
+    assert not masks(outrider.SamplingParams(logit_bias={3: -torch.inf}))
+    assert masks(outrider.SamplingParams(logit_bias=bans(range(8), -torch.inf)))
+    early = outrider.SamplingParams(
+        logit_bias=bans(range(4), -torch.inf), begin_suppress_tokens=(4, 5)
+    )
     assert not masks(early)
     assert masks(replace(early, min_new_tokens=1), (6, 7))
     assert not masks(replace(early, min_new_tokens=1), (6, 5))
-    assert not masks(outrider.Sampling(timestamps=rule, begin_suppress_tokens=(5,)))
-    assert masks(outrider.Sampling(timestamps=rule, begin_suppress_tokens=(5, 6)))
-    assert masks(outrider.Sampling(timestamps=rule, logit_bias={3: -torch.inf}))
-    assert masks(outrider.Sampling(encoder_no_repeat_ngram_size=2))
-    assert masks(outrider.Sampling(no_repeat_ngram_size=2))
-    assert masks(outrider.Sampling(processors=(only_even,)))
+    assert not masks(outrider.SamplingParams(timestamps=rule, begin_suppress_tokens=(5,)))
+    assert masks(outrider.SamplingParams(timestamps=rule, begin_suppress_tokens=(5, 6)))
+    assert masks(outrider.SamplingParams(timestamps=rule, logit_bias={3: -torch.inf}))
+    assert masks(outrider.SamplingParams(encoder_no_repeat_ngram_size=2))
+    assert masks(outrider.SamplingParams(no_repeat_ngram_size=2))
+    assert masks(outrider.SamplingParams(processors=(only_even,)))

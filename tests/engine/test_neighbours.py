@@ -3,7 +3,7 @@
 import pytest
 
 from letters import translated
-from outrider import DraftModel, Engine, EngineRun, Sampling, StopConditions
+from outrider import DraftModel, Engine, EngineRun, SamplingParams, StopConditions
 from outrider.costs import Costs
 from outrider.drafters import Either, Recall, Suffix, recall
 from outrider.drafters.either import Sides
@@ -34,10 +34,10 @@ def differ(drafter, rule, planner, seeds=3):
     """How many texts are others beside a neighbour, of another seed and of the same."""
     wrong = 0
     for seed in range(seeds):
-        row = Request([1, 2, 3], Sampling(0.3, seed=seed), LIMITS)
+        row = Request([1, 2, 3], SamplingParams(0.3, seed=seed), LIMITS)
         alone = first([row], drafter, rule, planner)
         for other in (seed, 50 + seed):
-            beside = Request([2, 7], Sampling(0.1, seed=other), LIMITS)
+            beside = Request([2, 7], SamplingParams(0.1, seed=other), LIMITS)
             wrong += first([row, beside], drafter, rule, planner) != alone
     return wrong
 
@@ -90,7 +90,7 @@ def test_a_draft_model_reads_what_was_copied_beside_its_drafts(monkeypatch, temp
         return (turn.setdefault(id(self), len(turn)) + self.streak) % 2 == 0
 
     monkeypatch.setattr(Sides, "copies", copies)
-    settings = [Sampling(temperature, seed=5), Sampling(1.5, seed=6)]
+    settings = [SamplingParams(temperature, seed=5), SamplingParams(1.5, seed=6)]
     drafter = either(translated(SMALL))
     texts = decode(Engine(TARGET, drafter), [[1, 2, 3], [2, 7]], settings, StopConditions(100))[0]
     assert [len(text) for text in texts] == [100, 100]

@@ -5,16 +5,16 @@ import torch
 
 from outrider import Engine, Root, StopConditions, verifiers
 from outrider.engine.graphs import spec_decode_step
-from outrider.laws.sampling import Sampling
 from outrider.models import adapt
+from outrider.sampling.sampling_params import SamplingParams
 from tiny import DRAFTERS, PROMPTS, begun, decode, llama, perturbed
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SEEDED = [Sampling(1.0, seed=5 + i) for i in range(len(PROMPTS))]
-GREEDY = [Sampling(0)] * len(PROMPTS)
+SEEDED = [SamplingParams(1.0, seed=5 + i) for i in range(len(PROMPTS))]
+GREEDY = [SamplingParams(0)] * len(PROMPTS)
 
 
 def models():

@@ -24,10 +24,10 @@ from outrider.drafters import DraftModel, PromptLookup, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError
-from outrider.laws import shaping
-from outrider.laws.sampling import Sampling
-from outrider.laws.timestamps import Timestamps
 from outrider.models import adapt
+from outrider.sampling import logits_processors
+from outrider.sampling.sampling_params import SamplingParams
+from outrider.sampling.timestamps import Timestamps
 from outrider.tree import branching, chain, from_parents
 from outrider.types import Context
 
@@ -46,14 +46,14 @@ def context_of(prompts, made, bound=24):
 
 
 SETTINGS = [
-    Sampling(logit_bias={3: 1.5, 5: -100.0}),
-    Sampling(repetition_penalty=1.7),
-    Sampling(frequency_penalty=0.4, presence_penalty=0.3),
-    Sampling(no_repeat_ngram_size=2),
-    Sampling(no_repeat_ngram_size=3, repetition_penalty=0.8),
-    Sampling(no_repeat_ngram_size=1),
-    Sampling(min_new_tokens=5),
-    Sampling(),
+    SamplingParams(logit_bias={3: 1.5, 5: -100.0}),
+    SamplingParams(repetition_penalty=1.7),
+    SamplingParams(frequency_penalty=0.4, presence_penalty=0.3),
+    SamplingParams(no_repeat_ngram_size=2),
+    SamplingParams(no_repeat_ngram_size=3, repetition_penalty=0.8),
+    SamplingParams(no_repeat_ngram_size=1),
+    SamplingParams(min_new_tokens=5),
+    SamplingParams(),
 ]
 
 
@@ -100,15 +100,15 @@ def test_every_node_is_shaped_by_its_own_prefix(as_processors):
                     ]
                 )
 
-            return Sampling(processors=(process,))
+            return SamplingParams(processors=(process,))
 
         settings = [rule(how, p) for how, p in zip(SETTINGS, prompts, strict=True)]
     stops = [[] if as_processors else [2, 4]] * rows  # processors see no text behind a stop token
-    built = shaping.build(settings, prompts, stops, VOCAB, "cpu")
-    shaped = shaping.shape(logits, built, context, nodes, tree)
+    built = logits_processors.build(settings, prompts, stops, VOCAB, "cpu")
+    shaped = logits_processors.apply(logits, built, context, nodes, tree)
     levels = torch.cat(
         [
-            shaping.shape(
+            logits_processors.apply(
                 logits[:, start:stop],
                 built,
                 context,
@@ -136,23 +136,28 @@ def test_every_node_is_shaped_by_its_own_prefix(as_processors):
 
 
 def test_rows_without_parameters_pay_nothing():
-    assert shaping.build([Sampling(0.5, top_k=3)], [[1]], [[]], VOCAB, "cpu") is None
+    assert (
+        logits_processors.build([SamplingParams(0.5, top_k=3)], [[1]], [[]], VOCAB, "cpu") is None
+    )
 
 
 def test_native_parameters_read_nothing_from_the_device():
     prompts, rows = [[1, 2, 3]] * 2, 2
-    how = [Sampling(0, logit_bias={1: 1.0}, repetition_penalty=1.2), Sampling(min_new_tokens=2)]
-    how[1] = Sampling(
+    how = [
+        SamplingParams(0, logit_bias={1: 1.0}, repetition_penalty=1.2),
+        SamplingParams(min_new_tokens=2),
+    ]
+    how[1] = SamplingParams(
         min_new_tokens=2, no_repeat_ngram_size=2, frequency_penalty=1, presence_penalty=1
     )
-    built = shaping.build(how, prompts, [[2]] * rows, VOCAB, "cpu")
+    built = logits_processors.build(how, prompts, [[2]] * rows, VOCAB, "cpu")
     built = built._replace(
         **{k: v.to("meta") for k, v in built._asdict().items() if isinstance(v, torch.Tensor)}
     )
     context, _ = context_of(prompts, [[4]] * 2)
     context = Context(*(c.to("meta") if isinstance(c, torch.Tensor) else c for c in context))
     tree = branching((2, 1), torch.device("meta"))
-    shaped = shaping.shape(
+    shaped = logits_processors.apply(
         torch.zeros(2, tree.nodes, VOCAB, device="meta"),
         built,
         context,
@@ -195,13 +200,17 @@ class Marked(LogitsProcessor):
 def test_a_processor_that_cannot_be_replayed_is_refused_by_name(kind):
     target = adapt(build(FAMILIES["Llama"]()))
     with pytest.raises(ConfigurationError, match=f"{kind.__name__} cannot be replayed"):
-        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(kind(),)), StopConditions(4))
+        Engine(target, Root()).run(
+            [[5, 6]], SamplingParams(0, processors=(kind(),)), StopConditions(4)
+        )
 
 
 def test_the_test_for_silence_is_refused_with_what_to_do():
     target, silence = adapt(build(FAMILIES["Llama"]())), WhisperNoSpeechDetection(3, 1)
     with pytest.raises(ConfigurationError, match=r"cannot be replayed .*no_speech_threshold=None"):
-        Engine(target, Root()).run([[5, 6]], Sampling(0, processors=(silence,)), StopConditions(4))
+        Engine(target, Root()).run(
+            [[5, 6]], SamplingParams(0, processors=(silence,)), StopConditions(4)
+        )
 
 
 @pytest.mark.parametrize(
@@ -216,13 +225,13 @@ def test_the_test_for_silence_is_refused_with_what_to_do():
 )
 def test_settings_out_of_range_are_refused(field, value):
     with pytest.raises(ConfigurationError, match=field):
-        Sampling(**{field: value})
+        SamplingParams(**{field: value})
 
 
 def test_a_bias_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigurationError, match="token 97, outside the vocabulary of 97"):
         Engine(adapt(build(FAMILIES["Llama"]())), Root()).run(
-            [[5]], Sampling(0, logit_bias={97: 1.0}), StopConditions(4)
+            [[5]], SamplingParams(0, logit_bias={97: 1.0}), StopConditions(4)
         )
 
 
@@ -269,7 +278,9 @@ def test_a_grammar_holds_on_chains_trees_and_copies(temperature):
         [46, 2],  # rows end one by one and stay for a while; a prompt may end with a stop token
     ]
     every = range(len(prompts))
-    how = [Sampling(temperature, seed=s, processors=(Grammar(len(prompts[s])),)) for s in every]
+    how = [
+        SamplingParams(temperature, seed=s, processors=(Grammar(len(prompts[s])),)) for s in every
+    ]
     drafters = [
         Root(),
         DraftModel(draft, (1, 1, 1), coupled=True),
@@ -308,10 +319,12 @@ def test_coupled_text_with_every_parameter_equals_plain_decoding(shape):
     prompts = [[5, 6, 7, 5, 6], [9], [3, 4, 5, 6, 7, 8, 9, 10], [1, 50, 7]]
     rules = Timestamps(no_timestamps_id=60, end_id=2, max_initial=9)
     how = [
-        Sampling(0.9, top_p=0.9, seed=1, **EVERYTHING),
-        Sampling(0, **EVERYTHING),
-        Sampling(1.2, min_p=0.02, seed=3, repetition_penalty=1.5),
-        Sampling(1.5, seed=4, timestamps=rules, begin_suppress_tokens=(61,), forced_eos_token_id=2),
+        SamplingParams(0.9, top_p=0.9, seed=1, **EVERYTHING),
+        SamplingParams(0, **EVERYTHING),
+        SamplingParams(1.2, min_p=0.02, seed=3, repetition_penalty=1.5),
+        SamplingParams(
+            1.5, seed=4, timestamps=rules, begin_suppress_tokens=(61,), forced_eos_token_id=2
+        ),
     ]
 
     def text(drafter):
@@ -340,7 +353,7 @@ def test_the_law_with_penalties_is_exact(drafted):
     config = based("llama", vocab_size=vocab)
     model, other = build(config, seed=1), build(config, seed=2)
     prompt = [3, 4, 5, 3]
-    how = Sampling(
+    how = SamplingParams(
         0.9, top_k=5, repetition_penalty=1.4, no_repeat_ngram_size=2, presence_penalty=0.5
     )
     expected = {}
@@ -364,7 +377,9 @@ def test_the_law_with_penalties_is_exact(drafted):
     engine = Engine(adapt(model), DraftModel(adapt(other), drafted))
     seen = dict.fromkeys(expected, 0)
     for batch in range(count // 500):
-        settings = [Sampling(**{**vars(how), "seed": 500 * batch + row}) for row in range(500)]
+        settings = [
+            SamplingParams(**{**vars(how), "seed": 500 * batch + row}) for row in range(500)
+        ]
         out = [[] for _ in range(500)]
         for block in engine.run([prompt] * 500, settings, StopConditions(3)):
             out[block.row] += block.token_ids
@@ -394,7 +409,7 @@ def test_transformers_processors_and_prefix_functions_work_per_row():
         LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.1)]),
     )
     run = Engine(target, DraftModel(target, (2, 1))).run(
-        [[5], [6, 7]], Sampling(1, seed=0, processors=both), StopConditions(9)
+        [[5], [6, 7]], SamplingParams(1, seed=0, processors=both), StopConditions(9)
     )
     for block in run:
         assert {token % 10 for token in block.token_ids} == {block.row}

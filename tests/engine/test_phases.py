@@ -8,7 +8,7 @@ from outrider import (
     CapacityError,
     ConfigurationError,
     PromptError,
-    Sampling,
+    SamplingParams,
     StopConditions,
 )
 from outrider.engine import scheduler
@@ -21,7 +21,7 @@ from tiny import PROMPTS, VOCAB
 
 def test_requests_wait_for_a_seat_in_order():
     run = EngineRun(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request([n + 1], Sampling(0), StopConditions(6))) for n in range(6)]
+    numbers = [run.submit(Request([n + 1], SamplingParams(0), StopConditions(6))) for n in range(6)]
     assert run.phases == [RequestStatus.WAITING] * 6
     run.step()
     assert run.phases == [RequestStatus.RUNNING] * 2 + [RequestStatus.WAITING] * 4
@@ -32,18 +32,20 @@ def test_requests_wait_for_a_seat_in_order():
     assert order == numbers
     assert run.phases == [RequestStatus.ENDED] * 6
     assert list(run) == []
-    assert run.submit(Request([9], Sampling(0), StopConditions(2))) == 6  # an idle run takes more
+    assert (
+        run.submit(Request([9], SamplingParams(0), StopConditions(2))) == 6
+    )  # an idle run takes more
     assert sum(len(block.token_ids) for block in run) == 2
 
 
 def test_a_request_can_be_cancelled_in_every_phase(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 16)
     run = EngineRun(engine_of("chain"), 2, CAPACITY)
-    first = run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(30)))
+    first = run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(30)))
     run.step()
-    reading = run.submit(Request(LONG, Sampling(0), StopConditions(5)))
-    waiting = run.submit(Request([5], Sampling(0), StopConditions(5)))
-    gone = run.submit(Request([6], Sampling(0), StopConditions(5)))
+    reading = run.submit(Request(LONG, SamplingParams(0), StopConditions(5)))
+    waiting = run.submit(Request([5], SamplingParams(0), StopConditions(5)))
+    gone = run.submit(Request([6], SamplingParams(0), StopConditions(5)))
     run.end(gone)
     run.step()
     assert run.phases[reading] is RequestStatus.PREFILLING
@@ -65,7 +67,7 @@ def test_only_what_may_follow_follows():
     assert not NEXT[RequestStatus.FAILED]
     assert not NEXT[RequestStatus.CANCELLED]
     entry = EngineRun(engine_of("root"), 1, CAPACITY)
-    entry.submit(Request([1], Sampling(0), StopConditions(1)))
+    entry.submit(Request([1], SamplingParams(0), StopConditions(1)))
     with pytest.raises(AssertionError, match="WAITING -> FAILED"):
         entry._ledger.entries[0].move(RequestStatus.FAILED, "error")
 
@@ -73,14 +75,14 @@ def test_only_what_may_follow_follows():
 def test_what_a_run_refuses():
     engine = engine_of("chain")
     run = EngineRun(engine, 1, 64)
-    good = Request(PROMPTS[0], Sampling(0), StopConditions(8))
+    good = Request(PROMPTS[0], SamplingParams(0), StopConditions(8))
     with refuses(CapacityError, "prompt 0", "6 tokens", "budget 60", "capacity=64"):
-        run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(60)))
+        run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(60)))
     for prompt, part in (([], "no tokens"), ([VOCAB], "vocabulary"), ([1] * 256, "context")):
         with refuses(PromptError, "prompt 0", part):
-            run.submit(Request(prompt, Sampling(0), StopConditions(8)))
+            run.submit(Request(prompt, SamplingParams(0), StopConditions(8)))
     with refuses(ConfigurationError, "logit_bias names token 99"):
-        run.submit(Request([1], Sampling(0, logit_bias={99: 1.0}), StopConditions(8)))
+        run.submit(Request([1], SamplingParams(0, logit_bias={99: 1.0}), StopConditions(8)))
     with refuses(PromptError, "token ids"):
         Request("text")
     with refuses(ConfigurationError, "sampling must be a Sampling"):
@@ -104,7 +106,7 @@ def test_what_a_run_refuses():
 
 def test_what_is_kept_is_what_counts():
     run = EngineRun(engine_of("chain"), 2, CAPACITY)
-    numbers = [run.submit(Request(p, Sampling(0), StopConditions(30))) for p in PROMPTS[:2]]
+    numbers = [run.submit(Request(p, SamplingParams(0), StopConditions(30))) for p in PROMPTS[:2]]
     told = sum(len(block.token_ids) for block in run.step() if block.row == numbers[0])
     run.end(numbers[0], "stop", keep=told - 1)
     list(run)
@@ -117,4 +119,4 @@ def test_inputs_for_a_model_of_text_alone_are_refused():
     run = EngineRun(engine_of("root"), 1, CAPACITY)
     inputs = Inputs(torch.tensor([[1, 2]]), None, torch.ones(1, 2, dtype=torch.bool))
     with refuses(ConfigurationError, "reads text alone", "request 0 with inputs", "leave out"):
-        run.submit(Request([1], Sampling(0), StopConditions(4), inputs))
+        run.submit(Request([1], SamplingParams(0), StopConditions(4), inputs))

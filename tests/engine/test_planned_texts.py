@@ -5,7 +5,7 @@ import json
 import pytest
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.costs import Costs
 from outrider.engine.speculation_policy import measure
 from outrider.shipped import shipped
@@ -22,7 +22,7 @@ def written(speculator, texts, temperature, together):
     done, stats = [], []
     for first in range(0, len(texts), together):
         some = texts[first : first + together]
-        seeds = [Sampling(temperature, seed=first + row) for row in range(len(some))]
+        seeds = [SamplingParams(temperature, seed=first + row) for row in range(len(some))]
         found = speculator.generate(some, seeds, STOP)
         done += [completion.token_ids for completion in found.completions]
         stats.append(found.stats)
@@ -63,6 +63,6 @@ def test_costs_of_a_file_are_those_that_count(tmp_path, monkeypatch):
     Costs.of({1: 5.0, 13: 500.0}).write(tmp_path / "costs.json")
     about = {"dtype": "float32", "threads": 1, "packed": True}
     speculator = outrider.load(costs=tmp_path / "costs.json", **about)
-    stats = speculator.generate(prompts(1)[0], Sampling(0), Stop(24)).stats
+    stats = speculator.generate(prompts(1)[0], SamplingParams(0), Stop(24)).stats
     assert stats.plain_steps > 20
     assert "of a plain step" in stats.why_plain

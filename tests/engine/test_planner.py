@@ -9,7 +9,7 @@ from outrider import (
     Engine,
     PromptLookup,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
     drafters,
     testing,
@@ -50,7 +50,7 @@ def block(row, accepted, drafted):
 def rows_of(count, seeds=(None,), budget=None):
     limits = StopConditions(budget)
     return [
-        PlannedRow(n, Request([1], Sampling(seed=seeds[n % len(seeds)]), limits), 1)
+        PlannedRow(n, Request([1], SamplingParams(seed=seeds[n % len(seeds)]), limits), 1)
         for n in range(count)
     ]
 
@@ -178,7 +178,7 @@ def test_measured_times_correct_the_table_only_where_no_text_depends_on_it():
 def test_rows_that_are_ended_from_outside_are_forgotten():
     run = EngineRun(Engine(pair(0.4)[0], Suffix(8), None, Adaptive(), COSTS), 2, 128)
     for _ in range(40):
-        number = run.submit(Request([1, 2, 3, 1, 2], Sampling(0), StopConditions(50)))
+        number = run.submit(Request([1, 2, 3, 1, 2], SamplingParams(0), StopConditions(50)))
         run.step()
         run.step()
         run.end(number, "stop")
@@ -232,8 +232,8 @@ class Turns:
 def kept_and_drafted(name):
     target, _ = pair()
     engine = Engine(target, DRAFTERS[name](target), "match", Turns())
-    texts, run = decode(engine, PROMPTS[:3], Sampling(0), StopConditions(31))
-    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(31))
+    texts, run = decode(engine, PROMPTS[:3], SamplingParams(0), StopConditions(31))
+    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], SamplingParams(0), StopConditions(31))
     assert texts == expected
     return run.stats.accepted_per_position
 
@@ -256,7 +256,7 @@ def test_a_draft_model_that_does_not_read_them_is_caught(monkeypatch):
 def test_greedy_and_coupled_texts_are_plain_decodings(name):
     target, small = pair(0.4)
     drafter = DRAFTERS[name](small)
-    for how in (Sampling(0), Sampling(1.0, seed=4)):
+    for how in (SamplingParams(0), SamplingParams(1.0, seed=4)):
         rule = "match" if how.temperature else None
         if rule and not verifiers.judges(verifiers.get(rule), drafter.kinds, False):
             continue
@@ -282,7 +282,7 @@ def first_text(engine, others):
     """What the first of some requests of one seed writes, and in steps of which sizes."""
     run = EngineRun(engine, 3, 256)
     for prompt in PROMPTS[: 1 + others]:
-        run.submit(Request(prompt, Sampling(1.0, seed=7), StopConditions(60)))
+        run.submit(Request(prompt, SamplingParams(1.0, seed=7), StopConditions(60)))
     run.close()
     return [block.token_ids for block in run if block.row == 0]
 
@@ -333,8 +333,11 @@ def test_costs_are_measured_before_a_run_and_told_once(monkeypatch):
     engine = Engine(target, DraftModel(small, (1, 1)), None, "adaptive", kept=told.append)
     monkeypatch.setattr(measure, "measured", MEASURED)
     for _ in range(2):
-        texts, run = decode(engine, PROMPTS[:3], Sampling(0), StopConditions(12))
-    assert texts == decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(12))[0]
+        texts, run = decode(engine, PROMPTS[:3], SamplingParams(0), StopConditions(12))
+    assert (
+        texts
+        == decode(Engine(target, Root()), PROMPTS[:3], SamplingParams(0), StopConditions(12))[0]
+    )
     assert [sorted(costs.times) for costs in told] == [[1], [1, 2], [1, 2, 4]]
     assert all(ms > 0 for by in told[-1].times.values() for curve in by.values() for ms in curve[1])
     assert run.stats.predicted_ms > 0
@@ -410,12 +413,12 @@ def test_drafters_that_copy_are_measured_with_drafts(drafter, monkeypatch):
 def test_a_fixed_depth_is_one_that_the_drafter_has():
     target, small = pair()
     engine = Engine(target, DraftModel(small, (1, 1, 1)), planner=FixedLength(2))
-    _, run = decode(engine, PROMPTS[:1], Sampling(0), StopConditions(12))
+    _, run = decode(engine, PROMPTS[:1], SamplingParams(0), StopConditions(12))
     assert run.stats.drafted == 2 * run.stats.steps
     with pytest.raises(ConfigurationError, match=r"one that the drafter has, .*; got 9"):
         decode(
             Engine(target, engine.drafter, planner=FixedLength(9)),
             PROMPTS[:1],
-            Sampling(0),
+            SamplingParams(0),
             StopConditions(2),
         )

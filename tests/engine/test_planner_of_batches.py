@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from outrider import DraftModel, Engine, PromptLookup, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.costs import Costs, Curve
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.outputs import StepOutput
@@ -26,7 +26,7 @@ MEASURED = measure.measured  # tests are given made-up costs: see conftest.py
 
 
 def rows_of(count, budget=None, temperature=1.0):
-    how = Sampling(temperature, seed=1)
+    how = SamplingParams(temperature, seed=1)
     return [PlannedRow(n, Request([1], how, StopConditions(budget)), 1) for n in range(count)]
 
 
@@ -122,7 +122,8 @@ def test_in_a_closed_batch_the_row_that_will_be_last_decides():
     flat = Costs({1: {0: Curve.of({1: 6.0, 5: 10.0})}, 12: {0: Curve.of({1: 7.0, 5: 14.0})}})
     done, long = StopConditions(12), StopConditions(400)
     rows = [
-        PlannedRow(n, Request([1], Sampling(0), long if n == 0 else done), 1) for n in range(12)
+        PlannedRow(n, Request([1], SamplingParams(0), long if n == 0 else done), 1)
+        for n in range(12)
     ]
     last = {}
     for closed in (True, False):
@@ -144,7 +145,7 @@ def test_a_batch_is_closed_when_nobody_waits():
     run = EngineRun(Engine(target, DraftModel(small, (1, 1)), "match", Watching()), 2, 128)
     run.submit_all(
         [
-            Request(p, Sampling(0), StopConditions(n))
+            Request(p, SamplingParams(0), StopConditions(n))
             for p, n in zip(PROMPTS[:4], (9, 3, 3, 9), strict=True)
         ]
     )
@@ -207,7 +208,7 @@ def tokens_read(monkeypatch, model):
 def test_a_draft_model_that_is_never_asked_reads_nothing(temperature, monkeypatch):
     target, small = pair()
     read = tokens_read(monkeypatch, small)
-    how = Sampling(temperature, seed=3)
+    how = SamplingParams(temperature, seed=3)
     texts = {}
     for rule, planner in (("match", Never()), ("block", Never()), ("match", None)):
         read.clear()
@@ -222,11 +223,13 @@ def kept_of(planner):
     """How much of a target's own drafts is kept, and its text, with a newcomer on the way."""
     target, _ = pair()
     run = EngineRun(Engine(target, DraftModel(target, (1, 1, 1)), "match", planner), 4, 128)
-    run.submit_all([Request(prompt, Sampling(0), StopConditions(30)) for prompt in PROMPTS[:2]])
+    run.submit_all(
+        [Request(prompt, SamplingParams(0), StopConditions(30)) for prompt in PROMPTS[:2]]
+    )
     texts = {}
     for number in range(60):
         if number == 4:
-            run.submit(Request(PROMPTS[2], Sampling(0), StopConditions(30)))
+            run.submit(Request(PROMPTS[2], SamplingParams(0), StopConditions(30)))
         for block in run.step():
             texts.setdefault(block.row, []).extend(block.token_ids)
     return run.stats.accepted / max(run.stats.drafted, 1), texts
@@ -234,7 +237,7 @@ def kept_of(planner):
 
 def test_a_draft_model_reads_late_what_it_would_have_read_at_once(monkeypatch):
     target, _ = pair()
-    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], Sampling(0), StopConditions(30))
+    expected, _ = decode(Engine(target, Root()), PROMPTS[:3], SamplingParams(0), StopConditions(30))
     kept, texts = kept_of(Later())
     assert [texts[row] for row in range(3)] == expected
     assert kept > 0.9
@@ -247,10 +250,10 @@ def test_a_draft_model_reads_late_what_it_would_have_read_at_once(monkeypatch):
 def test_a_newcomer_is_read_at_once_where_others_are_drafted_for():
     target, small = pair()
     run = EngineRun(Engine(target, DraftModel(small, (1, 1)), "match", Always()), 4, 128)
-    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(20)))
+    run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(20)))
     run.step()
     assert run.batch.context.unread == 0
-    run.submit(Request(PROMPTS[1], Sampling(0), StopConditions(20)))
+    run.submit(Request(PROMPTS[1], SamplingParams(0), StopConditions(20)))
     run.step()
     assert run.batch.rows == 2
     assert run.batch.context.unread == 0

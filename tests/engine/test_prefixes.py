@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from requests_alone import LONG, engine_of
 
-from outrider import Sampling, StopConditions
+from outrider import SamplingParams, StopConditions
 from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
@@ -38,7 +38,7 @@ def texts(engine, prompts, prefixes, seats=3, budget=9):
     """The text of each prompt, and how much of it was copied."""
     run = EngineRun(engine, seats, 256, prefixes=prefixes)
     requests = [
-        Request(prompt, Sampling(0.9, seed=seed), StopConditions(budget))
+        Request(prompt, SamplingParams(0.9, seed=seed), StopConditions(budget))
         for seed, prompt in enumerate(prompts)
     ]
     run.submit_all(requests)
@@ -96,9 +96,9 @@ def test_copies_come_in_beside_those_who_run(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 8)
     prefixes = PrefixCache(MEGABYTE)
     run = EngineRun(engine_of("chain"), 4, 256, prefixes=prefixes)
-    run.submit(Request([*HEAD, 7], Sampling(0), StopConditions(60)))
+    run.submit(Request([*HEAD, 7], SamplingParams(0), StopConditions(60)))
     run.step()
-    numbers = run.submit_all([Request([*HEAD, 7], Sampling(0), StopConditions(60))] * 2)
+    numbers = run.submit_all([Request([*HEAD, 7], SamplingParams(0), StopConditions(60))] * 2)
     blocks = run.step()
     assert {block.row for block in blocks} == {0, *numbers}
     assert [run.cached(number) for number in numbers] == [len(HEAD)] * 2
@@ -144,8 +144,8 @@ def test_nothing_is_kept_after_a_row_with_nan():
     """Nobody is given entries of a model that went wrong."""
     prefixes = PrefixCache(MEGABYTE)
     run = EngineRun(engine_of("root"), 2, 256, prefixes=prefixes)
-    run.submit(Request(HEAD, Sampling(0), StopConditions(9)))
-    run.submit(Request([1, 2, 3], Sampling(0), StopConditions(9)))
+    run.submit(Request(HEAD, SamplingParams(0), StopConditions(9)))
+    run.submit(Request([1, 2, 3], SamplingParams(0), StopConditions(9)))
     run.step()
     assert len(prefixes) == 2
     run._ledger.entries[0].poisoned = True

@@ -2,17 +2,17 @@
 
 import pytest
 
-from outrider import Engine, Root, Sampling, StopConditions, verifiers
+from outrider import Engine, Root, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Beam, DynamicTree
 from tiny import decode
 
 TOKENS = 24
 MATCH = verifiers.get("match")
 SETTINGS = [
-    Sampling(1.0, seed=11),
-    Sampling(0.8, seed=12, repetition_penalty=1.1),
-    Sampling(1.0, top_p=0.95, seed=13),
-    Sampling(0.6, top_k=50, seed=14),
+    SamplingParams(1.0, seed=11),
+    SamplingParams(0.8, seed=12, repetition_penalty=1.1),
+    SamplingParams(1.0, top_p=0.95, seed=13),
+    SamplingParams(0.6, top_k=50, seed=14),
 ]
 DRAFTERS = {
     "coupled dynamic tree": lambda small: DynamicTree(small, 12, 5, 4, coupled=True),

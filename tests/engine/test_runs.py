@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from requests_alone import CAPACITY, LONG, REQUESTS, SEATS, alone, engine_of, refuses
 
-from outrider import ConfigurationError, Engine, Sampling, StopConditions
+from outrider import ConfigurationError, Engine, SamplingParams, StopConditions
 from outrider.engine import scheduler
 from outrider.engine.batch import Prefill, begin, groups, slab
 from outrider.engine.engine_run import EngineRun
@@ -149,14 +149,16 @@ def test_a_long_prompt_is_not_read_to_by_short_ones(monkeypatch):
     monkeypatch.setattr(Prefill, "step", step)
     engine = engine_of("chain")
     prompts = [LONG, *[LONG[i : i + 10] for i in range(7)]]
-    run = engine.run(prompts, Sampling(0), StopConditions(4))
+    run = engine.run(prompts, SamplingParams(0), StopConditions(4))
     texts = [[] for _ in prompts]
     for block in run:
         texts[block.row] += block.token_ids
     assert sum(counted) <= 1.15 * sum(len(prompt) for prompt in prompts)
     for prompt, text in zip(prompts, texts, strict=True):
         assert text == [
-            t for b in engine.run([prompt], Sampling(0), StopConditions(4)) for t in b.token_ids
+            t
+            for b in engine.run([prompt], SamplingParams(0), StopConditions(4))
+            for t in b.token_ids
         ]
 
 
@@ -173,9 +175,9 @@ def test_a_prompt_is_read_in_pieces_between_the_steps_of_others(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 16)
     engine = engine_of("chain")
     run = EngineRun(engine, 2, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(60)))
+    run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(60)))
     text = [token for block in run.step() for token in block.token_ids]
-    late = run.submit(Request(LONG, Sampling(0), StopConditions(5)))
+    late = run.submit(Request(LONG, SamplingParams(0), StopConditions(5)))
     steps, other = 0, []
     while run.reasons[late] is None:
         for block in run.step():
@@ -185,22 +187,24 @@ def test_a_prompt_is_read_in_pieces_between_the_steps_of_others(monkeypatch):
     assert steps >= len(LONG) // 16 - 1
     text += [token for block in run for token in block.token_ids]
     assert text == [
-        t for b in engine.run([PROMPTS[0]], Sampling(0), StopConditions(60)) for t in b.token_ids
+        t
+        for b in engine.run([PROMPTS[0]], SamplingParams(0), StopConditions(60))
+        for t in b.token_ids
     ]
     assert other == [
-        t for b in engine.run([LONG], Sampling(0), StopConditions(5)) for t in b.token_ids
+        t for b in engine.run([LONG], SamplingParams(0), StopConditions(5)) for t in b.token_ids
     ]
 
 
 def test_joining_writes_into_free_seats_and_moves_nobody():
     engine = engine_of("tree")
     run = EngineRun(engine, 4, CAPACITY)
-    run.submit(Request(PROMPTS[0], Sampling(0), StopConditions(40)))
+    run.submit(Request(PROMPTS[0], SamplingParams(0), StopConditions(40)))
     run.step()
     buffers = [stack.data_ptr() for stack in run.batch.cache.stacks]
     tokens = run.batch.tokens_SL.data_ptr()
     for prompt in PROMPTS[1:4]:
-        run.submit(Request(prompt, Sampling(0), StopConditions(40)))
+        run.submit(Request(prompt, SamplingParams(0), StopConditions(40)))
     for _ in range(3):
         run.step()
     assert run.batch.rows == 4

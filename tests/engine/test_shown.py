@@ -4,7 +4,14 @@ import pytest
 import torch
 from requests_alone import CAPACITY, LONG, refuses
 
-from outrider import ConfigurationError, DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import (
+    ConfigurationError,
+    DraftModel,
+    Engine,
+    Root,
+    SamplingParams,
+    StopConditions,
+)
 from outrider.engine import scheduler
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
@@ -51,7 +58,7 @@ def test_a_planner_chooses_among_the_shapes_and_no_exact_text_changes(name):
     target, small = pair()
     planner, costs = Turns(), {"target": {1: 1.0}}
     engine = Engine(target, DRAFTERS[name](small), None, planner, costs)
-    how = Sampling(1.0, seed=4) if "coupled" in name else Sampling(0)
+    how = SamplingParams(1.0, seed=4) if "coupled" in name else SamplingParams(0)
     run = engine.run(PROMPTS, how, StopConditions(30))
     texts = [[] for _ in PROMPTS]
     for block in run:
@@ -72,7 +79,9 @@ def test_a_planner_outside_the_declared_shapes_is_refused():
         def plan(self, state, view):
             return state[0][0]._replace(key="wild", max_nodes=99)
 
-    run = Engine(target, DraftModel(small, (1, 1)), None, Wild()).run(PROMPTS[:1], Sampling(0))
+    run = Engine(target, DraftModel(small, (1, 1)), None, Wild()).run(
+        PROMPTS[:1], SamplingParams(0)
+    )
     with refuses(ConfigurationError, "planner", "'draft_model'", "'wild'", "choose among"):
         next(run)
 
@@ -103,7 +112,7 @@ def test_what_a_drafter_foresees_reaches_the_planner_row_by_row():
             return state[0][0]
 
     engine = Engine(target, Seer(DraftModel(small, (1, 1))), None, Looking())
-    list(engine.run(PROMPTS, Sampling(0), StopConditions(6)))
+    list(engine.run(PROMPTS, SamplingParams(0), StopConditions(6)))
     assert [number for number, _, _ in looked[0]] == list(range(len(PROMPTS)))
     assert all(length == gain for step in looked for _, length, gain in step)
 
@@ -128,7 +137,7 @@ def test_a_drafter_that_asks_is_shown_the_states(monkeypatch):
     reader = Reader()
     object.__setattr__(reader, "seen", [])
     run = EngineRun(Engine(target, reader), 2, CAPACITY)
-    run.submit(Request(LONG, Sampling(0), StopConditions(4)))
+    run.submit(Request(LONG, SamplingParams(0), StopConditions(4)))
     list(run)
     prompt, *steps = (states for states in reader.seen if states)
     assert [state.shape for state in prompt] == [(1, len(LONG) - 1, 32)] * 2

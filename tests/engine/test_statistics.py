@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from outrider import DraftModel, Engine, RequestStats, Sampling, StopConditions
+from outrider import DraftModel, Engine, RequestStats, SamplingParams, StopConditions
 from outrider.drafters import Paths
 from outrider.lab.measure import Timed
 from outrider.ops import use
@@ -12,7 +12,7 @@ from outrider.stats import VERBS
 from tiny import DRAFTERS, PROMPTS, VOCAB, decode, pair
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=4)])
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, seed=4)])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_statistics_add_up(name, sampling):
     target, small = pair()
@@ -48,7 +48,7 @@ def test_statistics_add_up(name, sampling):
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_alpha_is_there_when_there_was_a_law(name):
     target, small = pair()
-    rows = [Sampling(1.0, seed=i) for i in range(len(PROMPTS))]
+    rows = [SamplingParams(1.0, seed=i) for i in range(len(PROMPTS))]
     _, run = decode(Engine(target, DRAFTERS[name](small)), PROMPTS, rows, StopConditions(40))
     assert 0 < run.stats.alpha < 1
     assert run.stats.overlaps <= run.stats.steps * len(DRAFTERS[name](small).counts)
@@ -59,7 +59,7 @@ def test_alpha_is_one_when_the_target_drafts():
     _, run = decode(
         Engine(target, DraftModel(target, (1, 1))),
         PROMPTS,
-        Sampling(1.0, seed=1),
+        SamplingParams(1.0, seed=1),
         StopConditions(30),
     )
     assert run.stats.alpha == pytest.approx(1, abs=1e-4)
@@ -70,10 +70,10 @@ def test_a_timed_model_knows_what_was_spent_in_it(drafter):
     target, small = pair()
     timed = Timed(small)
     expected, _ = decode(
-        Engine(target, drafter(small)), PROMPTS[:2], Sampling(0), StopConditions(20)
+        Engine(target, drafter(small)), PROMPTS[:2], SamplingParams(0), StopConditions(20)
     )
     texts, run = decode(
-        Engine(target, drafter(timed)), PROMPTS[:2], Sampling(0), StopConditions(20)
+        Engine(target, drafter(timed)), PROMPTS[:2], SamplingParams(0), StopConditions(20)
     )
     assert texts == expected
     assert timed.calls > run.stats.engine_steps
@@ -83,7 +83,7 @@ def test_a_timed_model_knows_what_was_spent_in_it(drafter):
 def test_the_trace_tells_what_became_of_every_drafted_token():
     target, small = pair()
     run = Engine(target, DRAFTERS["tree"](small)).run(
-        PROMPTS, Sampling(1.0, seed=2), StopConditions(20), trace=True
+        PROMPTS, SamplingParams(1.0, seed=2), StopConditions(20), trace=True
     )
     drafted = accepted = 0
     for block in run:
@@ -102,10 +102,10 @@ def test_the_trace_tells_what_became_of_every_drafted_token():
 
 
 FILTERED = (
-    Sampling(1.0, top_k=1, seed=1),
-    Sampling(1.0, top_p=0.5, seed=1),
-    Sampling(0, logit_bias=dict.fromkeys(range(2, VOCAB), -math.inf)),
-    [Sampling(1.0, top_k=2, seed=1), Sampling(0)],
+    SamplingParams(1.0, top_k=1, seed=1),
+    SamplingParams(1.0, top_p=0.5, seed=1),
+    SamplingParams(0, logit_bias=dict.fromkeys(range(2, VOCAB), -math.inf)),
+    [SamplingParams(1.0, top_k=2, seed=1), SamplingParams(0)],
 )
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_offered_below_a_node_that_is_not(name, ops):
 def test_what_filters_leave_out_is_not_counted_as_drafted():
     target, _ = pair()
     engine = Engine(target, DraftModel(target, (3, 2, 1)))
-    _, run = decode(engine, PROMPTS[:1], Sampling(1.0, top_k=1, seed=1), StopConditions(16))
+    _, run = decode(engine, PROMPTS[:1], SamplingParams(1.0, top_k=1, seed=1), StopConditions(16))
     assert run.stats.draft_acceptance_rate == 1  # one chain of three, which its own drafter keeps
 
 

@@ -10,7 +10,7 @@ from outrider import (
     DraftModel,
     Engine,
     NumericalError,
-    Sampling,
+    SamplingParams,
     StopConditions,
     ops,
     verifiers,
@@ -37,7 +37,8 @@ def test_threads_do_not_write_to_each_others_rows(name, busy_switching):
 
     def texts():
         runs = [
-            engine.run(PROMPTS[:1], Sampling(1.0, seed=s), StopConditions(24)) for s in range(8)
+            engine.run(PROMPTS[:1], SamplingParams(1.0, seed=s), StopConditions(24))
+            for s in range(8)
         ]
         return [[token for block in run for token in block.token_ids] for run in runs]
 
@@ -60,7 +61,7 @@ def test_an_observer_sees_a_step_first_and_outside_inference_mode():
         kept.append(scores.laws.logits_BRV.clone())
 
     engine = Engine(target, DraftModel(small, (1, 1, 1)))
-    run = engine.run(PROMPTS[:1], Sampling(1.0, seed=1), StopConditions(12), observe=observe)
+    run = engine.run(PROMPTS[:1], SamplingParams(1.0, seed=1), StopConditions(12), observe=observe)
     list(run)
     assert seen == list(range(run.stats.steps))
     kept[0].mul_(2)  # an ordinary tensor, not one of inference mode
@@ -85,7 +86,7 @@ def test_the_faulty_step_is_observed():
     engine = Engine(Broken(), DraftModel(small, (1, 1)))
     run = engine.run(
         PROMPTS[:1],
-        Sampling(1.0, seed=1),
+        SamplingParams(1.0, seed=1),
         StopConditions(30),
         observe=lambda draft, scores, *rest: wild.append(
             bool(scores.laws.logits_BRV.isnan().any())
@@ -101,7 +102,7 @@ def test_a_shortened_draft_lies_where_it_should():
     """What a drafter knows about places holds for its own draft only."""
     target, small = pair()
     drafter = DraftModel(small, (1,) * 4)
-    state = begun(target, drafter, PROMPTS[:1], [Sampling(1.0, seed=3)])
+    state = begun(target, drafter, PROMPTS[:1], [SamplingParams(1.0, seed=3)])
     draft = step.propose(drafter, state)
     whole = step.score(target, state, draft).laws.logits_BRV
     draws, row = (torch.cat([t[:, :2], t[:, -1:]], 1) for t in (draft.draws_BNK, draft.row_BNK))
@@ -124,5 +125,5 @@ def test_kseq_judges_what_the_cpu_code_cannot(temperature):
     target, small = pair()
     engine = Engine(target, Paths(small, 3, 3, more=(small,)), verifiers.get("kseq"))
     with ops.use("cpu"):
-        run = engine.run(PROMPTS[:1], Sampling(temperature, seed=1), StopConditions(8))
+        run = engine.run(PROMPTS[:1], SamplingParams(temperature, seed=1), StopConditions(8))
         assert sum(len(block.token_ids) for block in run) == 8

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import DraftModel, Engine, Sampling, verifiers
+from outrider import DraftModel, Engine, SamplingParams, verifiers
 from outrider.drafters import Beam, DynamicTree, HubTree, Paths, SampledTree, StaticTree
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.testing import p_value, text_law
@@ -39,7 +39,7 @@ TREES = {
     "uneven": lambda small: SampledTree(small, parents=(-1, 0, 0, 0, 1, 1, 2)),
 }
 #: Filters act on both sides.
-SETTINGS = {"plain": Sampling(1.0), "filtered": Sampling(1.3, top_k=3)}
+SETTINGS = {"plain": SamplingParams(1.0), "filtered": SamplingParams(1.3, top_k=3)}
 
 
 @lru_cache

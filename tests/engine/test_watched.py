@@ -9,7 +9,7 @@ from outrider import (
     EngineRun,
     PromptLookup,
     Request,
-    Sampling,
+    SamplingParams,
     StopConditions,
     UnknownName,
 )
@@ -18,7 +18,7 @@ from outrider.models import adapt
 from tiny import PROMPTS, llama
 
 MODEL = llama()
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 
 
 def told(places, drafter=None):
@@ -71,7 +71,7 @@ def expected_logs(ids, scale=1.0, bias=None):
 
 def test_each_request_is_told_of_the_law_it_asks_for():
     bias = {7: 3.0}
-    sampling = Sampling(0.5, seed=3, logit_bias=bias)
+    sampling = SamplingParams(0.5, seed=3, logit_bias=bias)
     run = EngineRun(Engine(adapt(MODEL), PromptLookup(2), "match"), 4, 64)
     wanted = [None, Logprobs(), Logprobs(3, "shaped"), Logprobs(4, "raw")]
     run.submit_all([Request(PROMPTS[0], sampling, StopConditions(6), logprobs=w) for w in wanted])

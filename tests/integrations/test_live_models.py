@@ -11,7 +11,7 @@ import pytest
 import torch
 from families import EAGER_ONLY, FAMILIES, build
 
-from outrider import Engine, Root, Sampling, StopConditions
+from outrider import Engine, Root, SamplingParams, StopConditions
 from outrider.errors import ConfigurationError
 from outrider.integrations.generate import speculative
 from outrider.models import adapt
@@ -85,7 +85,7 @@ def test_a_loaded_model_keeps_its_mode_between_passes(chain_only):
     plain = model.generate(prompt(), **GREEDY)[0, 20:].tolist()
     model.train()
     run = Engine(adapt(model, chain_only=chain_only), Root()).run(
-        prompt().tolist(), Sampling(temperature=0), StopConditions(8)
+        prompt().tolist(), SamplingParams(temperature=0), StopConditions(8)
     )
     assert [token for block in run for token in block.token_ids] == plain
     assert model.training
@@ -96,7 +96,7 @@ def test_a_part_in_training_decodes_without_dropout():
     model = made("GPT-2")
     plain = model.generate(prompt(), **GREEDY)[0, 20:].tolist()
     model.transformer.h.train()
-    run = Engine(adapt(model), Root()).run(prompt().tolist(), Sampling(0), StopConditions(8))
+    run = Engine(adapt(model), Root()).run(prompt().tolist(), SamplingParams(0), StopConditions(8))
     assert [token for block in run for token in block.token_ids] == plain
     assert model.transformer.h[0].training
     assert not model.training

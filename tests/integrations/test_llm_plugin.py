@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 
 FOLDER = Path(__file__).parents[2] / "examples" / "llm-outrider"
 
@@ -34,7 +34,7 @@ def test_an_answer_is_the_librarys(plugin, shipped):
     plugin.register_models(models.append)
     prompt = "def fibonacci(n):\n"
     response = models[0].prompt(prompt, temperature=0, max_tokens=24)
-    expected = shipped.generate(prompt, Sampling(0), Stop(24))
+    expected = shipped.generate(prompt, SamplingParams(0), Stop(24))
     assert response.text() == expected.texts[0]
     assert response.response_json["speculative_decoding"]["new_tokens"] == 24
 
@@ -56,5 +56,5 @@ def test_turns_of_a_talk_come_in_order(plugin, shipped, monkeypatch):
     turns = [("system", "Be brief."), ("user", "def f(x):"), ("assistant", first)]
     turns.append(("user", "And g?"))
     told = [{"role": role, "content": content} for role, content in turns]
-    expected = shipped.generate([told], Sampling(0), Stop(6)).texts[0]
+    expected = shipped.generate([told], SamplingParams(0), Stop(6)).texts[0]
     assert second.text() == expected

@@ -8,7 +8,7 @@ from nodes import random_case
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers import generation as hf
 
-from outrider import Sampling, Timestamps
+from outrider import SamplingParams, Timestamps
 from outrider.integrations.native import Prompts
 from outrider.integrations.processors import settings
 
@@ -206,7 +206,7 @@ def test_whatever_the_order_the_law_is_that_of_the_list(width):
         fields = settings(processors, True, about)
         rest = fields.pop("processors", ())
         native, whole = native + len(processors) - len(rest), whole + len(processors)
-        ours = case.shaped([Sampling(**fields)] * 2, (2,), [END] * 2, sources)
+        ours = case.shaped([SamplingParams(**fields)] * 2, (2,), [END] * 2, sources)
         for row, (start, stop) in itertools.product(range(2), itertools.pairwise(case.tree.levels)):
             texts = torch.tensor([case.text(row, node) for node in range(start, stop)])
             want = _of_row(processors, sources[row])(texts, case.logits[row, start:stop].clone())

@@ -285,7 +285,7 @@ def test_texts_of_the_shipped_pair_follow_its_target():
     from outrider.certify import Power, foreign
     from outrider.lab.papers.wagner import generate
     from outrider.lab.papers.wagner_pairs import shipped_pair
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
 
     pair = shipped_pair(6)
     numbers = {tuple(prompt[0].tolist()): i for i, prompt in enumerate(pair.prompts)}
@@ -296,6 +296,8 @@ def test_texts_of_the_shipped_pair_follow_its_target():
 
     power = Power(tokens=1_500, samples=32, new_tokens=24, rows=6, effect=0.1)
     with fast.patched() as calls:
-        report = foreign(write, pair.target, list(numbers), Sampling(), power, draft=pair.draft)
+        report = foreign(
+            write, pair.target, list(numbers), SamplingParams(), power, draft=pair.draft
+        )
     assert calls.count > 500
     assert report.verdict == "exact", report

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import scripts
-from outrider import Sampling
+from outrider import SamplingParams
 from outrider.drafters import NgramTable, PromptLookup, Suffix, ngram_table
 from outrider.drafters.ngram_file import write
 from outrider.errors import ConfigurationError
 from outrider.integrations.vllm import Proposer
-from outrider.laws.sampling import rows
+from outrider.sampling.sampling_params import rows
 from outrider.types import Context
 
 VOCABULARY, LONGEST, COUNT = 12, 64, 3
@@ -40,7 +40,7 @@ def proposer(count=COUNT, **asked):
 
 def alone(drafter, text):
     """What the drafter proposes for a text that it reads in one go."""
-    one = rows([Sampling(0, seed=0)])
+    one = rows([SamplingParams(0, seed=0)])
     context = Context(torch.tensor([text]), torch.tensor([len(text)]), len(text), one)
     draft = drafter.propose(drafter.open(context, LONGEST), context, drafter.shapes[0])
     return draft.tokens_BN[0, 1 : 1 + int((draft.draws_BNK[0] >= 0).sum())].tolist()

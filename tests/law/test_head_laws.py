@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from outrider import DraftModel, Engine, Sampling, verifiers
+from outrider import DraftModel, Engine, SamplingParams, verifiers
 from outrider.certify import Power, certify
 from outrider.models import LlamaRunner, TreeDecoder
 from outrider.models.heads import (
@@ -102,4 +102,4 @@ def test_a_head_that_declares_another_law_is_seen(made, counts, rule):
 def test_a_head_is_certified():
     prompts = [[3, 1, 4, 1, 5, 9 + i % 8, i % 23, 2, 6] for i in range(16)]
     engine = Engine(pair()[0], DraftModel(driven(), (1, 1, 1)), verifiers.get("block"))
-    assert certify(engine, prompts, Sampling(1.0), FEW).verdict == "exact"
+    assert certify(engine, prompts, SamplingParams(1.0), FEW).verdict == "exact"

@@ -19,8 +19,8 @@ from transformers.generation import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from outrider import Sampling, Timestamps, verifiers
-from outrider.laws import shaping
+from outrider import SamplingParams, Timestamps, verifiers
+from outrider.sampling import logits_processors
 from outrider.types import Context, Laws, Scores
 
 TOLERANCE = 1e-6
@@ -38,13 +38,13 @@ def whisper():
 
 #: name -> our setting, and transformers' processors
 RULES = {
-    "timestamps": (Sampling(timestamps=TIMES), lambda: [whisper()]),
+    "timestamps": (SamplingParams(timestamps=TIMES), lambda: [whisper()]),
     "begin and timestamps": (
-        Sampling(timestamps=TIMES, begin_suppress_tokens=(4,)),
+        SamplingParams(timestamps=TIMES, begin_suppress_tokens=(4,)),
         lambda: [SuppressTokensAtBeginLogitsProcessor([4], 1), whisper()],
     ),
     "first, last and begin": (
-        Sampling(forced_bos_token_id=3, forced_eos_token_id=1, begin_suppress_tokens=(0, 3)),
+        SamplingParams(forced_bos_token_id=3, forced_eos_token_id=1, begin_suppress_tokens=(0, 3)),
         lambda: [
             SuppressTokensAtBeginLogitsProcessor([0, 3], 2),
             ForcedBOSTokenLogitsProcessor(3),
@@ -52,7 +52,7 @@ RULES = {
         ],
     ),
     "n-grams of the source": (
-        Sampling(encoder_no_repeat_ngram_size=2),
+        SamplingParams(encoder_no_repeat_ngram_size=2),
         lambda: [EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor([SOURCE]))],
     ),
 }
@@ -108,7 +108,7 @@ class Ruled:
         logits = torch.from_numpy(self.raw[self.case_R[:, None], self.code_RN.clip(0)])
         nodes = torch.from_numpy(self.forest.token_RN).clone()
         nodes[:, 0] = PROMPT[-1]
-        built = shaping.build(
+        built = logits_processors.build(
             [self.how] * rows,
             [PROMPT] * rows,
             [()] * rows,
@@ -123,7 +123,7 @@ class Ruled:
             parent = torch.full_like(tree.parent_BN, 0)
             tree = tree._replace(ancestors_BNN=eye.expand_as(tree.ancestors_BNN), parent_BN=parent)
         context = Context(torch.tensor([PROMPT] * rows), torch.full((rows,), size), size, None)
-        shaped = shaping.shape(logits, built, context, nodes, tree).double()
+        shaped = logits_processors.apply(logits, built, context, nodes, tree).double()
         return Scores(Laws(shaped, torch.ones(rows, dtype=torch.float64), greedy="none"))
 
 

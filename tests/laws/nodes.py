@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.laws import shaping
-from outrider.rows import Shaping
+from outrider.row_params import Shaping
+from outrider.sampling import logits_processors
 from outrider.types import Context, Tree
 
 WIDE = 9  #: committed tokens at most
@@ -51,7 +51,7 @@ class Case:
     def built(self, settings, stops=(), ends=(), sources=()):
         """The settings as a `Shaping`."""
         vocab, stops = self.logits.shape[-1], [stops] * len(settings)
-        return shaping.build(
+        return logits_processors.build(
             settings, self.prompts, stops, vocab, "cpu", ends=ends, sources=sources
         )
 
@@ -60,7 +60,9 @@ class Case:
         if built is None:
             return self.logits
         before = self.logits.clone()
-        shaped = shaping.shape(self.logits, built, self.context, self.nodes, tree or self.tree)
+        shaped = logits_processors.apply(
+            self.logits, built, self.context, self.nodes, tree or self.tree
+        )
         assert torch.equal(before, self.logits)
         return shaped
 
@@ -69,7 +71,9 @@ class Case:
         parts = []
         for start, stop in itertools.pairwise(self.tree.levels):
             logits, nodes = self.logits[:, start:stop], self.nodes[:, :stop]
-            parts.append(shaping.shape(logits, built, self.context, nodes, self.tree, start))
+            parts.append(
+                logits_processors.apply(logits, built, self.context, nodes, self.tree, start)
+            )
         return torch.cat(parts, 1)
 
     def reference(self, process):

@@ -15,23 +15,23 @@ from transformers.generation import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from outrider import Sampling
+from outrider import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
-from outrider.laws import shaping
-from outrider.laws.columns import among
+from outrider.sampling import logits_processors
+from outrider.sampling.columns import among
 from tiny import DRAFTERS, pair
 
 VOCAB, STOPS = 11, (0, 4)
 SETTINGS = [
-    Sampling(begin_suppress_tokens=(0, 3, 9), min_new_tokens=2),
-    Sampling(forced_bos_token_id=0, begin_suppress_tokens=(5,)),
-    Sampling(forced_eos_token_id=4, min_new_tokens=9),
-    Sampling(encoder_no_repeat_ngram_size=2, no_repeat_ngram_size=3),
-    Sampling(),
-    Sampling(encoder_no_repeat_ngram_size=1, begin_suppress_tokens=(0,)),
-    Sampling(forced_bos_token_id=7, forced_eos_token_id=0, encoder_no_repeat_ngram_size=3),
-    Sampling(min_new_tokens=1, begin_suppress_tokens=(10, 2)),
+    SamplingParams(begin_suppress_tokens=(0, 3, 9), min_new_tokens=2),
+    SamplingParams(forced_bos_token_id=0, begin_suppress_tokens=(5,)),
+    SamplingParams(forced_eos_token_id=4, min_new_tokens=9),
+    SamplingParams(encoder_no_repeat_ngram_size=2, no_repeat_ngram_size=3),
+    SamplingParams(),
+    SamplingParams(encoder_no_repeat_ngram_size=1, begin_suppress_tokens=(0,)),
+    SamplingParams(forced_bos_token_id=7, forced_eos_token_id=0, encoder_no_repeat_ngram_size=3),
+    SamplingParams(min_new_tokens=1, begin_suppress_tokens=(10, 2)),
 ]
 
 
@@ -119,20 +119,20 @@ def test_rows_of_every_kind_come_and_go():
 
 
 def test_rules_over_some_tokens_are_the_rules_over_all():
-    some, settings = torch.tensor([7, 0, 3, 9]), [SETTINGS[0], Sampling(), SETTINGS[7]]
-    settings[1:1] = [Sampling(logit_bias={9: 1.5, 0: -float("inf"), 2: 3.0})]
+    some, settings = torch.tensor([7, 0, 3, 9]), [SETTINGS[0], SamplingParams(), SETTINGS[7]]
+    settings[1:1] = [SamplingParams(logit_bias={9: 1.5, 0: -float("inf"), 2: 3.0})]
     differ = 0
     for seed in range(4):
         case = random_case(VOCAB, seed, rows=4)
         built, logits = case.built(settings, STOPS), case.logits[..., some]
         found, other = (
-            shaping.shape(logits, among(built, ids), case.context, case.nodes, case.tree)
+            logits_processors.apply(logits, among(built, ids), case.context, case.nodes, case.tree)
             for ids in (some, some.flip(0))
         )
         assert torch.equal(found, case.by(built)[..., some])
         differ += not torch.equal(found, other)  # they act on the tokens that they name
     assert differ
-    for how in (SETTINGS[1], SETTINGS[3], Sampling(repetition_penalty=1.2)):
+    for how in (SETTINGS[1], SETTINGS[3], SamplingParams(repetition_penalty=1.2)):
         assert among(case.built([how] * 4, sources=sources(0)[:4]), some) is None
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_read_from_the_device():
         moved = {k: v.to("meta") for k, v in store._asdict().items() if torch.is_tensor(v)}
         return store._replace(**moved)
 
-    shaped = shaping.shape(
+    shaped = logits_processors.apply(
         case.logits.to("meta"), away(built), away(case.context), case.nodes.to("meta"),
         away(case.tree),
     )  # fmt: skip
@@ -175,18 +175,18 @@ def test_nothing_is_read_from_the_device():
 )
 def test_values_of_another_kind_are_refused(wrong, says):
     with pytest.raises(ConfigurationError, match=says):
-        Sampling(**wrong)
+        SamplingParams(**wrong)
 
 
 @pytest.mark.parametrize("name", ["begin_suppress_tokens", "forced_bos_token_id"])
 def test_tokens_outside_the_vocabulary_are_refused(name):
-    how = Sampling(**{name: (97,) if name.startswith("begin") else 97})
+    how = SamplingParams(**{name: (97,) if name.startswith("begin") else 97})
     with pytest.raises(ConfigurationError, match=f"{name} names token 97, outside the vocabulary"):
-        shaping.admit([how], [[1]], [()], 97, "cpu")
+        logits_processors.validate([how], [[1]], [()], 97, "cpu")
 
 
 def test_a_source_that_is_not_there_is_asked_for():
     target, draft = pair()
     engine = Engine(target, DRAFTERS["chain"](draft))
     with pytest.raises(ConfigurationError, match="got request 0 without source ids; leave it out"):
-        engine.run([[1, 2]], Sampling(encoder_no_repeat_ngram_size=2))
+        engine.run([[1, 2]], SamplingParams(encoder_no_repeat_ngram_size=2))

@@ -12,10 +12,10 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-from outrider import Sampling
+from outrider import SamplingParams
 from outrider.errors import ConfigurationError
-from outrider.laws import shaping
-from outrider.laws.timestamps import Timestamps
+from outrider.sampling import logits_processors
+from outrider.sampling.timestamps import Timestamps
 
 #: 20 text ids, the end, 4 other special ids, and 25 timestamps.
 VOCAB = 50
@@ -49,7 +49,7 @@ def reference(case, rules):
 
 def test_ten_thousand_paths_as_transformers_has_them():
     paths = timed = 0
-    settings = [Sampling(timestamps=rule) for rule in RULES]
+    settings = [SamplingParams(timestamps=rule) for rule in RULES]
     for seed in range(63):
         case = random_case(VOCAB, seed, draw=tokens)
         want, shaped = reference(case, RULES), case.shaped(settings)
@@ -64,19 +64,19 @@ def test_ten_thousand_paths_as_transformers_has_them():
 
 def test_a_path_read_from_another_node_is_seen():
     case = random_case(VOCAB, 1, draw=tokens)
-    settings = [Sampling(timestamps=rule) for rule in RULES]
+    settings = [SamplingParams(timestamps=rule) for rule in RULES]
     want = reference(case, RULES)
     for field in ("parent_BN", "ancestors_BNN"):  # another row's topology
         turned = case.tree._replace(**{field: getattr(case.tree, field).roll(1, 0)})
         assert not torch.equal(case.shaped(settings, tree=turned), want)
     for rule in (replace(RULE, max_initial=7), replace(RULE, end_id=19)):
-        assert not torch.equal(case.shaped([Sampling(timestamps=rule)] * 8), want)
+        assert not torch.equal(case.shaped([SamplingParams(timestamps=rule)] * 8), want)
 
 
 def test_the_order_of_whispers_rules():
     """Begin, suppress, timestamps: what is banned counts nothing when timestamps are weighed."""
     begin, never = [3, 26], [5, 6, 7, 8, 9, 10, 11, 12, 30]
-    how = Sampling(
+    how = SamplingParams(
         logit_bias=dict.fromkeys(never, -torch.inf), begin_suppress_tokens=begin, timestamps=RULE
     )
     shaped, wanted, swapped = [], [], []
@@ -101,7 +101,7 @@ def test_the_order_of_whispers_rules():
 
 def test_rows_with_other_rules_come_and_go():
     case = random_case(VOCAB, 7, draw=tokens)
-    settings = [Sampling(timestamps=rule) for rule in RULES]
+    settings = [SamplingParams(timestamps=rule) for rule in RULES]
     want = reference(case, RULES)
     assert torch.equal(case.by(joined(case, settings)), want)
     settings[2], settings[3] = settings[3], settings[2]
@@ -124,6 +124,6 @@ def test_rules_that_cannot_be_are_refused(wrong, says):
 
 def test_a_rule_of_another_kind_or_vocabulary_is_refused():
     with pytest.raises(ConfigurationError, match=r"timestamps must be Timestamps or None; got 50"):
-        Sampling(timestamps=50)
+        SamplingParams(timestamps=50)
     with pytest.raises(ConfigurationError, match="timestamps names token 25, outside the voc"):
-        shaping.admit([Sampling(timestamps=RULE)], [[1]], [()], 25, "cpu")
+        logits_processors.validate([SamplingParams(timestamps=RULE)], [[1]], [()], 25, "cpu")

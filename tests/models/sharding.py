@@ -23,7 +23,7 @@ def decoded(asked):
     cancel    {number: the step ahead of which it is cancelled}
     die       {rank: tokens}: that rank kills itself (used by tests of failures)
     """
-    from outrider import Sampling, StopConditions, load
+    from outrider import SamplingParams, StopConditions, load
     from outrider.engine.engine_run import EngineRun
     from outrider.engine.request import Request
 
@@ -33,7 +33,7 @@ def decoded(asked):
     )
     for number, prompt in enumerate(asked["prompts"]):
         ids = speculator.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
-        sampling = Sampling(asked.get("temperature", 0.8), seed=number)
+        sampling = SamplingParams(asked.get("temperature", 0.8), seed=number)
         run.submit(Request(ids, sampling, StopConditions(asked.get("tokens", 16))))
     texts = [[] for _ in asked["prompts"]]
     cancel, steps = {int(n): step for n, step in asked.get("cancel", {}).items()}, 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider import Engine, Sampling, StopConditions
+from outrider import Engine, SamplingParams, StopConditions
 from outrider.drafters import DraftModel, DynamicTree
 from outrider.models import LlamaRunner, TransformersRunner, TreeDecoder, cache
 from outrider.models.cache import SlotCache
@@ -116,7 +116,7 @@ def test_texts_do_not_depend_on_when_a_cache_grows(runner, shape, monkeypatch):
         "tree": DraftModel(small, (2, 2)),
         "dynamic": DynamicTree(small, 8, 3, 3),
     }[shape]
-    settings = [Sampling(0), Sampling(1.0, seed=1), Sampling(0.8, seed=2)]
+    settings = [SamplingParams(0), SamplingParams(1.0, seed=1), SamplingParams(0.8, seed=2)]
 
     def text():
         return decode(Engine(target, drafter), PROMPTS[:3], settings, StopConditions(200))
@@ -134,7 +134,7 @@ def test_a_long_context_does_not_take_its_memory_at_once(runner):
     model = llama(max_position_embeddings=131_072)
     target, small = (TreeDecoder(runner(m)) for m in (model, perturbed(model, 0.12)))
     run = Engine(target, DraftModel(small, (2, 1))).run(
-        [PROMPTS[0]], Sampling(0), StopConditions(None)
+        [PROMPTS[0]], SamplingParams(0), StopConditions(None)
     )
     for _ in range(3):
         next(run)
@@ -149,7 +149,7 @@ def test_a_finished_run_leaves_no_cache_behind():
     import gc
     import weakref
 
-    from outrider import Engine, Sampling, StopConditions
+    from outrider import Engine, SamplingParams, StopConditions
     from tiny import DRAFTERS, PROMPTS, pair
 
     target, small = pair()
@@ -157,7 +157,7 @@ def test_a_finished_run_leaves_no_cache_behind():
     gc.collect()
     gc.disable()
     try:
-        run = engine.run(list(PROMPTS[:3]), [Sampling(1.0, seed=1)] * 3, StopConditions(6))
+        run = engine.run(list(PROMPTS[:3]), [SamplingParams(1.0, seed=1)] * 3, StopConditions(6))
         blocks = run.step()
         cache = weakref.ref(run.batch.cache)
         assert len([*blocks, *run]) > len(blocks)

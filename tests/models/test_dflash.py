@@ -9,7 +9,7 @@ from torch.nn.functional import embedding, silu
 from transformers import LlamaConfig, Qwen3Config
 
 import outrider
-from outrider import DraftModel, Sampling, StopConditions
+from outrider import DraftModel, SamplingParams, StopConditions
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
@@ -88,7 +88,7 @@ def test_the_law_of_each_place_in_a_block(kind, counts):
     drafter = DraftModel(HeadModel(MaskedBlockHead(head), VOCAB), counts)
     prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[3])
     requests = [
-        Request(prompt, Sampling(1.0, seed=row + 7), StopConditions(24))
+        Request(prompt, SamplingParams(1.0, seed=row + 7), StopConditions(24))
         for row, prompt in enumerate(prompts)
     ]
     batch, kept = begin(driven, drafter, requests, 128), 0
@@ -159,7 +159,7 @@ def test_a_folder_drafts_for_its_target(tmp_path, layout, ids):
     for name, weight in head.state_dict().items():
         assert torch.equal(driven.runner.head.state_dict()[name], weight), name
     assert "lm_head.weight" not in driven.runner.head.state_dict()
-    sampling = [Sampling(0)] * 5
+    sampling = [SamplingParams(0)] * 5
     own = decode(speculator.plain().engine, PROMPTS, sampling, StopConditions(14))[0]
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(14))[0] == own
 

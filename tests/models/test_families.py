@@ -15,7 +15,6 @@ from outrider.drafters import DraftModel, Root
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions
 from outrider.errors import ConfigurationError, UnsupportedModel
-from outrider.laws.sampling import Sampling
 from outrider.loading import load
 from outrider.models import (
     SUPPORTED,
@@ -27,6 +26,7 @@ from outrider.models import (
 )
 from outrider.models.prefill import ingest
 from outrider.models.tree_inputs import of_tree
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import from_parents
 
 CASES = [(name, attention) for name in FAMILIES for attention in attentions(name)]
@@ -91,7 +91,7 @@ def test_coupled_text_equals_plain_decoding(name, attention):
                 parameter += 0.01 * torch.randn(parameter.shape, generator=random)
     draft = TreeDecoder(runner_of(other)(other))
     prompts = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]]
-    how = [Sampling(0.8, seed=11), Sampling(1.0, top_k=40, seed=12)]
+    how = [SamplingParams(0.8, seed=11), SamplingParams(1.0, top_k=40, seed=12)]
     ends = StopConditions(14)
 
     def text(drafter):
@@ -231,7 +231,7 @@ def test_the_chain_fallback_is_exact(name):
     def text(target, drafter):
         out = [[], []]
         for block in Engine(target, drafter, verifiers.get("match")).run(
-            prompts, [Sampling(0.9, seed=1), Sampling(0)], ends
+            prompts, [SamplingParams(0.9, seed=1), SamplingParams(0)], ends
         ):
             out[block.row] += block.token_ids
         return out
@@ -252,7 +252,7 @@ def test_an_unlisted_architecture_falls_back_to_chains(monkeypatch, tmp_path):
         tmp_path, drafter="prompt_lookup", threads=1, packed=False, dtype="float32", tokenizer=None
     )
     assert not pair.engine.target.trees
-    assert pair.generate([[5, 6, 7, 5, 6]], Sampling(0)).completions[0].token_ids
+    assert pair.generate([[5, 6, 7, 5, 6]], SamplingParams(0)).completions[0].token_ids
 
 
 def test_configurations_are_not_shared_between_models():
@@ -268,7 +268,7 @@ def test_configurations_are_not_shared_between_models():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_family_on_a_cuda_device():
     """Ragged trees against the model's own forward past the window, then coupled against plain."""
-    prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], Sampling(0.9, seed=11)
+    prompts, how = [[5, 9, 11, 4, 7, 8, 3, 20, 31, 12], [40, 2, 17]], SamplingParams(0.9, seed=11)
     for name, attention in CASES:
         target = adapt(build(FAMILIES[name](), attention).cuda())
         assert load_checks.paths(target, name) < 1e-4

@@ -7,7 +7,7 @@ import tiny_gguf
 import torch
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner
 from outrider.testing import llama
@@ -35,7 +35,9 @@ def test_weights_are_those_that_were_written(written, loaded):
     """By the texts of the model itself, and by a control: another model's differ."""
     prompt = "then the other"
     ids = loaded.tokenizer(prompt)["input_ids"]
-    told = loaded.generate(prompt, Sampling(0), Stop(20, token_ids=())).completions[0].token_ids
+    told = (
+        loaded.generate(prompt, SamplingParams(0), Stop(20, token_ids=())).completions[0].token_ids
+    )
     assert isinstance(loaded.engine.target.runner, LlamaRunner)
 
     def greedy(model):

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import Sampling, Stop, StopConditions
+from outrider import SamplingParams, Stop, StopConditions
 from outrider.certify import Power, certify
 from outrider.errors import ConfigurationError
 from outrider.models import LlamaRunner, weight_only
@@ -86,7 +86,7 @@ def test_texts_are_those_of_the_widened_model(files, name):
     assert target.dtype == torch.float32
     assert "q8_0; states and sums float32" in made.notes.weights
     prompt = "then the other"
-    told = made.generate(prompt, Sampling(0), Stop(20, token_ids=())).completions[0].token_ids
+    told = made.generate(prompt, SamplingParams(0), Stop(20, token_ids=())).completions[0].token_ids
     ids, dense = torch.tensor([made.tokenizer(prompt)["input_ids"]]), widened(path)
     dense.generation_config.eos_token_id = None
     text = dense.generate(ids, max_new_tokens=20, do_sample=False)
@@ -103,14 +103,14 @@ def test_the_law_is_the_targets(files, kind):
     power = Power(
         tokens=4_000, samples=512, equality=128, new_tokens=24, rows=64, effect=0.05, level=1e-3
     )
-    report = certify(made.engine, prompts, Sampling(1.0), power)
+    report = certify(made.engine, prompts, SamplingParams(1.0), power)
     assert not report.failed, report.as_dict()
 
 
 def test_a_seeded_text_does_not_depend_on_its_neighbours(files):
     made = outrider.load(files("llama", "Q8_0"), drafter="recall", coupled=True, **QUICK)
     prompts = ["the", "then the other one", "he", "hot in the tent"]
-    how, stop = [Sampling(0.8, seed=seed) for seed in range(4)], Stop(24, token_ids=())
+    how, stop = [SamplingParams(0.8, seed=seed) for seed in range(4)], Stop(24, token_ids=())
     each = [
         made.generate([one], [s], stop).completions[0].token_ids
         for one, s in zip(prompts, how, strict=True)
@@ -151,7 +151,7 @@ def test_a_draft_of_the_targets_layers_and_another_types_file(files):
     assert plain.notes.weights.startswith("float32")
 
     def greedy(speculator):
-        run = speculator.engine.run([[5, 40, 17, 3]], [Sampling(0)], StopConditions(20))
+        run = speculator.engine.run([[5, 40, 17, 3]], [SamplingParams(0)], StopConditions(20))
         return [token for block in run for token in block.token_ids]
 
     assert greedy(made) == greedy(plain)

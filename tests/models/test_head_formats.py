@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config
 
 import outrider
-from outrider import Root, Sampling, StopConditions
+from outrider import Root, SamplingParams, StopConditions
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import heads
 from outrider.models.sources import ModelSource
@@ -94,8 +94,12 @@ def test_how_an_author_counts_layers_is_measured(tmp_path, more):
 def test_texts_are_the_targets_own(tmp_path, layout, drafter):
     """Ragged rows that end one by one, greedy and coupled, with chains and trees."""
     speculator = loaded(layout(tmp_path, eagle3(TAPS)), drafter=drafter, coupled=True)
-    sampling = [Sampling(0), Sampling(0.8, seed=1), Sampling(1.0, top_k=5, seed=2)]
-    sampling += [Sampling(1.2, top_p=0.9, seed=3), Sampling(0)]
+    sampling = [
+        SamplingParams(0),
+        SamplingParams(0.8, seed=1),
+        SamplingParams(1.0, top_k=5, seed=2),
+    ]
+    sampling += [SamplingParams(1.2, top_p=0.9, seed=3), SamplingParams(0)]
     engine = speculator.engine
     plain = speculator.plain().engine
     assert isinstance(plain.drafter, Root)
@@ -178,7 +182,7 @@ def test_only_known_tokens_are_proposed(tmp_path):
     batch = step.begin(
         speculator.engine.target,
         speculator.engine.drafter,
-        [outrider.engine.Request(PROMPTS[0], Sampling(1.0, seed=1), StopConditions(8))],
+        [outrider.engine.Request(PROMPTS[0], SamplingParams(1.0, seed=1), StopConditions(8))],
         128,
     )
     for seed in range(5):

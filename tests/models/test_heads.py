@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from outrider import DraftModel, Sampling, StopConditions
+from outrider import DraftModel, SamplingParams, StopConditions
 from outrider.drafters import Beam, DynamicTree
 from outrider.engine import step
 from outrider.engine.batch import begin
@@ -47,7 +47,7 @@ def test_laws_along_a_tree_are_those_of_its_paths(counts, flags):
     target, model = pair()[0], driven(**FLAGS[flags])
     drafter, rule = DraftModel(model, counts), VERIFIERS["traversal"]
     requests = [
-        Request(prompt, Sampling(1.0, seed=row), StopConditions(16))
+        Request(prompt, SamplingParams(1.0, seed=row), StopConditions(16))
         for row, prompt in enumerate(PROMPTS[:3])
     ]
     batch, kept = begin(target, drafter, requests, 128), 0
@@ -77,7 +77,7 @@ def test_plain_steps_and_short_prompts_are_caught_up_with():
     target, model = pair()[0], driven()
     drafter = DraftModel(model, (1, 1))
     requests = [
-        Request(prompt, Sampling(1.0, seed=row), StopConditions(16))
+        Request(prompt, SamplingParams(1.0, seed=row), StopConditions(16))
         for row, prompt in enumerate(([6], [2, 7, 1]))
     ]
     batch = begin(target, drafter, requests, 128)

@@ -10,7 +10,7 @@ import torch
 from seats import played
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
@@ -123,7 +123,7 @@ DRAFTERS = {
     "chain": lambda draft: DraftModel(draft, (1,) * 4, coupled=True),
     "tree": lambda draft: DraftModel(draft, (2, 2, 1), coupled=True),
 }
-SEEDS = [Sampling(1.0, seed=seed) for seed in range(3)]
+SEEDS = [SamplingParams(1.0, seed=seed) for seed in range(3)]
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
@@ -156,7 +156,7 @@ def test_greedy_text_is_transformers(name):
         eos_token_id=None,
         pad_token_id=0,
     )
-    texts, _ = decode(DRAFTERS[name], Sampling(0))
+    texts, _ = decode(DRAFTERS[name], SamplingParams(0))
     assert texts == expected[:, 1:].tolist()
 
 
@@ -180,11 +180,13 @@ def test_each_source_is_encoded_once_and_known_states_never_again():
     assert Counting.read == 2
     prompts = [[0]] * 3
     texts = [[], [], []]
-    for block in Engine(target, Root()).run(prompts, Sampling(0), StopConditions(9), inputs=kept):
+    for block in Engine(target, Root()).run(
+        prompts, SamplingParams(0), StopConditions(9), inputs=kept
+    ):
         texts[block.row] += block.token_ids
     assert Counting.read == 3
     assert texts == [
-        line[:9] for line in decode(DRAFTERS["root"], Sampling(0), [StopConditions(9)] * 3)[0]
+        line[:9] for line in decode(DRAFTERS["root"], SamplingParams(0), [StopConditions(9)] * 3)[0]
     ]
 
 
@@ -192,7 +194,7 @@ def test_references_are_the_requests_own_or_the_sources():
     inputs = sources(LENGTHS)
     run = Engine(pair()[0], Root()).run(
         [[0]] * 3,
-        Sampling(0),
+        SamplingParams(0),
         StopConditions(9),
         inputs=[inputs.take([row]) for row in range(3)],
         references=[(), (5, 6, 7), ()],

@@ -14,7 +14,7 @@ from outrider import (
     DraftModel,
     Engine,
     Root,
-    Sampling,
+    SamplingParams,
     StopConditions,
     load,
     verifiers,
@@ -121,7 +121,7 @@ def test_layers_of_any_model_are_kept_so_and_the_model_is_left_as_it_is():
     gpt2 = GPT2LMHeadModel(config).eval()
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     before = gpt2(ids).logits
-    got = law(adapt(gpt2, int8=True), [Text((3, 1), (4, 1, 5))], Sampling(1.0))[0]
+    got = law(adapt(gpt2, int8=True), [Text((3, 1), (4, 1, 5))], SamplingParams(1.0))[0]
     assert torch.equal(gpt2(ids).logits, before)
     small = copy.deepcopy(gpt2)
     small.lm_head.weight = torch.nn.Parameter(in_8_bits(small.lm_head.weight))
@@ -170,7 +170,7 @@ def test_a_draft_that_declares_another_law_is_seen():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_greedy_and_coupled_texts_are_plain_decodings(temperature):
     target, _ = pair()
-    how = [Sampling(temperature, seed=row) for row in range(3)]
+    how = [SamplingParams(temperature, seed=row) for row in range(3)]
     plain, _ = decode(Engine(target, Root(), "match"), PROMPTS[:3], how, StopConditions(24))
     engine = Engine(target, DraftModel(adapt(llama(), int8=True), (2, 1), coupled=True), "match")
     texts, run = decode(engine, PROMPTS[:3], how, StopConditions(24))
@@ -193,13 +193,16 @@ def test_by_name(tmp_path):
     found = load(target, small, draft_dtype="int8", num_speculative_tokens=2, **QUICK)
     assert found.notes.draft_dtype == "int8"
     plain = load(target, drafter="root", **QUICK)
-    texts = [s.engine.run([PROMPTS[0]], [Sampling(0)], StopConditions(12)) for s in (found, plain)]
+    texts = [
+        s.engine.run([PROMPTS[0]], [SamplingParams(0)], StopConditions(12)) for s in (found, plain)
+    ]
     told = [[token for block in run for token in block.token_ids] for run in texts]
     assert told[0] == told[1]
     drafter = found.engine.drafter
     usual = load(target, small, num_speculative_tokens=2, **QUICK).engine.drafter
     laws = [
-        law(d.model, [Text(tuple(PROMPTS[0]), (1, 2))], Sampling(1.0)) for d in (drafter, usual)
+        law(d.model, [Text(tuple(PROMPTS[0]), (1, 2))], SamplingParams(1.0))
+        for d in (drafter, usual)
     ]
     assert not torch.equal(*laws)
 
@@ -223,7 +226,9 @@ def test_a_head_may_be_kept_so_or_say_that_it_is(tmp_path, kind):
     def logits(asked, **says):
         made = load(target, tiny_heads.speculators(tmp_path, head, **says), **asked, **QUICK)
         run, plain = (one.engine for one in (made, made.plain()))
-        texts = [list(e.run([PROMPTS[0]], [Sampling(0)], StopConditions(12))) for e in (run, plain)]
+        texts = [
+            list(e.run([PROMPTS[0]], [SamplingParams(0)], StopConditions(12))) for e in (run, plain)
+        ]
         told = [[token for block in text for token in block.token_ids] for text in texts]
         assert told[0] == told[1]
         states = torch.linspace(-1, 1, 32).expand(1, 1, -1)

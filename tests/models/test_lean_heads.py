@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 import outrider
-from outrider import DraftModel, Sampling, StopConditions
+from outrider import DraftModel, SamplingParams, StopConditions
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.request import Request
@@ -103,7 +103,7 @@ def test_drafts_are_those_of_the_module_step_by_step():
     for form in (head, Eagle3Cpu(head, False, 256)):
         drafter = DraftModel(HeadModel(AutoregressiveHead(form), VOCAB), (2, 1))
         requests = [
-            Request(prompt, Sampling(0.7, seed=row), StopConditions(16))
+            Request(prompt, SamplingParams(0.7, seed=row), StopConditions(16))
             for row, prompt in enumerate(PROMPTS[:3])
         ]
         batch = begin(first, drafter, requests, 128)
@@ -125,7 +125,7 @@ def test_load_takes_it_where_it_fits(tmp_path, kind, form):
         target(), folder, dtype="float32", threads=1, packed=False, planner="fixed"
     )
     assert type(made.engine.drafter.model.runner.head) is form
-    ends = Sampling(temperature=0), outrider.Stop(12)
+    ends = SamplingParams(temperature=0), outrider.Stop(12)
     texts = [one.generate(PROMPTS[0], *ends).completions for one in (made, made.plain())]
     assert texts[0][0].token_ids == texts[1][0].token_ids
 

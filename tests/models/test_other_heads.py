@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 import outrider
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.engine import step
 from outrider.engine.batch import begin
 from outrider.engine.beam_search.decode import search
@@ -51,7 +51,7 @@ def test_the_law_of_a_level_is_that_of_its_head(ids):
     small = heads(model, 2, ids)
     drafter = DraftModel(HeadModel(ParallelHead(small), VOCAB), (2, 1, 1))
     requests = [
-        Request(prompt, Sampling(1.0, seed=row), StopConditions(16))
+        Request(prompt, SamplingParams(1.0, seed=row), StopConditions(16))
         for row, prompt in enumerate(PROMPTS[:3])
     ]
     batch = begin(target, drafter, requests, 128)
@@ -82,7 +82,7 @@ def test_folders_of_blockwise_heads(tmp_path):
     read = speculator.engine.drafter.model.runner.heads
     assert torch.equal(read.ids_K, IDS)
     assert torch.equal(read.heads[2].up.weight, heads(model, ids=IDS).heads[2].up.weight)
-    sampling = [Sampling(0)] * 5
+    sampling = [SamplingParams(0)] * 5
     own = decode(speculator.plain().engine, PROMPTS, sampling, StopConditions(12))[0]
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
     ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
@@ -175,7 +175,8 @@ def test_a_layer_drafts_as_transformers_has_it(family):
         DraftModel(HeadModel(AutoregressiveHead(Mtp(layer)), VOCAB), (1, 1, 1)),
     )
     requests = [
-        Request(p, Sampling(1.0, seed=1), StopConditions(16)) for p in (PROMPTS[2], PROMPTS[1])
+        Request(p, SamplingParams(1.0, seed=1), StopConditions(16))
+        for p in (PROMPTS[2], PROMPTS[1])
     ]
     batch = begin(target, drafter, requests, 128)
     for _ in range(2):
@@ -222,8 +223,13 @@ def test_the_layer_of_a_checkpoint_drafts_for_it(tmp_path):
     speculator = outrider.load(tmp_path, "mtp", coupled=True, branching=(2, 1), **LOAD)
     read = speculator.engine.drafter.model.runner.head.model.layers[0]
     assert all(torch.equal(w, read.state_dict()[n]) for n, w in layer.state_dict().items())
-    sampling = [Sampling(0), Sampling(0.8, seed=1), Sampling(1.0, seed=2), Sampling(0)]
-    sampling.append(Sampling(1.2, top_p=0.9, seed=3))
+    sampling = [
+        SamplingParams(0),
+        SamplingParams(0.8, seed=1),
+        SamplingParams(1.0, seed=2),
+        SamplingParams(0),
+    ]
+    sampling.append(SamplingParams(1.2, top_p=0.9, seed=3))
     own = decode(speculator.plain().engine, PROMPTS, sampling, StopConditions(12))[0]
     assert decode(speculator.engine, PROMPTS, sampling, StopConditions(12))[0] == own
 
@@ -245,16 +251,18 @@ def test_greedy_text_of_every_head_is_the_targets(tmp_path):
     small = HeadModel(ParallelHead(heads(target_model())), VOCAB)
     for counts in ((1, 1), (2, 2)):
         engine = Engine(target, DraftModel(small, counts))
-        texts = decode(engine, PROMPTS, [Sampling(0)] * 5, StopConditions(9))[0]
+        texts = decode(engine, PROMPTS, [SamplingParams(0)] * 5, StopConditions(9))[0]
         assert (
             texts
-            == decode(Engine(target, Root()), PROMPTS, [Sampling(0)] * 5, StopConditions(9))[0]
+            == decode(Engine(target, Root()), PROMPTS, [SamplingParams(0)] * 5, StopConditions(9))[
+                0
+            ]
         )
 
 
 def test_beams_have_no_use_for_a_head():
     drafter = DraftModel(HeadModel(ParallelHead(heads(target_model())), VOCAB), (1, 1))
-    request = Request(PROMPTS[0], Sampling(0), StopConditions(4))
+    request = Request(PROMPTS[0], SamplingParams(0), StopConditions(4))
     with pytest.raises(ConfigurationError, match="'draft_model' with a head, which reads them"):
         search(pair()[0], drafter, [request], outrider.Beams(2))
 

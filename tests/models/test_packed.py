@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, build
 
 import outrider
-from outrider import ConfigurationError, Sampling, Stop
+from outrider import ConfigurationError, SamplingParams, Stop
 from outrider.models import adapt, weight_packing
 from outrider.models.linear import can_pack
 from outrider.models.tree_inputs import causal
@@ -41,7 +41,7 @@ def test_load_packs_what_it_is_told_to():
     packed = outrider.load(model, packed=True, **about)
     loose = outrider.load(model, packed=False, **about)
     assert (packed.notes.packed, loose.notes.packed) == (True, False)
-    ends = Sampling(0), Stop(12, token_ids=())
+    ends = SamplingParams(0), Stop(12, token_ids=())
     found = packed.generate([[5, 6, 7, 5, 6]], *ends).completions[0].token_ids
     assert found == packed.plain().generate([[5, 6, 7, 5, 6]], *ends).completions[0].token_ids
     assert found == loose.generate([[5, 6, 7, 5, 6]], *ends).completions[0].token_ids

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from outrider import Engine, PromptLookup, Root, Sampling, StopConditions
+from outrider import Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.models import TransformersRunner, TreeDecoder, batch_invariance, linear
 from outrider.models.batch_invariance import PaddingPolicy
 from outrider.models.cpu_kernels import tile_kernels
@@ -59,7 +59,7 @@ def narrow(monkeypatch):
 def texts(model, drafter, prompts):
     """Greedy ones of the prompts in a batch."""
     run = Engine(TreeDecoder(TransformersRunner(model)), drafter, "match").run(
-        prompts, [Sampling(0)] * len(prompts), StopConditions(24, ())
+        prompts, [SamplingParams(0)] * len(prompts), StopConditions(24, ())
     )
     found = [[] for _ in prompts]
     for block in run:

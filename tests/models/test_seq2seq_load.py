@@ -7,7 +7,7 @@ import pytest
 import torch
 from seq2seq_families import ALONE, BART, DECODERS, FAMILIES, IDS, T5, build, own
 
-from outrider import Sampling, StopConditions, load
+from outrider import SamplingParams, StopConditions, load
 from outrider.errors import ConfigurationError, UnsupportedModel, VocabularyMismatch
 from outrider.models import TreeDecoder, adapt, calibrate, runner_of
 from outrider.models.seq2seq.input_modality import there
@@ -21,7 +21,7 @@ def text_of(speculator, prompts=((2,), (2, 9)), sampling=None, inputs=None):
     """Texts of rows whose sources are made up."""
     target, count = speculator.engine.target, len(prompts)
     source = target.probe(count)._replace(encoded=None) if inputs is None else inputs
-    how = sampling or [Sampling(1.0, seed=seed) for seed in range(count)]
+    how = sampling or [SamplingParams(1.0, seed=seed) for seed in range(count)]
     rows = [source.take([row]) for row in range(count)]
     run = speculator.engine.run(list(map(list, prompts)), how, StopConditions(12), inputs=rows)
     texts = [[] for _ in prompts]
@@ -193,13 +193,13 @@ def test_inputs_that_cannot_be_read_are_one_clear_error(name, inputs, message):
     speculator = load(build(FAMILIES[name]()), drafter="root", **QUICK)
     given = None if inputs is None else [inputs]
     with pytest.raises(ConfigurationError, match=message):
-        speculator.engine.run([[2]], Sampling(0), StopConditions(4), inputs=given)
+        speculator.engine.run([[2]], SamplingParams(0), StopConditions(4), inputs=given)
 
 
 def test_sources_for_a_model_of_text_alone_are_refused():
     with pytest.raises(ConfigurationError, match=r"reads text alone.*leave out inputs"):
         load(llama(), drafter="root", **QUICK).engine.run(
-            [[2]], Sampling(0), StopConditions(4), inputs=[ids(5, 6)]
+            [[2]], SamplingParams(0), StopConditions(4), inputs=[ids(5, 6)]
         )
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tiny_whisper import VOCAB, audio, whisper
 from transformers import T5Config, T5ForConditionalGeneration
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions, load
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions, load
 from outrider.drafters.draft_model import Drawn
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.models import adapt, load_checks
@@ -116,7 +116,7 @@ def texts(kind, target, drafter, how, rule=None, rows=3):
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2)])
 def test_greedy_and_coupled_texts_are_plain_decodings(kind, counts):
     target, draft = made(kind, LayerSubset((0, 2)))
-    for how in (Sampling(0), Sampling(1.0, seed=4)):
+    for how in (SamplingParams(0), SamplingParams(1.0, seed=4)):
         expected, _ = texts(kind, target, Root(), how, "match")
         drafter = DraftModel(draft, counts, coupled=bool(how.temperature))
         found, stats = texts(kind, target, drafter, how)
@@ -133,14 +133,18 @@ def test_a_folder_fills_the_layers_and_trims_the_head(tmp_path):
     draft = LayerSubsetSource(source, path).driven(SETTING, CPU, VOCAB)
     with torch.inference_mode():
         assert load_checks.trees(draft, "draft") < 1e-4
-    for how in (Sampling(0), Sampling(1.0, seed=4), Sampling(1.0, seed=4, logit_bias={2: -50.0})):
+    for how in (
+        SamplingParams(0),
+        SamplingParams(1.0, seed=4),
+        SamplingParams(1.0, seed=4, logit_bias={2: -50.0}),
+    ):
         rule = "match" if how.temperature else None
         drafter = DraftModel(draft, (2, 1), coupled=bool(how.temperature))
         found, stats = texts("whisper", target, drafter, how, rule)
         assert found == texts("whisper", target, Root(), how, "match")[0]
     drafted = []
     run = Engine(target, DraftModel(draft, (3, 2))).run(
-        [[3]], Sampling(1.0, seed=1), StopConditions(20), inputs=[audio(1)], trace=True
+        [[3]], SamplingParams(1.0, seed=1), StopConditions(20), inputs=[audio(1)], trace=True
     )
     for block in run:
         drafted += block.trace.tokens
@@ -157,9 +161,9 @@ def test_greedy_drafts_of_a_trimmed_head_are_those_of_its_law_over_all_tokens(co
     trim(small, ids)
     target, draft = adapt(model), adapt(small)
     rules = (
-        Sampling(0),
-        Sampling(0, logit_bias={8: -torch.inf, 30: 0.1}, begin_suppress_tokens=(2, 9)),
-        Sampling(0, min_new_tokens=9, repetition_penalty=1.3),
+        SamplingParams(0),
+        SamplingParams(0, logit_bias={8: -torch.inf, 30: 0.1}, begin_suppress_tokens=(2, 9)),
+        SamplingParams(0, min_new_tokens=9, repetition_penalty=1.3),
     )
 
     def drafted(policy, order, how):
@@ -184,7 +188,7 @@ def test_a_head_without_any_token_that_may_come_drafts_nothing(rule):
     trim(small, ids)
     target, draft = adapt(model), adapt(small)
     draft.ids_K = ids
-    how = Sampling(1.0, seed=3, logit_bias=dict.fromkeys(ids.tolist(), -torch.inf))
+    how = SamplingParams(1.0, seed=3, logit_bias=dict.fromkeys(ids.tolist(), -torch.inf))
     found, run = decode(
         Engine(target, DraftModel(draft, (1, 1)), rule), PROMPTS[:2], how, StopConditions(12)
     )

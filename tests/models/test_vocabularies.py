@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from outrider import ConfigurationError, Sampling, Stop, VocabularyMismatch, load
+from outrider import ConfigurationError, SamplingParams, Stop, VocabularyMismatch, load
 from outrider.drafters import StringMatch
 
 WORDS = [f"w{number}" for number in range(90)]
@@ -51,7 +51,7 @@ def test_differently_padded_outputs_give_the_targets_text(folders, draft, temper
     pair = load(folders["target"], folders[draft], coupled=True, **QUICK)
     assert pair.engine.target.vocab_size == pair.engine.drafter.model.vocab_size == 93
     prompts = ["w5 w6 w7 w5", "w40"]
-    how, stop = Sampling(temperature, seed=4), Stop(20)
+    how, stop = SamplingParams(temperature, seed=4), Stop(20)
     fast = pair.generate(prompts, how, stop)
     assert fast.texts == pair.plain(coupled=True).generate(prompts, how, stop).texts
     assert max(max(c.token_ids) for c in fast.completions) < 93
@@ -68,7 +68,7 @@ def test_another_tokenizer_is_translated(folders, draft, common, temperature):
     assert pair.engine.drafter.name == "translated"
     assert f"{common} of the 90 tokens of {folders['target']}" in pair.notes.vocabulary
     assert str(folders[draft]) in pair.notes.vocabulary
-    how = [Sampling(temperature, seed=row) for row in range(5)]
+    how = [SamplingParams(temperature, seed=row) for row in range(5)]
     ends = [Stop(7 + 5 * row % 11) for row in range(5)]
     plain = pair.using(pair.engine.drafter, "match").plain()
     for drafter in (pair.engine.drafter, StringMatch(pair.engine.drafter.model, 3)):
@@ -87,7 +87,7 @@ def test_a_draft_with_the_targets_law_under_other_ids_is_always_kept(folders, tm
     model.save_pretrained(tmp_path)
     tokenizer(WORDS[::-1]).save_pretrained(tmp_path)
     pair = load(folders["target"], tmp_path, **QUICK)
-    done = pair.generate(PROMPTS, [Sampling(t) for t in (0, 0, 1, 1, 1)], Stop(21, (), ()))
+    done = pair.generate(PROMPTS, [SamplingParams(t) for t in (0, 0, 1, 1, 1)], Stop(21, (), ()))
     assert done.stats.accepted > 0.9 * done.stats.drafted > 0  # the last block ends at the limit
 
 
@@ -134,7 +134,7 @@ def test_chat_messages_go_through_the_template(folders):
         "{% for m in messages %}{{ m['content'] }} w1 {% endfor %}"
         "{% if add_generation_prompt %}w2{% endif %}"
     )
-    how, stop = Sampling(0), Stop(6)
+    how, stop = SamplingParams(0), Stop(6)
     said = speculator.generate(messages, how, stop)
     assert said.texts == speculator.generate("w5 w6 w1 w2", how, stop).texts
     assert speculator.generate([messages, messages], how, stop).texts == said.texts * 2
@@ -146,7 +146,7 @@ def test_several_sequences_seeds_and_log_probabilities(folders):
     import torch
 
     speculator = load(folders["target"], folders["draft"], **QUICK)
-    how = Sampling(0.8, top_k=9, seed=5, repetition_penalty=1.2)
+    how = SamplingParams(0.8, top_k=9, seed=5, repetition_penalty=1.2)
     done = speculator.generate(
         ["w5 w6", "w7"], how, Stop(8), num_return_sequences=3, logprobs=True
     ).completions

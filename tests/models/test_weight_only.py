@@ -7,7 +7,7 @@ from tiny_whisper import audio, whisper
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import outrider
-from outrider import ConfigurationError, Sampling, StopConditions, UnknownName
+from outrider import ConfigurationError, SamplingParams, StopConditions, UnknownName
 from outrider.models import adapt, isa, weight_only, weight_packing
 from outrider.models.cpu_kernels import build as kernels
 from outrider.models.linear import fused
@@ -93,7 +93,7 @@ def test_texts_of_every_drafter_are_plain_decodings(dtype, monkeypatch):
     def texts(**how):
         made = outrider.load(model, dtype=dtype, **QUICK, **how)
         assert made.engine.target.dtype == torch.float32
-        run = made.engine.run(PROMPTS, [Sampling(0)] * len(PROMPTS), StopConditions(20))
+        run = made.engine.run(PROMPTS, [SamplingParams(0)] * len(PROMPTS), StopConditions(20))
         found = [[] for _ in PROMPTS]
         for block in run:
             found[block.row] += block.token_ids

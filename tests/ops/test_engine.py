@@ -2,11 +2,11 @@
 
 import pytest
 
-from outrider import Engine, Sampling, StopConditions
+from outrider import Engine, SamplingParams, StopConditions
 from outrider.ops import use
 from tiny import DRAFTERS, PROMPTS, decode, pair
 
-MIXED = [Sampling(0), Sampling(0.8, top_k=5, seed=2)]
+MIXED = [SamplingParams(0), SamplingParams(0.8, top_k=5, seed=2)]
 
 
 def check(name, sampling, most):
@@ -23,11 +23,11 @@ def check(name, sampling, most):
 
 @pytest.mark.parametrize("name", ["chain", "sampled tree", "hub tree", "coupled tree"])
 def test_texts_equal_the_references(kernels, name):
-    check(name, Sampling(1.0, seed=3), 2)
+    check(name, SamplingParams(1.0, seed=3), 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1.0, seed=3), MIXED])
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, seed=3), MIXED])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafters_texts_equal_the_references(kernels, name, sampling):
     check(name, sampling, 8)

@@ -7,28 +7,36 @@ from cases import DTYPES
 
 from outrider import ops
 from outrider.errors import BackendUnavailable
-from outrider.laws.sampling import Sampling, floors, rows, warp
+from outrider.sampling.sampling_params import SamplingParams, floors, rows, warp
 
 SETTINGS = {
-    "k": [Sampling(top_k=5), Sampling(top_k=1), Sampling(top_k=10_000)],
-    "p": [Sampling(top_p=0.8), Sampling(0.4, top_p=1e-6), Sampling(1.7, top_p=0.999)],
-    "min": [Sampling(min_p=0.1), Sampling(1.6, min_p=1.0), Sampling(0.6, min_p=0.003)],
+    "k": [SamplingParams(top_k=5), SamplingParams(top_k=1), SamplingParams(top_k=10_000)],
+    "p": [
+        SamplingParams(top_p=0.8),
+        SamplingParams(0.4, top_p=1e-6),
+        SamplingParams(1.7, top_p=0.999),
+    ],
+    "min": [
+        SamplingParams(min_p=0.1),
+        SamplingParams(1.6, min_p=1.0),
+        SamplingParams(0.6, min_p=0.003),
+    ],
     "k and p": [
-        Sampling(top_k=9, top_p=0.7),
-        Sampling(0.7, top_k=1, top_p=0.5),
-        Sampling(top_k=40, top_p=0.99),
+        SamplingParams(top_k=9, top_p=0.7),
+        SamplingParams(0.7, top_k=1, top_p=0.5),
+        SamplingParams(top_k=40, top_p=0.99),
     ],
     "all": [
-        Sampling(top_k=20, top_p=0.9, min_p=0.02),
-        Sampling(0.8, top_k=7, top_p=0.95, min_p=0.3),
-        Sampling(1.4, top_k=30, top_p=0.6, min_p=0.001),
+        SamplingParams(top_k=20, top_p=0.9, min_p=0.02),
+        SamplingParams(0.8, top_k=7, top_p=0.95, min_p=0.3),
+        SamplingParams(1.4, top_k=30, top_p=0.6, min_p=0.001),
     ],
     "each row its own": [
-        Sampling(top_k=4),
-        Sampling(),
-        Sampling(0.9, top_p=0.6),
-        Sampling(0),
-        Sampling(min_p=0.05),
+        SamplingParams(top_k=4),
+        SamplingParams(),
+        SamplingParams(0.9, top_p=0.6),
+        SamplingParams(0),
+        SamplingParams(min_p=0.05),
     ],
 }
 WHOLE = ("all", "each row its own")
@@ -114,7 +122,7 @@ def test_a_floor_is_a_logit_of_its_row(kernels, dtype):
     expected = row.float().sort(descending=True).values
     for k in range(1, 9):
         with ops.use("triton"):
-            found = floors(row[None, None], rows([Sampling(top_k=k)]))
+            found = floors(row[None, None], rows([SamplingParams(top_k=k)]))
         assert float(found) == float(expected[k - 1])
 
 
@@ -159,13 +167,13 @@ def test_warped_laws_are_judged_by_the_kernels(kernels):
 def test_the_law_of_a_row_does_not_depend_on_other_rows():
     """Ties at the top-k floor weigh in the nucleus, whether or not another row has a top-k."""
     logits = torch.tensor([3.0, 2.0] + [1.0] * 20).expand(2, 1, -1)
-    mine = Sampling(top_k=3, top_p=0.6)
+    mine = SamplingParams(top_k=3, top_p=0.6)
     with ops.use("reference"):
         alone = floors(logits[:1], rows([mine]))
-        beside = floors(logits, rows([mine, Sampling()]))
+        beside = floors(logits, rows([mine, SamplingParams()]))
     assert float(alone[0, 0]) == float(beside[0, 0]) == 1.0
 
 
 def test_what_kernels_cannot_filter_is_told(kernels):
     with ops.use("triton"), pytest.raises(BackendUnavailable, match="float64"):
-        floors(torch.randn(1, 1, 9).double(), rows([Sampling(top_k=2)]))
+        floors(torch.randn(1, 1, 9).double(), rows([SamplingParams(top_k=2)]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case, build, same, twin
 
-from outrider.laws.sampling import Sampling, floors, rows
+from outrider.sampling.sampling_params import SamplingParams, floors, rows
 from outrider.types import DrawKind, Draws, Laws
 
 REHEARSAL = os.environ.get("OUTRIDER_GPU_TESTS") == "interpreter"
@@ -281,10 +281,10 @@ def test_drop_in_on_a_device():
 
 
 FILTERS = [
-    Sampling(top_k=50),
-    Sampling(0.7, top_p=0.9),
-    Sampling(min_p=0.05),
-    Sampling(0.8, top_k=40, top_p=0.95, min_p=0.01),
+    SamplingParams(top_k=50),
+    SamplingParams(0.7, top_p=0.9),
+    SamplingParams(min_p=0.05),
+    SamplingParams(0.8, top_k=40, top_p=0.95, min_p=0.01),
 ]
 
 

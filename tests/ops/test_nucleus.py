@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from outrider import ops
-from outrider.laws.sampling import Sampling, floors, rows
+from outrider.sampling.sampling_params import SamplingParams, floors, rows
 
 SETTINGS = [
-    Sampling(top_p=0.9),
-    Sampling(top_p=0.3, temperature=0.6),
-    Sampling(top_p=0.999, temperature=1.7),
-    Sampling(top_p=0.8, top_k=7),
-    Sampling(top_k=3),
-    Sampling(top_p=1e-6),
-    Sampling(top_p=0.9, min_p=0.05),
-    Sampling(),
-    Sampling(temperature=0),
+    SamplingParams(top_p=0.9),
+    SamplingParams(top_p=0.3, temperature=0.6),
+    SamplingParams(top_p=0.999, temperature=1.7),
+    SamplingParams(top_p=0.8, top_k=7),
+    SamplingParams(top_k=3),
+    SamplingParams(top_p=1e-6),
+    SamplingParams(top_p=0.9, min_p=0.05),
+    SamplingParams(),
+    SamplingParams(temperature=0),
 ]
 
 
@@ -44,7 +44,7 @@ def test_the_same_tokens_stay_in(vocab, spread):
 def test_a_row_without_filters_keeps_everything():
     logits = torch.randn(2, 1, 50)
     with ops.use("cpu"):
-        found = floors(logits, rows([Sampling(), Sampling(top_p=0.5)]))
+        found = floors(logits, rows([SamplingParams(), SamplingParams(top_p=0.5)]))
     assert float(found[0, 0]) == -torch.inf
     assert float(found[1, 0]) > -torch.inf
 
@@ -52,7 +52,7 @@ def test_a_row_without_filters_keeps_everything():
 def test_half_precision_is_read():
     logits = torch.randn(1, 2, 400).bfloat16()
     with ops.use("cpu"):
-        ours = floors(logits, rows([Sampling(top_p=0.7)]))
+        ours = floors(logits, rows([SamplingParams(top_p=0.7)]))
     with ops.use("reference"):
-        theirs = floors(logits, rows([Sampling(top_p=0.7)]))
+        theirs = floors(logits, rows([SamplingParams(top_p=0.7)]))
     torch.testing.assert_close(ours, theirs)

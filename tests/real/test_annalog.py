@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outrider
-from outrider import Engine, PromptLookup, ReferenceLookup, Sampling, Stop
+from outrider import Engine, PromptLookup, ReferenceLookup, SamplingParams, Stop
 from outrider.testing import p_value
 from outrider.types import Inputs
 
@@ -49,7 +49,7 @@ def texts(generation):
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 3.5), (0.7, 3.0), (1.0, 2.5)])
 def test_copies_save_steps_and_leave_the_text(opened, temperature, least):
     _, speculator, sources = opened
-    how = [Sampling(temperature, seed=row) for row in range(len(sources))]
+    how = [SamplingParams(temperature, seed=row) for row in range(len(sources))]
     plain = texts(speculator.plain(coupled=True).generate(sources, how, END))
     for ahead in (8, 6):
         done = speculator.using(ReferenceLookup(ahead)).generate(sources, how, END)
@@ -64,7 +64,7 @@ def test_copies_save_steps_and_leave_the_text(opened, temperature, least):
 
 def test_greedy_text_is_transformers(opened):
     model, speculator, sources = opened
-    answers = texts(speculator.generate(sources, Sampling(0), END))
+    answers = texts(speculator.generate(sources, SamplingParams(0), END))
     for source, answer in zip(sources, answers, strict=True):
         own = model.generate(
             torch.tensor([source]), max_new_tokens=98, do_sample=False, num_beams=1

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import outrider
-from outrider import Beams, Request, Root, Sampling, Stop, StopConditions
+from outrider import Beams, Request, Root, SamplingParams, Stop, StopConditions
 from outrider.drafters import ReferenceLookup
 from outrider.engine.beam_search.decode import search
 from outrider.engine.beam_search.lookahead import LookaheadDepth
@@ -56,7 +56,9 @@ def test_molecules(annalog_wheel):
         ids = torch.tensor([annalog.source(tokens, smiles)])
         expected = network.generate(ids, max_length=60, num_beams=5, num_return_sequences=5)
         source = Inputs(ids, None, torch.ones_like(ids).bool())
-        request = Request([annalog.START], Sampling(0), StopConditions(59, (annalog.END,)), source)
+        request = Request(
+            [annalog.START], SamplingParams(0), StopConditions(59, (annalog.END,)), source
+        )
         beams = Beams(5, num_return_sequences=5)
         for drafter in (Root(), ReferenceLookup(6)):
             (row,) = search(target, drafter, [request], beams).hypotheses
@@ -83,7 +85,7 @@ def test_speech(whisper, speech):
     there = torch.ones(2, columns.shape[2], dtype=torch.bool)
     heard = Inputs(None, columns.transpose(1, 2), there)
     requests = [
-        Request(FIRST, Sampling(0), StopConditions(32, (END,)), heard.take([row]))
+        Request(FIRST, SamplingParams(0), StopConditions(32, (END,)), heard.take([row]))
         for row in range(2)
     ]
     target = adapt(network)

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import outrider
-from outrider import DraftModel, Engine, Sampling, Timestamps
+from outrider import DraftModel, Engine, SamplingParams, Timestamps
 from outrider.certify import Power, certify, foreign
 from outrider.models import adapt, layer_subset
 from outrider.types import Inputs
@@ -53,7 +53,7 @@ def rules(folder, timed):
     tokenizer = WhisperTokenizerFast.from_pretrained(folder)
     prompt = [tokenizer.convert_tokens_to_ids(name) for name in NAMES]
     mark = config.no_timestamps_token_id
-    how = Sampling(
+    how = SamplingParams(
         1.0,
         logit_bias=dict.fromkeys(config.suppress_tokens, -torch.inf),
         begin_suppress_tokens=tuple(config.begin_suppress_tokens),
@@ -98,7 +98,7 @@ def test_transformers_assisted_sampling_is_flagged_and_its_plain_sampling_is_not
     first = logits.topk(4).indices.tolist()
     begin = [*how.begin_suppress_tokens, *first]
     model.generation_config.begin_suppress_tokens = begin
-    how = Sampling(1.0, logit_bias=how.logit_bias, begin_suppress_tokens=tuple(begin))
+    how = SamplingParams(1.0, logit_bias=how.logit_bias, begin_suppress_tokens=tuple(begin))
     few = Power(tokens=6, samples=6, new_tokens=1, rows=6)
 
     def generator(more):

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
-from outrider import Sampling
+from outrider import SamplingParams
 from outrider.certify import Power, certify, foreign
 from outrider.lab.prompts import read_prompts
 from outrider.shipped import shipped
@@ -40,7 +40,7 @@ def prompts(pair):
 
 def certified(pair):
     power = Power(tokens=768, samples=32, equality=32, new_tokens=NEW, rows=16, effect=0.1)
-    report = certify(pair.engine, prompts_for(pair), Sampling(1.0), power)
+    report = certify(pair.engine, prompts_for(pair), SamplingParams(1.0), power)
     assert not report.failed, report.as_dict()
     assert report.verdict == "exact", report.as_dict()
     assert report.setup["alpha"] > 0.05
@@ -85,6 +85,6 @@ def test_transformers_sampling_is_flagged(smollm2, pair, prompts):
 
     torch.manual_seed(0)
     power = Power(tokens=512, samples=16, new_tokens=NEW, rows=16)
-    report = foreign(generator, pair.engine.target, prompts, Sampling(1.0), power)
+    report = foreign(generator, pair.engine.target, prompts, SamplingParams(1.0), power)
     print([(test.name, test.statistic, test.p_value) for test in report.tests])
     assert report.verdict == "not exact", report.as_dict()

@@ -3,7 +3,7 @@
 import pytest
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (
@@ -22,7 +22,7 @@ def answers(speculator):
         prompt = speculator.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True
         )
-        done = speculator.generate(prompt, Sampling(0), Stop(48)).completions[0]
+        done = speculator.generate(prompt, SamplingParams(0), Stop(48)).completions[0]
         found.append((prompt, done.token_ids, done.finish_reason))
     return found
 

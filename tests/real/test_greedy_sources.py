@@ -13,7 +13,7 @@ import torch
 from scipy.signal import resample_poly
 from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.models import TreeDecoder, adapt, load_checks
 from outrider.models.seq2seq import Seq2SeqRunner
 from outrider.types import Inputs
@@ -27,7 +27,7 @@ MOLECULES = [
     "CCO",
 ]
 RECORDINGS = ["vm-tmpexists", "privacy-prompt", "confbridge-rest-list-vol-in"]
-GREEDY = Sampling(0)
+GREEDY = SamplingParams(0)
 
 
 def texts(engine, prompts, limits, inputs):

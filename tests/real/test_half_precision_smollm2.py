@@ -6,7 +6,7 @@ The folder `smollm2` of OUTRIDER_MODELS. `benchmarks/half_precision.py` asks the
 import pytest
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 
 pytestmark = pytest.mark.real
 
@@ -20,7 +20,7 @@ def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
     lookup = outrider.load(smollm2, drafter="prompt_lookup", rule="match", **HOW)
     text = lookup.tokenizer(outrider.load.__doc__)["input_ids"]
     prompts = [text[20 * row : 20 * row + length] for row, length in enumerate(LENGTHS)]
-    settings = [Sampling(temperature, seed=row) for row in range(len(prompts))]
+    settings = [SamplingParams(temperature, seed=row) for row in range(len(prompts))]
     stop = Stop(BUDGET, token_ids=())
     plain = lookup.plain(coupled=temperature > 0)
     expected = [
@@ -28,7 +28,7 @@ def test_chains_write_what_plain_decoding_writes(smollm2, temperature):
         for ids, how in zip(prompts, settings, strict=True)
     ]
     prompts.append(text[:400])  # beside the others
-    settings.append(Sampling(1.0, seed=9))
+    settings.append(SamplingParams(1.0, seed=9))
     layers = (0, 1, 14, 28, 29)
     draft = outrider.load(smollm2, draft_layers=layers, coupled=temperature > 0, **HOW)
     usual = outrider.load(smollm2, **HOW)  # a tree where the kernels are compiled

@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.models.heads import Eagle3, Eagle3Config, save
 from outrider.models.heads.source import overlap
 
 pytestmark = pytest.mark.real
 
 PROMPT = "Write down the first ten elements of the periodic table, one per line."
-GREEDY, BUDGET = Sampling(temperature=0), Stop(72)
+GREEDY, BUDGET = SamplingParams(temperature=0), Stop(72)
 LOAD = {"dtype": "float32", "threads": 1, "packed": False}
 
 

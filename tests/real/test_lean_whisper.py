@@ -9,7 +9,7 @@ from training.whisper_recordings import asterisk, joined
 from training.whisper_speech import RATE
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from outrider import DraftModel, Engine, Root, Sampling, StopConditions
+from outrider import DraftModel, Engine, Root, SamplingParams, StopConditions
 from outrider.models.calibrate import Setting
 from outrider.models.layer_subset_source import LayerSubset, LayerSubsetSource
 from outrider.models.linear import can_pack
@@ -45,7 +45,7 @@ def driven(path, dtype):
 
 def text(target, drafter, source):
     run = Engine(target, drafter, "match").run(
-        [PROMPT], Sampling(0), StopConditions(48, (END,)), inputs=[source]
+        [PROMPT], SamplingParams(0), StopConditions(48, (END,)), inputs=[source]
     )
     return [token for block in run for token in block.token_ids], run.stats
 

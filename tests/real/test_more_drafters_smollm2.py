@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import outrider
-from outrider import DraftModel, Sampling, StopConditions, verifiers
+from outrider import DraftModel, SamplingParams, StopConditions, verifiers
 from outrider.drafters import Cascade, LayerSkip, Lookahead, Random
 from outrider.models.early_exit import part
 from outrider.testing import decode
@@ -31,7 +31,9 @@ def texts(plain, drafter, sampling, tokens=20, of=PROMPTS):
     return decode(engine, prompts, sampling, StopConditions(tokens))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, seed=5)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0), SamplingParams(0.7, seed=5)], ids=["greedy", "drawn"]
+)
 def test_texts_are_plain_decodings(plain, sampling):
     target = plain.engine.target
     expected, _ = texts(plain, outrider.Root(), sampling)
@@ -43,7 +45,7 @@ def test_texts_are_plain_decodings(plain, sampling):
 def test_a_draft_without_three_layers_agrees_as_its_search_says(plain):
     """alpha 0.92 at T = 0 on prompts of code."""
     drafter = LayerSkip(part(plain.engine.target, LEFT), (1,))
-    _, run = texts(plain, drafter, Sampling(0), 40)
+    _, run = texts(plain, drafter, SamplingParams(0), 40)
     assert run.stats.accepted / run.stats.drafted > 0.75
 
 
@@ -52,10 +54,10 @@ def test_a_cascade_drafts_the_chain_of_its_model(plain):
     model = plain.engine.target
     forward = type(model).forward
     with mock.patch.object(type(model), "forward", autospec=True, side_effect=forward) as calls:
-        alone, one = texts(plain, DraftModel(model, (1,) * 4), Sampling(0), 40, PROMPTS[1:])
+        alone, one = texts(plain, DraftModel(model, (1,) * 4), SamplingParams(0), 40, PROMPTS[1:])
         by_chain = calls.call_count
         cascade = Cascade(model, num_speculative_tokens=4)
-        together, other = texts(plain, cascade, Sampling(0), 40, PROMPTS[1:])
+        together, other = texts(plain, cascade, SamplingParams(0), 40, PROMPTS[1:])
         by_cascade = calls.call_count - by_chain
     assert together == alone
     assert other.stats.accepted == one.stats.accepted

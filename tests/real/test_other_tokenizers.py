@@ -7,14 +7,14 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outrider
-from outrider import DraftModel, Sampling, Stop
+from outrider import DraftModel, SamplingParams, Stop
 from outrider.drafters import StringMatch
 from outrider.integrations.generate import Speculative
 from outrider.shipped import shipped
 
 pytestmark = pytest.mark.real
 
-GREEDY, END = Sampling(temperature=0), Stop(32)
+GREEDY, END = SamplingParams(temperature=0), Stop(32)
 PROMPTS = ["def mean(values):\n", "class Stack:\n    def __init__(self):\n", "# été ☃\nimport os\n"]
 
 
@@ -38,7 +38,7 @@ def test_text_of_a_seed_is_plain_decodings(pair, shape):
     model = pair.engine.drafter.model
     drafter = DraftModel(model, (2, 1, 1)) if shape == "tree" else StringMatch(model)
     chat = [[{"role": "user", "content": "Write a line of Python."}]]
-    how = Sampling(0.8, seed=3)
+    how = SamplingParams(0.8, seed=3)
     for prompts in (PROMPTS, chat):
         fast = pair.using(drafter, "match").generate(prompts, how, END)
         assert fast.texts == pair.using(drafter, "match").plain().generate(prompts, how, END).texts

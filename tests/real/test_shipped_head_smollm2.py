@@ -6,7 +6,7 @@ The folder `smollm2` of OUTRIDER_MODELS. Half a minute on one core.
 import pytest
 
 import outrider
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.models.cpu_kernels import build
 
 pytestmark = pytest.mark.real
@@ -32,7 +32,7 @@ def speculator(smollm2, request):
 def test_texts_are_plain_decodings_in_fewer_steps(speculator):
     chats = [[{"role": "user", "content": each}] for each in ASKED]
     found = [
-        [one.generate(chat, Sampling(temperature=0), Stop(96)) for chat in chats]
+        [one.generate(chat, SamplingParams(temperature=0), Stop(96)) for chat in chats]
         for one in (speculator, speculator.plain())
     ]
     drafted, plain = ([each.completions[0].token_ids for each in some] for some in found)
@@ -48,13 +48,13 @@ def test_with_nothing_asked_rows_draft_by_copies_or_with_the_head(smollm2):
     assert speculator.engine.drafter.name == "either"
     asked = "Copy this list five times: red, green, blue, violet, orange, brown, grey."
     chats = [[{"role": "user", "content": each}] for each in (ASKED[0], asked)]
-    ends = Sampling(temperature=0), Stop(96)
+    ends = SamplingParams(temperature=0), Stop(96)
     for chat in chats:
         drafted, plain = (one.generate(chat, *ends) for one in (speculator, speculator.plain()))
         assert drafted.completions[0].token_ids == plain.completions[0].token_ids
         assert drafted.stats.block_efficiency > 1.25  # how much is drafted follows from costs
     sampled = [
-        speculator.generate(chats[0], Sampling(temperature=0.7, seed=3), Stop(64)).texts
+        speculator.generate(chats[0], SamplingParams(temperature=0.7, seed=3), Stop(64)).texts
         for _ in range(2)
     ]
     assert sampled[0] == sampled[1]

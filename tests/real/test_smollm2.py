@@ -16,7 +16,7 @@ from outrider import (
     PromptLookup,
     Request,
     Root,
-    Sampling,
+    SamplingParams,
     Stop,
     StopConditions,
 )
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real
 
 LINE = "red apples, green apples, red apples, green pears"
 CHAT = [{"role": "user", "content": f"Repeat this line three times: {LINE}"}]
-GREEDY, BUDGET = Sampling(temperature=0), 24
+GREEDY, BUDGET = SamplingParams(temperature=0), 24
 PROMPTS = [
     "The capital of France is",
     "def add(a, b):\n    return",
@@ -37,7 +37,14 @@ PROMPTS = [
     "Water boils at a temperature of",
     "Once upon a time there was",
 ]
-SETTINGS = [GREEDY, Sampling(0.8, seed=1), GREEDY, GREEDY, Sampling(1.0, top_p=0.9, seed=2), GREEDY]
+SETTINGS = [
+    GREEDY,
+    SamplingParams(0.8, seed=1),
+    GREEDY,
+    GREEDY,
+    SamplingParams(1.0, top_p=0.9, seed=2),
+    GREEDY,
+]
 BUDGETS = [6, 14, 16, 20, 9, 12]
 CANCELLED, STOPPED = 1, 3
 
@@ -120,7 +127,7 @@ def test_rows_that_join_are_cancelled_or_stop_have_the_text_of_the_row_alone(spe
 
 
 def test_a_coupled_seeded_text_is_the_same_for_two_drafters(speculator, chat):
-    how, stop = Sampling(0.9, seed=7), Stop(16)
+    how, stop = SamplingParams(0.9, seed=7), Stop(16)
     target = speculator.engine.target
     drafters = [PromptLookup(4), DraftModel(target, (1, 1, 1), coupled=True)]
     expected = speculator.plain(coupled=True).generate([chat], how, stop)

@@ -15,7 +15,7 @@ import pytest
 from served import NAME, PROMPT, events, far, idle, linked, streamed, write
 from test_refusals import asked
 
-from outrider import ConfigurationError, Request, Sampling, StopConditions
+from outrider import ConfigurationError, Request, SamplingParams, StopConditions
 from outrider.server.engine_factory import EngineConfig
 from outrider.server.engine_loop import EngineStoppedError, PendingRequest
 
@@ -75,7 +75,11 @@ def test_nobody_asks_a_loop_that_is_closed(shipped):
     engine = linked(lambda: shipped, EngineConfig(max_num_seqs=2, max_model_len=256))
     told = []
     engine.submit(
-        [PendingRequest("default", Request([5, 6], Sampling(0), StopConditions(200)), told.append)]
+        [
+            PendingRequest(
+                "default", Request([5, 6], SamplingParams(0), StopConditions(200)), told.append
+            )
+        ]
     )
     engine.close()
     engine.join(20)

@@ -5,7 +5,7 @@ import json
 import pytest
 from served import NAME, PROMPT
 
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.errors import ConfigurationError
 from outrider.server import offline
 from outrider.server.batch_file import BatchResults, requests
@@ -60,7 +60,7 @@ def test_texts_are_the_engines_own(shipped, seeded, tmp_path):
     plain = shipped.plain(coupled=True)
     texts = answered(shipped, seeded, tmp_path / "out.jsonl")
     assert texts == {
-        f"row {at}": plain.generate(PROMPT, Sampling(0.8, seed=at), Stop(6 + 2 * at)).texts[0]
+        f"row {at}": plain.generate(PROMPT, SamplingParams(0.8, seed=at), Stop(6 + 2 * at)).texts[0]
         for at in range(8)
     }
     assert (

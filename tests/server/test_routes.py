@@ -10,7 +10,7 @@ import pytest
 import torch
 from served import NAME, PROMPT, events, far, serving, streamed, write
 
-from outrider import Sampling, Stop
+from outrider import SamplingParams, Stop
 from outrider.server.token_formatter import TokenFormatter
 
 
@@ -20,7 +20,7 @@ def said(answer):
 
 def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
     answer = write(client, temperature=0)
-    expected = shipped.generate(PROMPT, Sampling(0), Stop(24)).completions[0]
+    expected = shipped.generate(PROMPT, SamplingParams(0), Stop(24)).completions[0]
     assert said(answer) == [expected.text]
     assert answer.usage.completion_tokens == len(expected.token_ids)
     assert answer.usage.prompt_tokens == len(shipped.tokenizer(PROMPT)["input_ids"])
@@ -37,7 +37,7 @@ def test_a_text_is_the_engines_whole_or_streamed(shipped, client):
 def test_one_seed_is_one_text_at_any_load_and_after_a_restart(shipped, server, client):
     seeds = [3, 4]
     plain = shipped.plain(coupled=True)
-    alone = [plain.generate(PROMPT, Sampling(0.8, seed=s), Stop(24)).texts for s in seeds]
+    alone = [plain.generate(PROMPT, SamplingParams(0.8, seed=s), Stop(24)).texts for s in seeds]
     assert [said(write(client, seed=s)) for s in seeds] == alone
     with ThreadPoolExecutor(5) as pool:
         others = [pool.submit(write, client, "import " + w, max_tokens=40) for w in ("os", "re")]
@@ -113,7 +113,7 @@ def test_log_probabilities_are_the_models_own(shipped, client):
     assert logs.text_offset[0] == 0
     ids = shipped.tokenizer(PROMPT)["input_ids"]
     plain = shipped.plain(coupled=True)
-    tokens = plain.generate(PROMPT, Sampling(0.8, seed=5), Stop(10)).completions[0].token_ids
+    tokens = plain.generate(PROMPT, SamplingParams(0.8, seed=5), Stop(10)).completions[0].token_ids
     law = teacher_forced(shipped, ids, tokens)
     expected = law[range(10), tokens].tolist()
     assert logs.token_logprobs == pytest.approx(expected, abs=1e-3)

@@ -10,7 +10,7 @@ import torch
 from served import serving
 
 import outrider
-from outrider import Root, Sampling, Stop, cli
+from outrider import Root, SamplingParams, Stop, cli
 from outrider.integrations.generate import generate
 from outrider.loading import load
 from outrider.shipped import shipped as folder_of
@@ -46,7 +46,7 @@ def test_texts_are_transformers_own(tmp_path, said):
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         told = model.generate(ids, max_new_tokens=16, do_sample=False, pad_token_id=0)
-        ours = speculator.generate([prompt], Sampling(0), Stop(16)).completions[0].token_ids
+        ours = speculator.generate([prompt], SamplingParams(0), Stop(16)).completions[0].token_ids
         assert ours == told[0, len(prompt) :].tolist()
         through = generate(model, ids, max_new_tokens=16, do_sample=False, pad_token_id=0)
         assert through[0].tolist() == told[0].tolist()
@@ -57,11 +57,11 @@ def test_a_call_overrides_and_none_ignores(tmp_path):
     saved(tmp_path, repetition_penalty=1.7, suppress_tokens=[3])
     ruled = load(tmp_path, **PLAIN)
     alone = load(tmp_path, generation_config="none", **PLAIN)
-    usual, other = (s.generate([PROMPTS[0]], Sampling(0), Stop(12)) for s in (plain, ruled))
+    usual, other = (s.generate([PROMPTS[0]], SamplingParams(0), Stop(12)) for s in (plain, ruled))
     assert usual.completions[0].token_ids != other.completions[0].token_ids
     for one in (
-        alone.generate([PROMPTS[0]], Sampling(0), Stop(12)),
-        ruled.generate([PROMPTS[0]], Sampling(0), Stop(12), rules=Sampling()),
+        alone.generate([PROMPTS[0]], SamplingParams(0), Stop(12)),
+        ruled.generate([PROMPTS[0]], SamplingParams(0), Stop(12), rules=SamplingParams()),
     ):
         assert one.completions[0].token_ids == usual.completions[0].token_ids
     assert ruled.rules.repetition_penalty == 1.7
@@ -74,10 +74,10 @@ def test_a_call_overrides_and_none_ignores(tmp_path):
 def test_temperature_and_filters_are_those_of_texts_without_any(tmp_path, said):
     saved(tmp_path, temperature=3.0, do_sample=True, **said)
     speculator = load(tmp_path, **PLAIN)
-    greedy = speculator.generate([PROMPTS[0]], Sampling(0), Stop(12)).completions[0].token_ids
+    greedy = speculator.generate([PROMPTS[0]], SamplingParams(0), Stop(12)).completions[0].token_ids
     drawn = [
         speculator.generate([PROMPTS[0]], how, Stop(12)).completions[0].token_ids
-        for how in (None, Sampling(3.0, seed=1))
+        for how in (None, SamplingParams(3.0, seed=1))
     ]
     assert drawn[0] == greedy
     assert drawn[1] != greedy
@@ -107,7 +107,7 @@ def test_what_nothing_can_follow_is_our_error(tmp_path, bad):
 @pytest.fixture(scope="module")
 def banned(shipped):
     """What the shipped pair says first, which the model's configuration bans."""
-    done = shipped.generate("def f(x):\n", Sampling(0), Stop(1)).completions[0]
+    done = shipped.generate("def f(x):\n", SamplingParams(0), Stop(1)).completions[0]
     return done.token_ids[0]
 
 

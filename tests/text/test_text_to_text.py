@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import outrider
-from outrider import ReferenceLookup, Root, Sampling, Stop
+from outrider import ReferenceLookup, Root, SamplingParams, Stop
 from outrider.errors import ConfigurationError, PromptError
 from outrider.testing import encoder_decoder, llama, sources
 from outrider.types import Inputs
@@ -17,7 +17,7 @@ from words import text_of, tokenizer
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
 SOURCES = [[9, 4, 7, 11, 2], [5, 8, 2], [13, 6, 13, 6, 21, 30, 2]]
-GREEDY, END = Sampling(0), Stop(14)
+GREEDY, END = SamplingParams(0), Stop(14)
 
 
 class Sided(PreTrainedTokenizerFast):
@@ -86,7 +86,7 @@ def test_answers_are_transformers_under_the_rules_of_its_configuration(rules):
     expected = transformers_text(model)
     assert isinstance(speculator.engine.drafter, ReferenceLookup)
     assert ids_of(speculator.generate(SOURCES, GREEDY, END)) == expected
-    without = speculator.generate(SOURCES, GREEDY, END, rules=Sampling())
+    without = speculator.generate(SOURCES, GREEDY, END, rules=SamplingParams())
     assert ids_of(without) == transformers_text(ruled()[0])
     assert (ids_of(without) != expected) == bool(RULES[rules])
 
@@ -101,15 +101,19 @@ def test_answers_are_transformers(family):
 
 def test_a_rows_own_rules_go_first():
     model, speculator = ruled(forced_bos_token_id=6, suppress_tokens=[31, 30])
-    own = [Sampling(0), Sampling(0, forced_bos_token_id=7), Sampling(0, logit_bias={31: 0.0})]
+    own = [
+        SamplingParams(0),
+        SamplingParams(0, forced_bos_token_id=7),
+        SamplingParams(0, logit_bias={31: 0.0}),
+    ]
     first, second, third = ids_of(speculator.generate(SOURCES, own, END))
     assert (first[0], second[0], third[0]) == (6, 7, 6)
     assert 31 not in first + second
     assert third == transformers_text(model, suppress_tokens=[30])[2]
-    assert speculator.rules == Sampling(
+    assert speculator.rules == SamplingParams(
         logit_bias={31: -float("inf"), 30: -float("inf")}, forced_bos_token_id=6
     )
-    assert outrider.load(llama(), **PLAIN).rules == Sampling()
+    assert outrider.load(llama(), **PLAIN).rules == SamplingParams()
 
 
 def test_a_setting_that_is_not_applied_is_said():
@@ -161,13 +165,13 @@ def test_several_answers_of_one_source_read_it_once():
 
     speculator.engine.target.runner.reader = Counting()
     try:
-        how = Sampling(1.0, seed=5)
+        how = SamplingParams(1.0, seed=5)
         three = speculator.generate(SOURCES, how, END, num_return_sequences=3)
         assert sum(read) == 3
     finally:
         speculator.engine.target.runner.reader = reader
     assert len({tuple(ids) for ids in ids_of(three)}) == 9
-    second = speculator.generate(SOURCES, Sampling(1.0, seed=6), END)
+    second = speculator.generate(SOURCES, SamplingParams(1.0, seed=6), END)
     assert ids_of(second) == ids_of(three)[1::3]
 
 
@@ -224,7 +228,7 @@ def test_ids_beyond_the_answers_vocabulary_are_not_copied(bias):
     speculator = outrider.load(model, **PLAIN)
     speculator.engine.target.vocab_size = 20  # what a smaller tokenizer leaves of it
     given = [[4, 25, 9, 31, 5, 30, 4]]
-    done = speculator.generate(given, Sampling(0, logit_bias={4: bias}), END)
+    done = speculator.generate(given, SamplingParams(0, logit_bias={4: bias}), END)
     assert max(ids_of(done)[0]) < 20
 
 

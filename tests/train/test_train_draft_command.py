@@ -114,8 +114,11 @@ def test_files_become_a_folder_that_drafts(kind, folder, data, tmp_path):
     settings = {"dtype": "float32", "threads": 1, "packed": False}
     drafted = outrider.load(folder, out, num_speculative_tokens=3, **settings)
     stop = outrider.Stop(24)
-    result = drafted.generate("def f(x):", outrider.Sampling(0), stop)
-    assert result.texts == drafted.plain().generate("def f(x):", outrider.Sampling(0), stop).texts
+    result = drafted.generate("def f(x):", outrider.SamplingParams(0), stop)
+    assert (
+        result.texts
+        == drafted.plain().generate("def f(x):", outrider.SamplingParams(0), stop).texts
+    )
     assert result.stats.drafted > 0
 
 

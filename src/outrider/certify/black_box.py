@@ -23,8 +23,8 @@ from outrider.certify.laws import Text, flatter, law, of_draft
 from outrider.certify.power import Power
 from outrider.certify.report import Report, Test
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
 from outrider.models import adapt
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Inputs, LanguageModel
 
 #: Prompts to new tokens. Of an encoder-decoder it is told, too, which of the prompts each is.
@@ -35,7 +35,7 @@ def foreign(
     generator: Generator,
     target: torch.nn.Module | LanguageModel,
     prompts: Sequence[Ids],
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     power: Power | None = None,
     *,
     inputs: Sequence[Inputs] | None = None,
@@ -64,7 +64,7 @@ def foreign(
         arguments.refuse("generator", "a function", generator, do)
     sampling, power = settings(sampling, power)
     for name in ("min_new_tokens", "forced_eos_token_id"):
-        if (given := vars(sampling)[name]) != vars(Sampling())[name]:
+        if (given := vars(sampling)[name]) != vars(SamplingParams())[name]:
             raise ConfigurationError(
                 f"where a generator stops is not known here; got {name}={given}; leave it out, "
                 "and certify the generator without it"
@@ -100,7 +100,7 @@ def _rounding(model: LanguageModel, prompts: Sequence[Prompt]) -> float:
     return margins.tolerance(model, [longest.text(())], 4) if len(longest.tokens) > 2 else 1e-3
 
 
-def _drafted(draft: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+def _drafted(draft: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
     return law(draft, of_draft(draft, texts), sampling)
 
 

@@ -23,12 +23,12 @@ from outrider.engine.engine import Engine
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import StopConditions, token_ids
 from outrider.errors import ConfigurationError, PromptError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Inputs, LanguageModel
 
 Ids = Sequence[int]
 Progress = Callable[[str, int, int], None]  #: what, done, of how many
-Guess = Callable[[Sequence[Text], Sampling], Tensor]  #: q_BTV, to choose what to test
+Guess = Callable[[Sequence[Text], SamplingParams], Tensor]  #: q_BTV, to choose what to test
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Prompt:
         return Text(self.tokens, tuple(new), seed, self.inputs)
 
 
-def settings(sampling: Sampling | None, power: Power | None) -> tuple[Sampling, Power]:
+def settings(sampling: SamplingParams | None, power: Power | None) -> tuple[SamplingParams, Power]:
     """What was asked for or the defaults; another kind of object is refused by name."""
-    for name, given, kind in (("sampling", sampling, Sampling), ("power", power, Power)):
+    for name, given, kind in (("sampling", sampling, SamplingParams), ("power", power, Power)):
         if given is not None and not isinstance(given, kind):
             do = f"write {kind.__name__}(...)"
             arguments.refuse(name, f"a {kind.__name__}", given, do)
-    return sampling or Sampling(), power or Power()
+    return sampling or SamplingParams(), power or Power()
 
 
 def checked(
@@ -93,7 +93,7 @@ def rounding(target: LanguageModel, prompts: Sequence[Prompt], nodes: int) -> fl
     texts = [prompt.text(()) for prompt in prompts[:8]]
     if target.reads != "text":
         engine = Engine(target, Root(), verifiers.get("match"))
-        settings = [Sampling(seed=row) for row in range(len(texts))]
+        settings = [SamplingParams(seed=row) for row in range(len(texts))]
         rows = [prompt.inputs for prompt in prompts[:8]]
         run = engine.run([text.prompt for text in texts], settings, StopConditions(16), inputs=rows)
         texts = _continued(texts, list(run))
@@ -123,13 +123,15 @@ class Judge:
     """Tests of texts against the law of a target. Texts come in batches, decoded when asked for."""
 
     target: LanguageModel
-    sampling: Sampling
+    sampling: SamplingParams
     power: Power
     guess: Guess
     tolerance: float  #: how far the target's logits move by rounding
     level: float  #: of each statistical test
 
-    def certificate(self, name: str, batches: Iterable[Sequence[Text]], sampling: Sampling) -> Test:
+    def certificate(
+        self, name: str, batches: Iterable[Sequence[Text]], sampling: SamplingParams
+    ) -> Test:
         """Whether every token is the one that its law and its position's noise decide."""
         gaps, count, outside = [], 0, 0
         for texts in batches:

@@ -17,11 +17,11 @@ from outrider.drafters.layer_skip import LayerSkip
 from outrider.drafters.lookahead import Lookahead
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
-from outrider.laws import shaping
-from outrider.laws.sampling import Sampling, rows, warp
 from outrider.models.prefill import ingest
 from outrider.models.tree_inputs import causal
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
+from outrider.sampling import logits_processors
+from outrider.sampling.sampling_params import SamplingParams, rows, warp
 from outrider.tree import chain
 from outrider.types import Context, Drafter, Inputs, LanguageModel, Laws
 
@@ -54,7 +54,9 @@ class Padded(NamedTuple):
     sampling: SamplingRows
 
 
-def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: int = 0) -> Padded:
+def pad(
+    texts: Sequence[Text], sampling: SamplingParams, device: torch.device, vocab: int = 0
+) -> Padded:
     """Right-padded tokens and lengths. `vocab` is needed where `sampling` shapes logits."""
     whole = [text.prompt + text.new for text in texts]
     most = max(map(len, whole))
@@ -65,8 +67,8 @@ def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: 
     prompts = [text.prompt for text in texts]
     # stop tokens are tokens like any other here, as in the runs that are certified
     stops = [()] * len(texts)
-    settings = shaping.admit(settings, prompts, stops, vocab, device)
-    shaped = shaping.build(
+    settings = logits_processors.validate(settings, prompts, stops, vocab, device)
+    shaped = logits_processors.build(
         settings,
         prompts,
         stops,
@@ -84,7 +86,7 @@ def pad(texts: Sequence[Text], sampling: Sampling, device: torch.device, vocab: 
 
 
 @torch.inference_mode()
-def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Scored:
+def score(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Scored:
     """Teacher-force the texts: the model's law of each emitted token, given what came before.
 
     Penalties, biases and processors act on it as they do while decoding: with the text so far.
@@ -113,7 +115,7 @@ def score(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Sc
         chained = torch.cat([tokens.gather(1, prompt[:, None] - 1), token_BT[:, :-1]], 1)
         seen = step < new[:, None]  # processors are not asked about what lies behind a text's end
         tree = chain(len(step) - 1, device)
-        logits = shaping.shape(logits, shaped, context, chained, tree, alive_BR=seen)
+        logits = logits_processors.apply(logits, shaped, context, chained, tree, alive_BR=seen)
     return Scored(token_BT, step < new[:, None], where, warp(logits, padded.sampling))
 
 
@@ -127,12 +129,12 @@ def of_draft(model: LanguageModel, texts: Sequence[Text]) -> list[Text]:
     return [replace(text, inputs=inputs_for(model, text.inputs)) for text in texts]
 
 
-def law(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+def law(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
     """The model's law of each emitted token, [B, T, V]."""
     return ops.probs(score(model, texts, sampling).laws)
 
 
-def flatter(model: LanguageModel, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+def flatter(model: LanguageModel, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
     """The target's own law at twice the temperature: a q for generators without one."""
     laws = score(model, texts, sampling).laws
     return ops.probs(laws._replace(inverse_temperature_B=laws.inverse_temperature_B / 2))
@@ -160,7 +162,7 @@ class Guesses:
         #: layers of the target read what it has written, and guesses are refined while it writes
         self.flat = not drafter.kinds or isinstance(drafter, LayerSkip | Lookahead)
 
-    def __call__(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    def __call__(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
         """q_BTV, rows that sum to one (or to zero where nothing would be proposed)."""
         if self.model is not None and not self.drafter.taps and not self.flat:
             return law(self.model, of_draft(self.model, texts), sampling)
@@ -171,7 +173,7 @@ class Guesses:
         return torch.where(proposed.sum(-1, keepdim=True) > 0, proposed, flat)
 
     @torch.inference_mode()
-    def _proposed(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    def _proposed(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
         device = torch.device("cpu")
         padded = pad(texts, sampling, device, self.vocab_size)
         capacity = padded.tokens_BL.shape[1] + self.drafter.shapes[0].max_nodes + 2

@@ -14,8 +14,8 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.certify.laws import Scored, Text, pad, read
 from outrider.certify.report import Test
-from outrider.laws.sampling import Sampling
 from outrider.models.tree_inputs import causal
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import LanguageModel
 
 QUANTILE, FACTOR = 0.9999, 2.0
@@ -25,7 +25,7 @@ QUANTILE, FACTOR = 0.9999, 2.0
 def tolerance(model: LanguageModel, texts: Sequence[Text], nodes: int, steps: int = 12) -> float:
     """How far the model's logits move between blocks of one and of `nodes` tokens."""
     device = torch.device(model.device)
-    tokens = pad(texts, Sampling(0), device).tokens_BL
+    tokens = pad(texts, SamplingParams(0), device).tokens_BL
     nodes = max(nodes, 2)
     steps = min(steps, tokens.shape[1] - 1)
     start = tokens.shape[1] - steps
@@ -91,10 +91,10 @@ def outside(scored: Scored, allowed: float) -> int:
     return int((out & scored.valid_BT).sum())
 
 
-def stretch(sampling: Sampling) -> float:
+def stretch(sampling: SamplingParams) -> float:
     """How much further apart penalties can move logits that differ by rounding.
 
-    >>> stretch(Sampling(repetition_penalty=0.5))
+    >>> stretch(SamplingParams(repetition_penalty=0.5))
     2.0
     """
     return max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)

@@ -16,7 +16,7 @@ from outrider.drafters.ngram_table import count
 from outrider.drafters.recipes import DraftOptions, Parts
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Drafter, Inputs, LanguageModel, Verifier
 
 ORDER = 3  #: of the n-gram table
@@ -93,7 +93,7 @@ def pairs(made: Mapping[str, Drafter]) -> list[Pair]:
     return found
 
 
-def done(path: Path, sampling: Sampling, power: Power, about: str = "") -> dict[str, Row]:
+def done(path: Path, sampling: SamplingParams, power: Power, about: str = "") -> dict[str, Row]:
     """Finished results under these settings, by key."""
     settings = _settings(sampling, power, about)
     return {row["key"]: row for row in read_results(path) if row.get("settings") == settings}
@@ -126,7 +126,7 @@ def read_results(path: Path) -> list[Row]:
     return [row for row in found if "key" in row]
 
 
-def _settings(sampling: Sampling, power: Power, about: str) -> str:
+def _settings(sampling: SamplingParams, power: Power, about: str) -> str:
     return f"{sampling} {power} {about}".rstrip()
 
 
@@ -140,7 +140,7 @@ def run(
     target: LanguageModel,
     todo: Sequence[Pair],
     prompts: Sequence[Ids],
-    sampling: Sampling,
+    sampling: SamplingParams,
     power: Power,
     path: Path,
     before: Callable[[Pair], Progress | None] | None = None,

@@ -26,7 +26,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import Observer
 from outrider.engine.request import StopConditions
 from outrider.errors import PromptError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import Stats
 from outrider.types import Drafter, Inputs
 
@@ -51,7 +51,7 @@ AT_ONCE = 4  #: the marginal test decodes one token a text: so many times more t
 def certify(
     engine: Engine,
     prompts: Sequence[Ids],
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     power: Power | None = None,
     *,
     inputs: Sequence[Inputs] | None = None,
@@ -111,7 +111,7 @@ class _Run:
         self,
         engine: Engine,
         prompts: Sequence[Prompt],
-        sampling: Sampling,
+        sampling: SamplingParams,
         power: Power,
         progress: Progress,
         known: Known,
@@ -155,7 +155,7 @@ class _Run:
         self,
         engine: Engine,
         batch: Batch,
-        sampling: Sampling,
+        sampling: SamplingParams,
         new: int,
         observe: Observer | None = None,
     ) -> list[Text]:
@@ -174,7 +174,9 @@ class _Run:
         self.stats.add(run.stats)
         return [p.text(t, s) for (p, s), t in zip(batch, tokens, strict=True)]
 
-    def plain_texts(self, batch: Batch, sampling: Sampling, new: int) -> list[tuple[int, ...]]:
+    def plain_texts(
+        self, batch: Batch, sampling: SamplingParams, new: int
+    ) -> list[tuple[int, ...]]:
         """What the target alone writes with the same noise."""
         bias = tuple((sampling.logit_bias or {}).items())  # a dictionary is no key
         alike = dataclasses.replace(sampling, logit_bias=None, processors=())
@@ -198,7 +200,9 @@ class _Run:
             self.known.coupled[id(drafter)] = drafter, test  # kept, so that its id stays its own
         return self.known.coupled[id(drafter)][1]
 
-    def _certificate(self, name: str, engine: Engine, sampling: Sampling, purpose: int) -> Test:
+    def _certificate(
+        self, name: str, engine: Engine, sampling: SamplingParams, purpose: int
+    ) -> Test:
         new = self.power.new_tokens
         rows = max(self.power.equality // new, 1)
         equal = 0
@@ -255,7 +259,7 @@ class _Run:
         return test
 
 
-def described(sampling: Sampling) -> dict[str, object]:
+def described(sampling: SamplingParams) -> dict[str, object]:
     """Plain values for a report; processors by name."""
     return {
         **{field.name: vars(sampling)[field.name] for field in dataclasses.fields(sampling)},

@@ -17,7 +17,7 @@ from outrider.lab.progress import bar
 
 if TYPE_CHECKING:
     from outrider.certify import Report
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
 
 
@@ -71,11 +71,11 @@ def command(
     equality, set tests and PIT over pooled contexts, verdicts given their drafts, marginal.
     """
     from outrider.certify import certify
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.opening import ruled
 
     power = Power(tokens, samples, equality, level, effect=effect, seed=seed, rows=rows)
-    sampling = Sampling(temperature, top_k, top_p, min_p)
+    sampling = SamplingParams(temperature, top_k, top_p, min_p)
     if every is not None and setup.choices():
         raise ConfigurationError(
             "--matrix certifies every drafter with every rule; got "
@@ -147,7 +147,7 @@ def explain(report: "Report") -> str:
 def _matrix(
     speculator: "Speculator",
     decoded: certified.Decoded,
-    sampling: "Sampling",
+    sampling: "SamplingParams",
     power: "Power",
     path: Path,
     names: list[str],

@@ -21,7 +21,7 @@ from outrider.cli.options import (
 from outrider.errors import ConfigurationError, OutriderError
 
 if TYPE_CHECKING:
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
 
 HELP = """/help           this
@@ -40,7 +40,7 @@ class Talk:
     """One conversation."""
 
     def __init__(
-        self, speculator: "Speculator", sampling: "Sampling", most: int | None, trace: bool
+        self, speculator: "Speculator", sampling: "SamplingParams", most: int | None, trace: bool
     ) -> None:
         self.speculator, self.sampling, self.most = speculator, sampling, most
         self.trace, self.system = trace, ""
@@ -187,7 +187,7 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk with an instruct model. /help says what else there is."""
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
 
     every = {
         "temperature": temperature,
@@ -197,7 +197,7 @@ def chat(
         "seed": seed,
     }
     given = {name: value for name, value in every.items() if value is not None}
-    Sampling(**given)  # type: ignore[arg-type]  # before a model is read
+    SamplingParams(**given)  # type: ignore[arg-type]  # before a model is read
     speculator = setup.load(dtype)
     sampling, _ = speculator.defaults.over(given, {"temperature": 0.7})
     refuse_untemplated(speculator, setup.target, "use `outrider generate`")

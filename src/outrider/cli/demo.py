@@ -13,7 +13,7 @@ from outrider.lab.progress import counter
 from outrider.shipped import parameters
 
 if TYPE_CHECKING:
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
     from outrider.text.stop import Stop
 
@@ -66,7 +66,7 @@ def pick() -> list[str]:
 
 
 def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.stop import Stop
 
     colour = out.is_terminal and not out.no_color
@@ -79,7 +79,7 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
         tail = "\n".join(prompt.splitlines()[-6:])
         out.print(Panel(tail, title="prompt (last lines)", border_style="dim"), markup=False)
         # greedy text of a model this small soon repeats itself, which says little
-        stream = pair.stream(prompt, Sampling(SHOWN, seed=0), Stop(budget), trace=True)
+        stream = pair.stream(prompt, SamplingParams(SHOWN, seed=0), Stop(budget), trace=True)
         for block in stream:
             out.print(paint.step(block.block, decode, colour), end="")
         stats = stream.result().stats
@@ -92,7 +92,7 @@ def _show(pair: "Speculator", prompts: list[str], budget: int) -> None:
 def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) -> None:
     from outrider.lab import measure
     from outrider.lab.intervals import LEAST
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.stop import Stop
 
     plain = pair.plain()
@@ -107,7 +107,7 @@ def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) 
             trials = measure.interleave(
                 arms,
                 prompts,
-                lambda number, t=temperature: Sampling(t, seed=number),  # type: ignore[misc]
+                lambda number, t=temperature: SamplingParams(t, seed=number),  # type: ignore[misc]
                 stop,
                 repeats,
                 advance,
@@ -120,7 +120,7 @@ def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) 
             fast = [t.result.stats for t in trials if t.arm == "speculative"]
             efficiency = sum(s.new_tokens for s in fast) / sum(s.engine_steps for s in fast)
             if temperature == 0:
-                same = _equal(plain, pair, prompts, Sampling(0), stop)
+                same = _equal(plain, pair, prompts, SamplingParams(0), stop)
                 texts = f"{same} of {len(prompts)}"
             else:
                 same = _coupled_equal(pair, prompts, temperature, stop)
@@ -145,18 +145,18 @@ def _compare(pair: "Speculator", prompts: list[str], budget: int, repeats: int) 
 
 
 def _equal(
-    a: "Speculator", b: "Speculator", prompts: list[str], how: "Sampling", stop: "Stop"
+    a: "Speculator", b: "Speculator", prompts: list[str], how: "SamplingParams", stop: "Stop"
 ) -> int:
     return sum(a.generate(p, how, stop).texts == b.generate(p, how, stop).texts for p in prompts)
 
 
 def _coupled_equal(pair: "Speculator", prompts: list[str], temperature: float, stop: "Stop") -> int:
     from outrider.drafters import DraftModel
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
 
     drafter = pair.engine.drafter
     assert isinstance(drafter, DraftModel)
     shared = DraftModel(drafter.model, drafter.counts, coupled=True)
     coupled = pair.using(shared, verifiers.get("match"))
-    how = Sampling(temperature, seed=7)
+    how = SamplingParams(temperature, seed=7)
     return _equal(pair.plain(coupled=True), coupled, prompts, how, stop)

@@ -20,8 +20,8 @@ from outrider.lab.terminal import put
 
 if TYPE_CHECKING:
     from outrider.engine.beam_search import Beams
-    from outrider.laws.sampling import Sampling as Rules
     from outrider.models.sources import ModelSource
+    from outrider.sampling.sampling_params import SamplingParams as Rules
     from outrider.text.results import Generation
     from outrider.text.speculator import Speculator
     from outrider.text.stream import Stream
@@ -82,8 +82,8 @@ def generate(
 ) -> None:
     """Complete a prompt, or answer a source; the text goes to standard output."""
     from outrider.lab.timeline import draw, lines
-    from outrider.laws.sampling import Sampling
     from outrider.loading import seen
+    from outrider.sampling.sampling_params import SamplingParams
     from outrider.text.speculator import Speculator
     from outrider.text.stop import Stop
 
@@ -106,7 +106,7 @@ def generate(
         "min_new_tokens": min_new_tokens,
     }
     said = {name: value for name, value in every.items() if value is not None}
-    Sampling(**said)  # type: ignore[arg-type]  # before a model is read
+    SamplingParams(**said)  # type: ignore[arg-type]  # before a model is read
     end = Stop(max_new_tokens, tuple(stop or ()))
     _said(chat, system, source)
     given = _read(prompt, file, source, reference)
@@ -328,7 +328,7 @@ def _describe(
     speculator: "Speculator", how_made: dict[str, object], beams: "Beams | None" = None
 ) -> None:
 
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
 
     notes = speculator.notes
     how = (
@@ -354,7 +354,7 @@ def _describe(
     )
     changed = [
         f"{field.name}={value!r}"
-        for field in fields(Sampling)
+        for field in fields(SamplingParams)
         if (value := getattr(speculator.rules, field.name)) != field.default
     ]
     if changed:

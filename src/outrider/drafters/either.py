@@ -22,14 +22,14 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import pad
 
+from outrider.acceptance_stats import AcceptanceStats, bucket
 from outrider.drafters import placed, recall, recipes
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Rows
 from outrider.drafters.placed import Grown
 from outrider.drafters.recall import Recall
-from outrider.odds import Odds, bucket
-from outrider.rows import Columns
+from outrider.row_params import RowTable
 from outrider.types import (
     Cache,
     Context,
@@ -62,14 +62,16 @@ class Sides:
 
     __slots__ = ("chances", "streak", "unread", "worth")
 
-    def __init__(self, worth: Odds, chances: Odds, unread: int) -> None:
+    def __init__(self, worth: AcceptanceStats, chances: AcceptanceStats, unread: int) -> None:
         self.worth, self.chances = worth, chances
         self.streak, self.unread = 0, unread
 
     @classmethod
     def new(cls, unread: int) -> "Sides":
         """Of a row that has shown nothing."""
-        return cls(Odds(COPIES, LOOKS, KEEP), Odds(MODEL, LOOKS, KEEP), unread)
+        return cls(
+            AcceptanceStats(COPIES, LOOKS, KEEP), AcceptanceStats(MODEL, LOOKS, KEEP), unread
+        )
 
     def copy(self) -> "Sides":
         """The same, to be continued apart."""
@@ -123,7 +125,7 @@ def followed(tree: Grown, tokens: Sequence[int]) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True)
-class Memory(Columns):
+class Memory(RowTable):
     """What copies know of each row, what both have brought it, and the model's cache."""
 
     text: Rows[recall.Row]

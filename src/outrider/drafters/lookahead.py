@@ -21,13 +21,13 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import growing, recipes
 from outrider.drafters.growing import TreeBuilder, shapes
-from outrider.rows import Columns
+from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
-class Guesses(Columns):
+class Guesses(RowTable):
     """What each row has guessed. A `RowStore`; written in place."""
 
     window_BRW: Tensor  #: column w below row 0 is what its first token has led to, -1: nothing

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from outrider.drafters import growing
-from outrider.rows import Columns, seated
+from outrider.row_params import RowTable, seated
 from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
 
 
@@ -72,7 +72,7 @@ class OneModel:
 
 
 @dataclass(frozen=True)
-class Several(Columns):
+class Several(RowTable):
     """The caches of several draft models side by side."""
 
     stores: tuple[Cache, ...]

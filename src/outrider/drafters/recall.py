@@ -8,9 +8,10 @@ token that was drafted in its place and refused: another word often goes on alik
 parallel decoding do (Santilli et al. 2023).
 
 The tree grows node by node, the likeliest first. A node survives if its parent does and its token
-is the right one. Of that, `Odds` tell by the length of the match, by the place of a token among the
-recycled ones, and by whether these name the copied token as well. So the first n nodes are the best
-tree of n nodes, and their survivals summed up are the tokens that it is expected to add.
+is the right one. Of that, `AcceptanceStats` tell by the length of the match, by the place of a
+token among the recycled ones, and by whether these name the copied token as well. So the first n
+nodes are the best tree of n nodes, and their survivals summed up are the tokens that it is expected
+to add.
 
 Every committed token corrects the odds of all that was known of it, scored or not: nothing has to
 be tried to be learnt. All of it belongs to the row (docs/rules.md: rows may share a seed).
@@ -24,6 +25,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from outrider import arguments, ops
+from outrider.acceptance_stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
 from outrider.drafters import placed, recipes, suffix
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.earlier import Earlier, Watched
@@ -32,7 +34,6 @@ from outrider.drafters.memory import Rows
 from outrider.drafters.placed import Grown
 from outrider.drafters.recycled import WIDTH, Successors
 from outrider.errors import ConfigurationError
-from outrider.odds import BUCKETS, STRENGTH, Odds, bucket
 from outrider.types import (
     Context,
     Draft,
@@ -96,8 +97,8 @@ class Row:
         self,
         text: Automaton,
         after: Successors,
-        copied: Odds,
-        own: Odds,
+        copied: AcceptanceStats,
+        own: AcceptanceStats,
         watched: Watched | None = None,
     ) -> None:
         self.text, self.after, self.watched = text, after, watched
@@ -308,8 +309,8 @@ class Recall:
                 Row(
                     text,
                     self._after or Successors(),
-                    Odds(COPIED, STRENGTH, suffix.KEEP),
-                    Odds(RECYCLED, STRENGTH, KEEP),
+                    AcceptanceStats(COPIED, STRENGTH, suffix.KEEP),
+                    AcceptanceStats(RECYCLED, STRENGTH, KEEP),
                     of,
                 )
                 for text, of in zip(texts, watched, strict=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider import arguments
 from outrider.drafters import lookup, recipes
 from outrider.drafters.growing import shapes
-from outrider.rows import Columns
+from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
@@ -25,7 +25,7 @@ NEAR = 8
 
 
 @dataclass(frozen=True)
-class Place(Columns):
+class Place(RowTable):
     """Where each row has come to in its reference. A `RowStore`; written in place."""
 
     next_B: Tensor  #: the token of the reference that is copied next

@@ -16,13 +16,13 @@ from itertools import takewhile
 from typing import ClassVar
 
 from outrider import arguments
+from outrider.acceptance_stats import STRENGTH, AcceptanceStats, bucket
 from outrider.drafters import lookup, placed, recipes
 from outrider.drafters.automaton import Automaton
 from outrider.drafters.earlier import Earlier, Watched
 from outrider.drafters.growing import shapes
 from outrider.drafters.memory import Nothing, Rows
 from outrider.errors import ConfigurationError
-from outrider.odds import STRENGTH, Odds, bucket
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 LONGEST = 16  #: tokens of a suffix that are compared on a device
@@ -36,7 +36,9 @@ class Row:
 
     __slots__ = ("odds", "text", "watched")
 
-    def __init__(self, text: Automaton, odds: Odds, watched: Watched | None = None) -> None:
+    def __init__(
+        self, text: Automaton, odds: AcceptanceStats, watched: Watched | None = None
+    ) -> None:
         self.text, self.odds, self.watched = text, odds, watched
 
     def copy(self) -> "Row":
@@ -108,7 +110,9 @@ class Suffix(shapes.Chains):
             return Nothing()
         texts = automata(context, self._earlier)
         each = zip(texts, watching(self._earlier, texts), strict=True)
-        return Rows(tuple(Row(text, Odds(PRIOR, STRENGTH, KEEP), of) for text, of in each))
+        return Rows(
+            tuple(Row(text, AcceptanceStats(PRIOR, STRENGTH, KEEP), of) for text, of in each)
+        )
 
     def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
         """What a copy of each length is expected to add."""

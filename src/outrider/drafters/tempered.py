@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import torch
 
 from outrider import arguments
-from outrider.laws.sampling import Sampling
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Draft, Drafter, DraftShape, DrawKind, Scores, Verdict
 
 
 class Warp(NamedTuple):
     """Temperature and filters in place of the rows' own; None leaves a row's as it is.
 
-    Raises ConfigurationError, by `checked`, for what `Sampling` refuses and for temperature 0.
+    Raises ConfigurationError, by `checked`, for what `SamplingParams` refuses and for temperature
+    0.
 
     >>> Warp(temperature=0.7, top_k=20).checked().top_k
     20
@@ -39,7 +40,7 @@ class Warp(NamedTuple):
     def checked(self) -> "Warp":
         """The same as Python's numbers."""
         given = {name: value for name, value in self._asdict().items() if value is not None}
-        how = Sampling(**given)
+        how = SamplingParams(**given)
         if self.temperature is not None and not how.temperature:
             do = "use drafter='static_tree' for a draft of the most probable tokens"
             arguments.refuse("a draft's temperature", "above 0", self.temperature, do)

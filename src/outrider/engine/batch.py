@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.engine.request import Request, source_ids
-from outrider.laws import sampling, shaping
 from outrider.models.prefill import behind, inference, ingest
 from outrider.models.prefix_cache import PrefixCache
-from outrider.rows import narrowed, picked, placed, taken
+from outrider.row_params import gather_rows, narrowed, picked, scatter_rows
+from outrider.sampling import logits_processors, sampling_params
 from outrider.types import Context, Drafter, Inputs, LanguageModel, RowStore
 
 _PADDING = 0.125  #: of what a group's rows are read for, at most so much may be padding,
@@ -54,8 +54,8 @@ class Batch(NamedTuple):
                 tokens_BL=tokens,
                 length_B=picked(context.length_B, rows),
                 sampling=context.sampling.take(rows),
-                inputs=taken(context.inputs, rows),
-                reference_BS=taken(context.reference_BS, rows),
+                inputs=gather_rows(context.inputs, rows),
+                reference_BS=gather_rows(context.reference_BS, rows),
             ),
             self.cache.take(rows),
             self.memory.take(rows),
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
             inputs = mine.inputs.put(seats, theirs.inputs)
         context = Context(
             slab[:rows],
-            placed(mine.length_B, seats, theirs.length_B),
+            scatter_rows(mine.length_B, seats, theirs.length_B),
             max(mine.bound, theirs.bound),
             mine.sampling.put(seats, theirs.sampling),
             inputs,
@@ -95,10 +95,10 @@ class Batch(NamedTuple):
             context,
             self.cache.put(seats, other.cache),
             self.memory.put(seats, other.memory),
-            placed(self.limit_B, seats, other.limit_B),
-            placed(self.limit_reason_B, seats, other.limit_reason_B),
-            placed(self.stop_BS, seats, other.stop_BS, -1),
-            placed(self.reason_B, seats, other.reason_B),
+            scatter_rows(self.limit_B, seats, other.limit_B),
+            scatter_rows(self.limit_reason_B, seats, other.limit_reason_B),
+            scatter_rows(self.stop_BS, seats, other.stop_BS, -1),
+            scatter_rows(self.reason_B, seats, other.reason_B),
             slab,
             self.ended or other.ended,
         )
@@ -154,7 +154,7 @@ class Prefill:
             tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
         settings = [request.sampling for request in requests]
         stops = [request.limits.stop_ids for request in requests]
-        shaped = shaping.build(
+        shaped = logits_processors.build(
             settings,
             [request.asked for request in requests],
             stops,
@@ -163,7 +163,7 @@ class Prefill:
             ends=[request.end(target.context)[0] for request in requests],
             sources=[source_ids(request.inputs) for request in requests],
         )
-        rows = sampling.rows(settings, device)._replace(shaping=shaped)
+        rows = sampling_params.rows(settings, device)._replace(shaping=shaped)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
         reference_BS = references(
@@ -253,7 +253,9 @@ def begin(
 
 def slab(target: LanguageModel, drafter: Drafter, seats: int, capacity: int) -> Batch:
     """A batch of no rows, with free seats."""
-    nobody = Request((0,), sampling.Sampling(seed=0))  # none of torch's own draws goes to it
+    nobody = Request(
+        (0,), sampling_params.SamplingParams(seed=0)
+    )  # none of torch's own draws goes to it
     return begin(target, drafter, [nobody] * seats, capacity).narrow(0)
 
 
@@ -319,7 +321,7 @@ def references(
     if source_BS is None:
         return own_BS
     without = [row for row, ids in enumerate(given) if not ids]
-    return placed(own_BS, without, picked(source_BS, without), -1)
+    return scatter_rows(own_BS, without, picked(source_BS, without), -1)
 
 
 def _references(mine: Context, seats: Sequence[int], theirs: Context) -> Tensor | None:
@@ -332,4 +334,4 @@ def _references(mine: Context, seats: Sequence[int], theirs: Context) -> Tensor 
         else context.reference_BS
         for context in (mine, theirs)
     ]
-    return placed(sides[0], seats, sides[1], -1)
+    return scatter_rows(sides[0], seats, sides[1], -1)

@@ -39,8 +39,8 @@ from outrider.engine.speculation_policy import (
     named,
 )
 from outrider.errors import ConfigurationError, PromptError
-from outrider.laws.sampling import Sampling
 from outrider.models import budget
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
     PLAIN,
     Drafter,
@@ -161,7 +161,7 @@ class Engine:
     def run(
         self,
         prompts: Sequence[Sequence[int]],
-        sampling: Sampling | Sequence[Sampling] | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         limits: StopConditions | Sequence[StopConditions] | None = None,
         *,
         inputs: Sequence[Inputs | None] | None = None,
@@ -179,7 +179,7 @@ class Engine:
         Raises PromptError or CapacityError before any work is done.
         """
         texts = [token_ids(prompt, number) for number, prompt in enumerate(prompts)]
-        settings = broadcast_setting("sampling", sampling, Sampling(), len(texts))
+        settings = broadcast_setting("sampling", sampling, SamplingParams(), len(texts))
         ends = broadcast_setting("limits", limits, StopConditions(), len(texts))
         if not texts:
             raise PromptError("no prompt; got an empty batch; give at least one prompt")

@@ -35,11 +35,11 @@ from outrider.engine.speculation_policy import (
     StepReport,
 )
 from outrider.errors import CapacityError, ConfigurationError
-from outrider.laws import shaping
-from outrider.laws.processors import ProcessorError
-from outrider.laws.sampling import fresh_seed
 from outrider.models.prefill import inference
 from outrider.models.prefix_cache import PrefixCache
+from outrider.sampling import logits_processors
+from outrider.sampling.custom_processors import ProcessorError
+from outrider.sampling.sampling_params import fresh_seed
 from outrider.stats import Clock, RequestStats, Stats
 from outrider.types import Draft, DraftShape, Scores, StepLists, StepTensors, Verdict
 
@@ -116,7 +116,7 @@ class EngineRun(Iterator[StepOutput]):
             check_fit(request, number, target.context, self._size, self.capacity)
             if self.engine.capture is not None:
                 graphs.check(request.sampling, number)
-        settings = shaping.admit(
+        settings = logits_processors.validate(
             [request.sampling for request in requests],
             [request.prompt for request in requests],
             [request.limits.stop_ids for request in requests],

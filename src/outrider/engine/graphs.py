@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from outrider.engine import step
 from outrider.engine.batch import Batch
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference, width
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import (
     Draft,
     Drafter,
@@ -37,7 +37,7 @@ from outrider.types import (
 R = TypeVar("R")
 
 
-def check(sampling: Sampling, number: int) -> None:
+def check(sampling: SamplingParams, number: int) -> None:
     """Raise ConfigurationError for a request that no replayed step can serve."""
     if sampling.processors:
         raise ConfigurationError(

@@ -10,7 +10,7 @@ import torch
 from outrider import arguments
 from outrider.engine.logprobs import Logprobs
 from outrider.errors import CapacityError, ConfigurationError, PromptError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import CONTEXT, LENGTH, PLAIN, DraftShape, Inputs, LanguageModel
 
 
@@ -44,12 +44,12 @@ class Request:
     Raises PromptError for a prompt that is no list of token ids, ConfigurationError for settings of
     another kind.
 
-    >>> Request((5, 6), Sampling(0), StopConditions(16)).prompt
+    >>> Request((5, 6), SamplingParams(0), StopConditions(16)).prompt
     (5, 6)
     """
 
     prompt: Sequence[int]
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: StopConditions = field(default_factory=StopConditions)
     inputs: Inputs | None = None  #: what it reads besides its text, one row
     reference: Sequence[int] = ()  #: tokens to copy from; none: those of the source
@@ -66,7 +66,7 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(token_ids(self.prompt)))
         object.__setattr__(self, "reference", tuple(token_ids(self.reference)))
-        for name, kind in (("sampling", Sampling), ("limits", StopConditions)):
+        for name, kind in (("sampling", SamplingParams), ("limits", StopConditions)):
             if not isinstance(getattr(self, name), kind):
                 do = f"write {name}={kind.__name__}(...)"
                 arguments.refuse(name, f"a {kind.__name__}", getattr(self, name), do)

@@ -14,10 +14,10 @@ import torch
 from outrider import ops, verifiers
 from outrider.drafters.root import bare
 from outrider.engine.batch import Batch, begin
-from outrider.laws.sampling import warp
-from outrider.laws.shaping import shape
 from outrider.models.prefill import inference, width
 from outrider.models.tree_inputs import of_tree
+from outrider.sampling.logits_processors import apply
+from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers, offered, shallower
 from outrider.types import (
     PLAIN,
@@ -43,7 +43,7 @@ def propose(drafter: Drafter, batch: Batch, shape: DraftShape | None = None) -> 
     """A tree of guesses below each row's pending token, in one of the drafter's shapes.
 
     None takes the usual one; `PLAIN` leaves the drafter alone. Rows that want less
-    (`shape.most_B`) lose what lies deeper.
+    (`apply.most_B`) lose what lies deeper.
     """
     wanted = drafter.shapes[0] if shape is None else shape
     if wanted.key == PLAIN.key and wanted.max_depth == 0:
@@ -72,7 +72,7 @@ def score(target: LanguageModel, batch: Batch, draft: Draft, taps: tuple[int, ..
     alive = None
     if shaping.processed:  # processors see no node that the drafter left empty
         alive = offered(draft.draws_BNK).expand(logits.shape[0], -1)
-    shaped = shape(logits, shaping, context, draft.tokens_BN, tree, alive_BR=alive)
+    shaped = apply(logits, shaping, context, draft.tokens_BN, tree, alive_BR=alive)
     dead = None
     if shaping.masks:  # rules need a law everywhere; any will do where none may be emitted from
         dead = shaped.amax(-1) == -torch.inf

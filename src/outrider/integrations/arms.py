@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import GenerationConfig
 
-from outrider.laws.sampling import Sampling
 from outrider.models import pretrained
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import Stats
 
 
@@ -61,7 +61,9 @@ class Stock:
     def _count(self, *_: object) -> None:
         self.calls += 1
 
-    def run(self, prompt: Sequence[int], how: Sampling, most: int, **more: object) -> Completion:
+    def run(
+        self, prompt: Sequence[int], how: SamplingParams, most: int, **more: object
+    ) -> Completion:
         """One call of `generate`, from prompt to last token."""
         ids = torch.tensor([list(prompt)], device=self.target.device)
         law: dict[str, object] = {"do_sample": False}
@@ -89,7 +91,7 @@ class Stock:
         return Completion(out[0, len(prompt) :].tolist(), seconds, self.calls - before)
 
     def assisted(
-        self, prompt: Sequence[int], how: Sampling, most: int, count: int | None
+        self, prompt: Sequence[int], how: SamplingParams, most: int, count: int | None
     ) -> Completion:
         """Assisted generation with transformers' defaults, or a fixed number of drafted tokens."""
         if self.draft is None:

@@ -17,8 +17,8 @@ from outrider.integrations.criteria import Criteria, Judge
 from outrider.integrations.kept_scores import KeptScores
 from outrider.integrations.native import Prompts, ids_of
 from outrider.integrations.processors import of_row, settings
-from outrider.laws.sampling import Sampling
 from outrider.models.config import read
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Inputs
 
 
@@ -53,7 +53,9 @@ def requested(
     return [
         Request(
             rows.input_ids[row, pad:].tolist(),
-            Sampling(**of_row(how, row, count), padding=tuple(rows.input_ids[row, :pad].tolist())),
+            SamplingParams(
+                **of_row(how, row, count), padding=tuple(rows.input_ids[row, :pad].tolist())
+            ),
             limits,
             None if rows.inputs is None else rows.inputs[row],
             () if rows.references is None else rows.references[row],

@@ -19,7 +19,7 @@ MASKED = -float("inf")  #: the score of a token that may not come
 
 
 class Fields(TypedDict, total=False):
-    """The fields of `Sampling` that processors of transformers stand for."""
+    """The fields of `SamplingParams` that processors of transformers stand for."""
 
     temperature: float
     top_k: int

@@ -10,7 +10,8 @@ from outrider.integrations.native import MASKED, Fields, Prompts, native
 
 
 def settings(processors: Sequence[hf.LogitsProcessor], do_sample: bool, prompts: Prompts) -> Fields:
-    """Fields of `Sampling` that do what a list of transformers' processors does, in its order.
+    """Fields of `SamplingParams` that do what a list of transformers' processors does, in its
+    order.
 
     Temperature and filters at its end become our own, and so do penalties, bans and rules at its
     beginning. What is between them is replayed at every node as it is.

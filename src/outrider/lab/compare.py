@@ -20,9 +20,9 @@ from outrider.lab.intervals import Interval
 from outrider.lab.machine import environment
 from outrider.lab.measure import Trial
 from outrider.lab.prompts import read_prompts
-from outrider.laws.sampling import Sampling
 from outrider.loading import load
 from outrider.models.sources import DTYPES
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.shipped import shipped
 from outrider.stats import VERBS
 from outrider.text.speculator import Speculator
@@ -86,7 +86,7 @@ class Plan:
                 "nothing to compare: no temperature or no speculative setting; give at least one"
             )
         for temperature in self.temperatures:
-            Sampling(temperature)
+            SamplingParams(temperature)
 
 
 def _is_tree(counts: object) -> bool:
@@ -181,7 +181,7 @@ def looping(token_ids: Sequence[int]) -> bool:
     return bool(grams) and len(set(grams)) < 0.5 * len(grams)
 
 
-Arm = Callable[[list[int], Sampling], Completion]
+Arm = Callable[[list[int], SamplingParams], Completion]
 
 
 class Comparison:
@@ -267,7 +267,7 @@ class Comparison:
         most, eos = self.plan.max_new_tokens, pair.eos_ids
 
         def ours(speculator: Speculator) -> Arm:
-            def call(prompt: list[int], how: Sampling) -> Completion:
+            def call(prompt: list[int], how: SamplingParams) -> Completion:
                 started = time.perf_counter()
                 done = speculator.generate([prompt], how, Stop(most, token_ids=eos))
                 seconds = time.perf_counter() - started
@@ -307,9 +307,9 @@ class Comparison:
         progress: Callable[[], None],
     ) -> None:
         for arm in arms.values():
-            arm(ids[0], Sampling(table.temperature, seed=0))  # warm-up
+            arm(ids[0], SamplingParams(table.temperature, seed=0))  # warm-up
         for repeat, number, name in measure.turns(list(arms), len(ids), self.plan.repeats):
-            how = Sampling(table.temperature, seed=1000 * repeat + number)
+            how = SamplingParams(table.temperature, seed=1000 * repeat + number)
             done = arms[name](ids[number], how)
             table.trials.append(
                 Trial(name, number, repeat, done.seconds, len(done.token_ids), done)

@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from outrider.lab import intervals
-from outrider.laws.sampling import Sampling
 from outrider.models.model_wrapper import ModelWrapper
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.results import Generation
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
@@ -53,7 +53,7 @@ def turns(arms: Sequence[Arm], prompts: int, repeats: int = 1) -> Iterator[tuple
 def interleave(
     arms: dict[str, Speculator],
     prompts: Sequence[str],
-    sampling: Callable[[int], Sampling],
+    sampling: Callable[[int], SamplingParams],
     stop: Stop,
     repeats: int = 1,
     progress: Callable[[], None] | None = None,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from outrider import Sampling, StopConditions
+from outrider import SamplingParams, StopConditions
 from outrider.drafters import Random
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
@@ -81,7 +81,7 @@ class Steps:
         self._run = EngineRun(engine, rows, first + room + most, prefixes=PrefixCache(_PREFIXES))
         prompt = [5 + (7 * at) % 90 for at in range(first)]
         for row in range(rows):
-            self._run.submit(Request(prompt, Sampling(1.0, seed=row), StopConditions(room)))
+            self._run.submit(Request(prompt, SamplingParams(1.0, seed=row), StopConditions(room)))
         while self._run.stats.engine_steps < _FIRST:
             self._run.step()
 

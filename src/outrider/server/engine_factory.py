@@ -8,8 +8,8 @@ from outrider.engine.engine_run import EngineRun
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
 from outrider.models.prefix_cache import PrefixCache
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.server.engine_loop import EngineLoop
 from outrider.server.model_info import ModelInfo, SpeechModelInfo, TextModelInfo
 from outrider.server.prompt_scores import LANE as SCORES
@@ -50,7 +50,7 @@ def fingerprint(speculator: Speculator) -> str:
     vocab = engine.target.vocab_size
     prompt = [1 + 7 * at % (vocab - 1) for at in range(24)]
     run = EngineRun(engine, 1, 256)
-    run.submit(Request(prompt, Sampling(0), StopConditions(4), logprobs=Logprobs(8, "raw")))
+    run.submit(Request(prompt, SamplingParams(0), StopConditions(4), logprobs=Logprobs(8, "raw")))
     run.close()
     for block in run:
         said.append((block.token_ids, block.logprobs, block.likeliest))

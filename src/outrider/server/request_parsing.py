@@ -14,7 +14,7 @@ from outrider.engine.logprobs import Logprobs
 from outrider.engine.outputs import StepOutput
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError, OutriderError, UnknownName
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.server import speculation_methods as lane
 from outrider.server.chat_prompts import ChatPrompt, Parsers, chat_prompt
 from outrider.server.errors import APIError, unknown_model
@@ -265,7 +265,7 @@ class RequestParser:
 
     def _sampling(
         self, body: BaseRequest, copy: int, ids: Sequence[int], grammar: str | None
-    ) -> Sampling:
+    ) -> SamplingParams:
         """How a row is sampled; a request without a seed gets one that nobody can guess."""
         seed = secrets.randbits(63) if body.seed is None else (body.seed + copy) % 2**64
         processors: tuple[Grammar, ...] = ()
@@ -291,7 +291,7 @@ class RequestParser:
         said = {name: value for name, value in given.items() if value is not None}
         try:
             own = {**self.known.defaults.sampling, **said}
-            sampling = Sampling(**own, seed=seed, processors=processors)
+            sampling = SamplingParams(**own, seed=seed, processors=processors)
             rules = self.known.defaults.rules_without(len(ids), set(said).intersection(RULES))
             return ruled(sampling, rules)
         except OutriderError as error:

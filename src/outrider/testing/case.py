@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from outrider import verifiers
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.models import pair
 from outrider.types import Drafter, DraftShape, LanguageModel, Verifier
 
@@ -13,12 +13,12 @@ Maker = Callable[[LanguageModel], Drafter]
 
 #: Sampling of three rows.
 SETTINGS = {
-    "greedy": (Sampling(0),) * 3,
-    "sampled": tuple(Sampling(1.0, seed=row) for row in range(3)),
+    "greedy": (SamplingParams(0),) * 3,
+    "sampled": tuple(SamplingParams(1.0, seed=row) for row in range(3)),
     "mixed": (
-        Sampling(0),
-        Sampling(0.8, top_k=7, seed=1),
-        Sampling(1.2, top_p=0.9, min_p=0.01, seed=2),
+        SamplingParams(0),
+        SamplingParams(0.8, top_k=7, seed=1),
+        SamplingParams(1.2, top_p=0.9, min_p=0.01, seed=2),
     ),
 }
 
@@ -37,7 +37,7 @@ class Case(NamedTuple):
         return self.make(pair()[1])
 
     @property
-    def sampling(self) -> tuple[Sampling, ...]:
+    def sampling(self) -> tuple[SamplingParams, ...]:
         """The setting's rows."""
         return SETTINGS[self.setting]
 

@@ -17,8 +17,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
 from outrider.models.cross_tokenizer_model import TranslatedModel
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.case import SETTINGS, Case, check, expect, usual_rule
 from outrider.testing.law import p_value, text_law
 from outrider.testing.meta import MetaModel
@@ -254,10 +254,10 @@ def _told(engine: Engine, seats: int, requests: list[Request]) -> list[tuple[lis
 def greedy_text_is_plain_decodings(case: Case) -> None:
     """In the usual shape, and in a random shape and depth in every step."""
     target, drafter = pair()[0], case.drafter
-    expected, _ = decode(Engine(target, Root()), PROMPTS, Sampling(0), StopConditions(LENGTH))
-    _same_text(Engine(target, drafter), [Sampling(0)] * len(PROMPTS), expected, "usual shape")
+    expected, _ = decode(Engine(target, Root()), PROMPTS, SamplingParams(0), StopConditions(LENGTH))
+    _same_text(Engine(target, drafter), [SamplingParams(0)] * len(PROMPTS), expected, "usual shape")
     restless = Engine(target, Restless(drafter))
-    _same_text(restless, [Sampling(0)] * len(PROMPTS), expected, "random shapes and depths")
+    _same_text(restless, [SamplingParams(0)] * len(PROMPTS), expected, "random shapes and depths")
 
 
 @check()
@@ -267,7 +267,7 @@ def matched_text_depends_on_the_seed_alone(case: Case) -> None:
     chain = all(shape.is_chain for shape in drafter.shapes)
     if not verifiers.judges(MATCH, drafter.kinds, chain):
         return
-    rows = [Sampling(0.9, seed=100 + row) for row in range(len(PROMPTS))]
+    rows = [SamplingParams(0.9, seed=100 + row) for row in range(len(PROMPTS))]
     expected, _ = decode(Engine(target, Root(), MATCH), PROMPTS, rows, StopConditions(LENGTH))
     _same_text(Engine(target, drafter, MATCH), rows, expected, "usual shape")
     restless = Engine(target, Restless(drafter), MATCH)
@@ -275,7 +275,7 @@ def matched_text_depends_on_the_seed_alone(case: Case) -> None:
 
 
 def _same_text(
-    engine: Engine, settings: list[Sampling], expected: list[list[int]], how: str
+    engine: Engine, settings: list[SamplingParams], expected: list[list[int]], how: str
 ) -> None:
     texts, _ = decode(engine, PROMPTS, settings, StopConditions(LENGTH))
     for row, (text, plain) in enumerate(zip(texts, expected, strict=True)):

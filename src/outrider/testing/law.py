@@ -12,16 +12,16 @@ from outrider.certify.statistics import chi_square_tail
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import StopConditions
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.runs import decode
 from outrider.types import Inputs
 
-USUAL = Sampling(1.0)
+USUAL = SamplingParams(1.0)
 LEAST = 8.0  #: texts that are expected less often are counted together
 
 
 def text_law(
-    model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: Sampling = USUAL
+    model: PreTrainedModel, prompt: Sequence[int], length: int, sampling: SamplingParams = USUAL
 ) -> Tensor:
     """Probability of every text of `length` tokens, [V ** length] in float64.
 
@@ -49,7 +49,7 @@ def p_value(
     prompt: Sequence[int],
     length: int,
     seeds: int,
-    sampling: Sampling = USUAL,
+    sampling: SamplingParams = USUAL,
     *,
     reference: Sequence[int] = (),
     inputs: Inputs | None = None,

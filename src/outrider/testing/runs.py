@@ -12,7 +12,7 @@ from outrider.engine.batch import Batch
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun, Observer
 from outrider.engine.request import Request, StopConditions
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import shallower
 from outrider.types import (
     PLAIN,
@@ -65,7 +65,7 @@ class Restless:
 def decode(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
-    sampling: Sampling | Sequence[Sampling] | None = None,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     limits: StopConditions | Sequence[StopConditions] | None = None,
     *,
     capacity: int | None = None,
@@ -83,7 +83,7 @@ def decode(
     """
     run = engine.run(
         prompts,
-        sampling or Sampling(0),
+        sampling or SamplingParams(0),
         limits or StopConditions(24),
         capacity=capacity,
         observe=observe,
@@ -100,7 +100,7 @@ def begun(
     target: LanguageModel,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
-    settings: Sequence[Sampling],
+    settings: Sequence[SamplingParams],
     capacity: int = 128,
     *,
     limit: int | Sequence[int] = 60,

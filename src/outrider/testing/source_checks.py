@@ -7,7 +7,7 @@ from outrider.drafters import Root
 from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.request import Request, StopConditions
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.testing.case import Case, check, expect
 from outrider.testing.models import PROMPTS, pair
 from outrider.testing.sourced import encoder_decoders, sources
@@ -48,7 +48,11 @@ def _same(
     for rule, temperature in ways:
         requests = [
             Request(
-                prompt, Sampling(temperature, seed=100 + row), StopConditions(length), source, ids
+                prompt,
+                SamplingParams(temperature, seed=100 + row),
+                StopConditions(length),
+                source,
+                ids,
             )
             for row, (prompt, length, source, ids) in enumerate(
                 zip(PROMPTS, LENGTHS, inputs, references, strict=False)

@@ -11,7 +11,7 @@ from outrider.engine.beam_search.step import Close
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request, StopConditions
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.stats import RequestStats, Stats
 from outrider.text.asked import Asked
 from outrider.text.results import Completion, Generation, NearTie
@@ -27,7 +27,7 @@ def beamed(
     engine: Engine,
     tokenizer: Any,
     asked: Asked,
-    settings: Sequence[Sampling],
+    settings: Sequence[SamplingParams],
     limits: Sequence[StopConditions],
     beams: Beams,
 ) -> Generation:

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
-from outrider.rows import Processor
+from outrider.row_params import Processor
+from outrider.sampling.sampling_params import SamplingParams
 
-#: Fields of `Sampling` that say which tokens may come where. The others are the user's alone.
+#: Fields of `SamplingParams` that say which tokens may come where. The others are the user's alone.
 RULES = (
     "logit_bias",
     "repetition_penalty",
@@ -61,7 +61,7 @@ class Opening(NamedTuple):
     """What stands ahead of an answer, and the rules for its tokens."""
 
     start: int  #: the token that every answer begins behind
-    usual: Sampling = Sampling()  #: its rules; nothing else of it counts
+    usual: SamplingParams = SamplingParams()  #: its rules; nothing else of it counts
     min_length: int = 0  #: no end before this many tokens, those that the answer is given included
     left_out: tuple[str, ...] = ()  #: settings that would change the law and are not applied
 
@@ -86,7 +86,7 @@ class Opening(NamedTuple):
         rules, left_out = _rules(settings, eos)
         return cls(start, rules, settings.get("min_length") or 0, left_out)
 
-    def rules(self, begun: int = 1) -> Sampling:
+    def rules(self, begun: int = 1) -> SamplingParams:
         """The rules for an answer of which so many tokens are given, the start included."""
         least = max(self.usual.min_new_tokens, self.min_length - begun)
         return replace(self.usual, min_new_tokens=least)
@@ -101,7 +101,7 @@ class ModelDefaults(NamedTuple):
     left_out    settings that are not followed, each with its value
     """
 
-    rules: Sampling = Sampling()
+    rules: SamplingParams = SamplingParams()
     sampling: Mapping[str, Any] = MappingProxyType({})
     min_length: int = 0
     left_out: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class ModelDefaults(NamedTuple):
         draws = settings.get("do_sample") is not False
         said = {name: settings.get(name) for name in WARPERS if draws}
         sampling = {name: value for name, value in said.items() if value is not None}
-        Sampling(**sampling)
+        SamplingParams(**sampling)
         rules, unknown = _rules(settings, eos)
         unknown += tuple(
             name for name, nothing in UNFOLLOWED.items() if settings.get(name) not in nothing
@@ -136,7 +136,7 @@ class ModelDefaults(NamedTuple):
     @property
     def followed(self) -> tuple[str, ...]:
         """What is followed, each with its value."""
-        usual = {field.name: field.default for field in fields(Sampling)}
+        usual = {field.name: field.default for field in fields(SamplingParams)}
         said = {name: getattr(self.rules, name) for name in RULES}
         found = [f"{name}={value!r}" for name, value in said.items() if value != usual[name]]
         found += [f"{name}={value!r}" for name, value in self.sampling.items()]
@@ -144,7 +144,7 @@ class ModelDefaults(NamedTuple):
 
     def over(
         self, given: Mapping[str, Any], usual: Mapping[str, Any], draws: bool = True
-    ) -> tuple[Sampling, Sampling]:
+    ) -> tuple[SamplingParams, SamplingParams]:
         """How a text is sampled for which these fields are given, and the rules that hold for it.
 
         What is not given is as the model says, or else as is `usual`. `draws` is False for a
@@ -152,22 +152,24 @@ class ModelDefaults(NamedTuple):
         """
         own = self.sampling if draws else {}
         rules = self.rules_without(0, [name for name in given if name in RULES])
-        return Sampling(**{**usual, **own, **given}), rules
+        return SamplingParams(**{**usual, **own, **given}), rules
 
-    def rules_without(self, begun: int, given: Iterable[str] = ()) -> Sampling:
+    def rules_without(self, begun: int, given: Iterable[str] = ()) -> SamplingParams:
         """The rules for a text behind a prompt of so many tokens, without fields that are given."""
-        usual: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
+        usual: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
         least = max(self.rules.min_new_tokens, self.min_length - begun)
         rules = replace(self.rules, min_new_tokens=least)
         return replace(rules, **{name: usual[name] for name in given if name != "logit_bias"})
 
 
-def _rules(settings: Mapping[str, Any], eos: Sequence[int]) -> tuple[Sampling, tuple[str, ...]]:
+def _rules(
+    settings: Mapping[str, Any], eos: Sequence[int]
+) -> tuple[SamplingParams, tuple[str, ...]]:
     """What a generation configuration says of tokens, and the settings that are not applied."""
     bias, processors = _biases(settings, eos)
     several = {name: _ids(settings.get(name)) for name in FORCED}
     forced = {name: ids[0] if len(ids) == 1 else None for name, ids in several.items()}
-    rules = Sampling(
+    rules = SamplingParams(
         logit_bias=bias or None,
         repetition_penalty=settings.get("repetition_penalty") or 1.0,
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size") or 0,
@@ -220,18 +222,19 @@ def _biases(
 SILENT = ModelDefaults()
 
 
-def ruled(own: Sampling, rules: Sampling) -> Sampling:
+def ruled(own: SamplingParams, rules: SamplingParams) -> SamplingParams:
     """A row's sampling with these rules where it has none of its own.
 
     Biases and processors are joined: the row's bias of a token goes first, its processors come
     last.
 
-    >>> ruled(Sampling(0, forced_bos_token_id=5), Sampling(forced_bos_token_id=3)).temperature
+    >>> ruled(SamplingParams(0, forced_bos_token_id=5), SamplingParams(
+    ...     forced_bos_token_id=3)).temperature
     0
-    >>> ruled(Sampling(logit_bias={1: 2.0}), Sampling(logit_bias={0: 1.0})).logit_bias
+    >>> ruled(SamplingParams(logit_bias={1: 2.0}), SamplingParams(logit_bias={0: 1.0})).logit_bias
     {0: 1.0, 1: 2.0}
     """
-    usual = {field.name: field.default for field in fields(Sampling)}
+    usual = {field.name: field.default for field in fields(SamplingParams)}
     changed = {
         name: getattr(rules, name)
         for name in RULES

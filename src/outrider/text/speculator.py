@@ -14,7 +14,7 @@ from outrider.engine.beam_search import Beams
 from outrider.engine.engine import Engine
 from outrider.engine.request import StopConditions, broadcast_setting
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text import beamed
 from outrider.text.answer import Answer
 from outrider.text.asked import Asked, Reader, Text, refuse_useless
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     reference: Text | Sequence[Text | None] | None  #: text to copy from, as `decoder_prompts`;
     #: an encoder-decoder's drafters copy from its source if there is none
     beams: Beams | None  #: the finished beams of a search, the best first, in place of one text
-    rules: Sampling | None  #: of tokens, in place of the model's own `Speculator.rules`
+    rules: SamplingParams | None  #: of tokens, in place of the model's own `Speculator.rules`
     num_return_sequences: int  #: completions of each prompt; copy i of a seeded one has seed + i
     logprobs: bool  #: of the law that each token was emitted from
     capacity: int | None  #: slots of a row, if more are wanted than prompt and budget need
@@ -76,7 +76,7 @@ class Speculator:
         self.hearing = hearing  #: what transcription needs besides, for speech-to-text models
 
     @property
-    def rules(self) -> Sampling:
+    def rules(self) -> SamplingParams:
         """What the model's generation configuration says of tokens: bans, penalties, forced ones.
 
         They hold for every answer, where its own sampling says nothing else.
@@ -100,7 +100,7 @@ class Speculator:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
         **options: Unpack[Options],
     ) -> Generation:
@@ -113,7 +113,7 @@ class Speculator:
         With `beams` a prompt's completions are the best beams of a search, drawn if its sampling
         has a temperature; without any sampling they are not (docs/beams.md).
 
-        >>> speculator.generate("teh cat", Sampling(0)).texts  # doctest: +SKIP
+        >>> speculator.generate("teh cat", SamplingParams(0)).texts  # doctest: +SKIP
         ['the cat']
         """
         beams = options.pop("beams", None)
@@ -126,13 +126,13 @@ class Speculator:
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: Stop | Sequence[Stop] | None = None,
         *,
         decoder_prompts: Text | Sequence[Text | None] | None = None,
         reference: Text | Sequence[Text | None] | None = None,
         beams: Beams | None = None,
-        rules: Sampling | None = None,
+        rules: SamplingParams | None = None,
         num_return_sequences: int = 1,
         logprobs: bool = False,
         capacity: int | None = None,
@@ -146,7 +146,7 @@ class Speculator:
             )
         asked = self._asked(prompts, decoder_prompts, reference)
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
-        usual = Sampling(**self.defaults.sampling)
+        usual = SamplingParams(**self.defaults.sampling)
         settings = broadcast_setting("sampling", sampling, usual, len(asked.prompts))
         do = "use 1 for one completion"
         copies = arguments.whole("num_return_sequences", num_return_sequences, do, least=1)
@@ -184,7 +184,7 @@ class Speculator:
         rules = options.pop("rules", None)
         stops = broadcast_setting("stop", stop, Stop(), len(asked.prompts))
         beamed.check(stops, {name: value for name, value in options.items() if value})
-        settings = broadcast_setting("sampling", sampling, Sampling(0), len(asked.prompts))
+        settings = broadcast_setting("sampling", sampling, SamplingParams(0), len(asked.prompts))
         limits = [StopConditions(s.max_new_tokens, self.stop_ids(s)) for s in stops]
         ruled = self._ruled(settings, asked.prompts, rules)
         return beamed.beamed(self.engine, self.tokenizer, asked, ruled, limits, beams)
@@ -242,11 +242,14 @@ class Speculator:
         return transcription(engine, self.hearing, audio, settings)
 
     def _ruled(
-        self, settings: Sequence[Sampling], prompts: Sequence[Sequence[int]], rules: Sampling | None
-    ) -> list[Sampling]:
+        self,
+        settings: Sequence[SamplingParams],
+        prompts: Sequence[Sequence[int]],
+        rules: SamplingParams | None,
+    ) -> list[SamplingParams]:
         """The rows' sampling with the rules for tokens."""
         if rules is not None:
-            if not isinstance(rules, Sampling):
+            if not isinstance(rules, SamplingParams):
                 do = "write rules=Sampling(...); Sampling() for none"
                 arguments.refuse("rules", "a Sampling", rules, do)
             return [ruled(own, rules) for own in settings]
@@ -267,7 +270,7 @@ class Speculator:
         return stop_ids(stop, self.tokenizer, self.eos_ids, self.engine.target.vocab_size)
 
 
-def _reseeded(sampling: Sampling, copy: int) -> Sampling:
+def _reseeded(sampling: SamplingParams, copy: int) -> SamplingParams:
     """The sampling of a prompt's n-th copy."""
     if sampling.seed is None or not copy:
         return sampling

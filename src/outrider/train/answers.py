@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.text.tokens import encode
@@ -40,7 +40,7 @@ def answered(
             numbers = range(first, min(first + rows, len(prompts)))
             ids = [_prompt(speculator, prompts[number].prompt) for number in numbers]
             settings = [
-                Sampling(TEMPERATURES[n % len(TEMPERATURES)], seed=seed + n) for n in numbers
+                SamplingParams(TEMPERATURES[n % len(TEMPERATURES)], seed=seed + n) for n in numbers
             ]
             made = speculator.generate(ids, settings, Stop(tokens))
             for number, prompt, completion in zip(numbers, ids, made.completions, strict=True):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
 from outrider.types.drafts import Draft, DrawKind, Scores, Verdict
 from outrider.types.models import Inputs, LanguageModel
 

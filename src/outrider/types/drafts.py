@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.rows import Greedy
+from outrider.row_params import Greedy
 
 
 class DrawKind(IntEnum):

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.rows import joined, narrowed, picked, placed, taken
+from outrider.row_params import gather_rows, joined, narrowed, picked, scatter_rows
 
 
 class Nodes(NamedTuple):
@@ -51,7 +51,7 @@ class Encoded(NamedTuple):
 
     def put(self, seats: Sequence[int], other: "Encoded") -> "Encoded":
         """The rows of `other` in these seats: the shorter ones are padded and masked."""
-        return Encoded(*(placed(m, seats, t) for m, t in zip(self, other, strict=True)))
+        return Encoded(*(scatter_rows(m, seats, t) for m, t in zip(self, other, strict=True)))
 
     def narrow(self, rows: int) -> "Encoded":
         """The first rows."""
@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "Inputs":
         """A copy of these rows, in this order."""
-        return Inputs(*(taken(part, rows) for part in self))
+        return Inputs(*(gather_rows(part, rows) for part in self))
 
     def put(self, seats: Sequence[int], other: "Inputs") -> "Inputs":
         """The rows of `other` in these seats: the shorter sources are padded and masked.

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.drafters.growing.shapes import Layout, Level
 from outrider.models.tree_inputs import of_tree
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
 from outrider.tree import numbers, visible
 from outrider.types import Context, Draft, DrawKind, Laws, Nodes, Tree
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.drafters.growing.builder import Children, TreeBuilder
 from outrider.drafters.growing.shapes import Layout, Level
-from outrider.laws.columns import among
-from outrider.laws.sampling import warp
-from outrider.laws.shaping import shape
 from outrider.models.prefill import CHUNK, ingest, width
 from outrider.models.tree_inputs import causal
 from outrider.noise import Purpose
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
+from outrider.sampling.columns import among
+from outrider.sampling.logits_processors import apply
+from outrider.sampling.sampling_params import warp
 from outrider.tree import numbers
 from outrider.types import (
     Cache,
@@ -195,7 +195,7 @@ def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level, sampling: Sampli
     Its `logits_BRV` are the shaped logits, which greedy rows take their best tokens from.
     """
     if sampling.shaping is not None:
-        logits_BnV = shape(
+        logits_BnV = apply(
             logits_BnV,
             sampling.shaping,
             tree.context,

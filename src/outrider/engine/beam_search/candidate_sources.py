@@ -14,10 +14,10 @@ from outrider.engine.beam_search.prefix import Prefix
 from outrider.engine.beam_search.scorer import PrefixScorer
 from outrider.engine.beam_search.step import DEAD, Rules, State, step
 from outrider.errors import ConfigurationError
-from outrider.laws import sampling
-from outrider.laws.sampling import Sampling
 from outrider.models.prefill import inference
-from outrider.rows import SamplingRows, picked
+from outrider.row_params import SamplingRows, picked
+from outrider.sampling import sampling_params
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Drafter
 
 
@@ -165,7 +165,7 @@ class OfferedCandidates:
 
 def _greedy(device: torch.device | str, count: int) -> SamplingRows:
     """The settings of so many rows: nothing is drawn."""
-    return sampling.rows([Sampling(0, seed=0)] * count, device)
+    return sampling_params.rows([SamplingParams(0, seed=0)] * count, device)
 
 
 class DraftedCandidates:

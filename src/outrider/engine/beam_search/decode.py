@@ -31,8 +31,8 @@ from outrider.engine.beam_search.scorer import NARROW, PrefixScorer, Shaper
 from outrider.engine.beam_search.step import Rules
 from outrider.engine.request import Request, check, source_ids
 from outrider.errors import ConfigurationError
-from outrider.laws import shaping
-from outrider.laws.sampling import fresh_seed
+from outrider.sampling import logits_processors
+from outrider.sampling.sampling_params import fresh_seed
 from outrider.types import Drafter, Inputs, LanguageModel
 
 
@@ -113,7 +113,7 @@ def prepared(
     prompts = [request.prompt for request in requests]
     stops = [request.limits.stop_ids for request in requests]
     asked = [request.sampling for request in requests]
-    settings = shaping.admit(asked, prompts, stops, target.vocab_size, device)
+    settings = logits_processors.validate(asked, prompts, stops, target.vocab_size, device)
     inputs = encoded(target, [r.inputs for r in requests if r.inputs is not None])
     shapers, rules = [], []
     for request, how in zip(requests, settings, strict=True):

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from outrider.engine.beam_search.prefix import Prefix
 from outrider.engine.beam_search.scorer import Shaper
-from outrider.laws import sampling, shaping
-from outrider.laws.sampling import Sampling
-from outrider.rows import SamplingRows, Shaping
+from outrider.row_params import SamplingRows, Shaping
+from outrider.sampling import logits_processors, sampling_params
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.tree import chain
 from outrider.types import Context
 
 
 def shaper(
-    settings: Sampling,
+    settings: SamplingParams,
     prompt: Sequence[int],
     stops: Sequence[int],
     vocab: int,
@@ -27,17 +27,17 @@ def shaper(
 ) -> Shaper | None:
     """What a request asks to be done to log-probabilities; None if it asks for nothing.
 
-    `settings` are admitted (`shaping.admit`), `end` is the length at which texts end, `source` the
-    ids that an encoder has read. A temperature above 0 means beams that are drawn:
+    `settings` are admitted (`logits_processors.validate`), `end` is the length at which texts end,
+    `source` the ids that an encoder has read. A temperature above 0 means beams that are drawn:
     temperature and filters act then, too.
     """
-    built = shaping.build(
+    built = logits_processors.build(
         [settings], [prompt], [stops], vocab, device, ends=[end], sources=[source]
     )
     drawn = settings.temperature > 0
     if built is None and not drawn:
         return None
-    plain, root = sampling.rows([settings], device), chain(0, device)
+    plain, root = sampling_params.rows([settings], device), chain(0, device)
 
     @lru_cache(maxsize=4)
     def rows(count: int) -> tuple[SamplingRows, Shaping | None]:
@@ -57,7 +57,7 @@ def shaper(
                 length,
                 own,
             )
-            logs_W1V = shaping.shape(logs_W1V, many, context, tokens_BL[:, -1:], root)
+            logs_W1V = logits_processors.apply(logs_W1V, many, context, tokens_BL[:, -1:], root)
         if drawn:
             logs_W1V = _warped(logs_W1V, own, len(stops) + 1)
         return logs_W1V[:, 0]
@@ -70,7 +70,7 @@ def _warped(logs_W1V: Tensor, rows: SamplingRows, least: int) -> Tensor:
 
     The `least` best tokens stay in: a beam goes on whatever stop tokens it may end with.
     """
-    laws = sampling.warp(logs_W1V, rows)
+    laws = sampling_params.warp(logs_W1V, rows)
     warped = logs_W1V * laws.inverse_temperature_B[:, None, None]
     if laws.floor_BR is None:
         return warped

@@ -26,9 +26,9 @@ from outrider.engine.batch import Batch, begin
 from outrider.engine.graphs import GraphedStep
 from outrider.engine.request import Request, StopConditions
 from outrider.engine.step import commit, propose, score
-from outrider.laws.sampling import Sampling
 from outrider.models import budget
 from outrider.models.prefill import inference
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import PLAIN, Drafter, DraftShape, Foreseeing, LanguageModel, Verdict
 
 #: Nodes of a row that are timed, as far as shapes go: kernels take rows by fours, sixes and eights,
@@ -258,6 +258,6 @@ def _made_up(engine: Stepping, rows: int, context: int) -> Batch:
     period = [draws.randrange(target.vocab_size) for _ in range(_PERIOD)]
     text = (period * (context // _PERIOD + 1))[:context]
     most = max(shape.max_nodes for shape in engine.shapes)
-    request = Request(text, Sampling(seed=0), StopConditions(), target.probe(1))
+    request = Request(text, SamplingParams(seed=0), StopConditions(), target.probe(1))
     capacity = target.width(context + 2 * most)
     return begin(target, engine.drafter, [request], capacity).take([0] * rows)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from outrider.acceptance_stats import BUCKETS, FORGET, bucket, gains
 from outrider.engine.speculation_policy.protocol import PlannedRow
-from outrider.odds import BUCKETS, FORGET, bucket, gains
 from outrider.types import PLAIN, DraftShape
 
 LEVEL, LOOKS = 0.6, 5.0  #: a weak guess of any draft's chance, and the looks that it is worth

@@ -1,7 +1,7 @@
 """What the rows of a batch show together, where no text depends on what is drafted."""
 
+from outrider.acceptance_stats import AcceptanceStats
 from outrider.engine.speculation_policy.memory import LEVEL, LOOKS
-from outrider.odds import Odds
 
 POOLED = 0.998  #: what a look of any row counts for beside the next one
 
@@ -27,8 +27,8 @@ class SharedEstimates:
         if before is not None:
             levels, founds = before.levels, before.supplies
         self._before = before
-        self._level = Odds(levels, LOOKS, POOLED)
-        self._found = Odds(founds, LOOKS, POOLED)
+        self._level = AcceptanceStats(levels, LOOKS, POOLED)
+        self._found = AcceptanceStats(founds, LOOKS, POOLED)
 
     @property
     def levels(self) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import verifiers
-from outrider.rows import Greedy
+from outrider.row_params import Greedy
 from outrider.tree import branching, children
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verifier
 

@@ -21,7 +21,7 @@ import torch
 from outrider import drafters
 from outrider.drafters import DraftOptions, Parts, ngram_file, placed
 from outrider.errors import ConfigurationError
-from outrider.laws.sampling import Sampling, rows
+from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.types import Context, Draft, Drafter, DrawKind, Laws, Scores, Verdict
 
 #: Drafters whose proposals follow from the text alone.
@@ -163,7 +163,7 @@ def _context(text: Array) -> Context:
     """One row, greedy: what is drafted follows from the text."""
     tokens_1L = torch.from_numpy(text.astype(np.int64))[None]
     length_1 = torch.tensor([len(text)])
-    return Context(tokens_1L, length_1, len(text), rows([Sampling(0, seed=0)]))
+    return Context(tokens_1L, length_1, len(text), rows([SamplingParams(0, seed=0)]))
 
 
 def _kept(new: Sequence[int]) -> tuple[Verdict, Scores]:

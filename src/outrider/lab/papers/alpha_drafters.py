@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider import DraftModel, Sampling, Speculator, ops
+from outrider import DraftModel, SamplingParams, Speculator, ops
 from outrider.certify.laws import Text, score
 from outrider.drafters import ReferenceLookup
 from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
 from outrider.lab.tasks.arms import second_tenth
-from outrider.laws.sampling import rows, warp
 from outrider.models import TreeDecoder, adapt, pretrained
 from outrider.models.layer_subset_source import is_folder
 from outrider.models.weight_only import states_dtype
+from outrider.sampling.sampling_params import rows, warp
 from outrider.types import Drafter, LanguageModel
 
 ORDERS = {"unigram": 1, "bigram": 2, "3-gram": 3}
@@ -45,7 +45,7 @@ class Source:
             return NgramTable(self.of, gamma)
         return DraftModel(self.of, (1,) * gamma)
 
-    def laws(self, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+    def laws(self, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
         """[tokens, V]: the law at every emitted token, under `sampling`."""
         if isinstance(self.of, Table):
             return _table_laws(self.of, texts, sampling)
@@ -155,7 +155,7 @@ def _cut_t5(model: PreTrainedModel, keep: Sequence[int]) -> None:
     model.config.num_decoder_layers = model.decoder.config.num_layers = len(blocks)
 
 
-def _table_laws(table: Table, texts: Sequence[Text], sampling: Sampling) -> Tensor:
+def _table_laws(table: Table, texts: Sequence[Text], sampling: SamplingParams) -> Tensor:
     contexts = []
     back = max(table.order - 1, 1)
     for text in texts:

@@ -13,7 +13,7 @@ from outrider import (
     Request,
     RequestStats,
     Root,
-    Sampling,
+    SamplingParams,
     Speculator,
     ops,
     verifiers,
@@ -107,7 +107,9 @@ def alphas(
             if temperature == 0:
                 most = length(pair, task, new_tokens, -(-tokens // len(tasks)))
             batch.append(
-                asked(task, Sampling(temperature, top_p=top_p, seed=seed + number), pair, most)
+                asked(
+                    task, SamplingParams(temperature, top_p=top_p, seed=seed + number), pair, most
+                )
             )
         first += len(batch)
         texts = _written(pair, batch)
@@ -115,12 +117,12 @@ def alphas(
         scored = score(
             pair.engine.target,
             texts,
-            Sampling(temperature, top_p=top_p) if temperature else Sampling(1.0),
+            SamplingParams(temperature, top_p=top_p) if temperature else SamplingParams(1.0),
         )
         law = ops.probs(scored.laws)[scored.valid_BT]
         seen += len(law)
         for name, source in laws.items():
-            guess = source.laws(texts, Sampling(temperature, top_p=top_p))
+            guess = source.laws(texts, SamplingParams(temperature, top_p=top_p))
             kept = _kept(law, guess, levels, greedy=temperature == 0)
             for prompt, part in zip(prompts, torch.split(kept, sizes), strict=True):
                 tallies[name].add(prompt, part)
@@ -209,14 +211,14 @@ def two_drafts(
     batch = [
         asked(
             tasks[i % len(tasks)],
-            Sampling(temperature, top_p=top_p, seed=seed + i),
+            SamplingParams(temperature, top_p=top_p, seed=seed + i),
             pair,
             -(-laws // TEXTS),
         )
         for i in range(TEXTS)
     ]
     texts = _written(pair, batch)
-    how = Sampling(temperature, top_p=top_p)
+    how = SamplingParams(temperature, top_p=top_p)
     sides = [
         source.laws(texts, how).double().numpy()
         for source in (Source(pair.engine.target), Source(model))
@@ -240,7 +242,7 @@ def two_drafts(
 
 def costs(pair: Speculator, tasks: Tasks, sources: Sources) -> record.Row:
     """c of each drafter: its time per drafted token over the target's time per plain step."""
-    task = asked(tasks[0], Sampling(1.0, seed=0), pair, 48)
+    task = asked(tasks[0], SamplingParams(1.0, seed=0), pair, 48)
     plain = Engine(pair.engine.target, Root(), verifiers.get("match"))
     decoded(plain, [task])
     stats = decoded(plain, [task])[1].stats
@@ -284,11 +286,16 @@ def speed(
     plain = Engine(pair.engine.target, Root())
     arms = {"plain": plain, "fast": fast}
     for engine in arms.values():
-        decoded(engine, [asked(tasks[0], Sampling(temperature, top_p=top_p, seed=seed), pair, 8)])
+        decoded(
+            engine, [asked(tasks[0], SamplingParams(temperature, top_p=top_p, seed=seed), pair, 8)]
+        )
     trials: list[measure.Trial[RequestStats]] = []
     for repeat, number, name in measure.turns(list(arms), len(tasks), repeats):
         task = asked(
-            tasks[number], Sampling(temperature, top_p=top_p, seed=seed + number), pair, new_tokens
+            tasks[number],
+            SamplingParams(temperature, top_p=top_p, seed=seed + number),
+            pair,
+            new_tokens,
         )
         stats = decoded(arms[name], [task])[1].stats
         trials.append(measure.Trial(name, number, repeat, stats.seconds, stats.new_tokens, stats))

@@ -9,7 +9,7 @@ the same law, so ROUGE-L is compared text by text with plain decoding's by two o
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider import Engine, Request, Root, Sampling, Speculator
+from outrider import Engine, Request, Root, SamplingParams, Speculator
 from outrider.lab import intervals
 from outrider.lab.equivalence import MARGIN, equivalence
 from outrider.lab.papers import record, score
@@ -53,7 +53,7 @@ def tables(
         }
         plain: list[str] = []
         for name, engine in engines.items():
-            how = Sampling(t, top_p=top_p, seed=seed)
+            how = SamplingParams(t, top_p=top_p, seed=seed)
             row = store.get(f"texts {name} {t}", _texts, pair, engine, read, how)
             texts = row["texts"]
             plain = plain or texts
@@ -84,7 +84,9 @@ def _rule(source: Source | Copies, temperature: float) -> Verifier | None:
     return rule_at(temperature, 1.0) if isinstance(source, Source) else None
 
 
-def _texts(pair: Speculator, engine: Engine, tasks: Sequence[Request], how: Sampling) -> record.Row:
+def _texts(
+    pair: Speculator, engine: Engine, tasks: Sequence[Request], how: SamplingParams
+) -> record.Row:
     """Whole texts, side by side in groups."""
     texts: list[str] = []
     for first in range(0, len(tasks), ROWS):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from outrider import Request, Sampling, Speculator, StopConditions
+from outrider import Request, SamplingParams, Speculator, StopConditions
 from outrider.engine.batch import encoded
 from outrider.errors import ConfigurationError
 from outrider.lab.prompts import read_rows
@@ -125,7 +125,7 @@ def length(pair: Speculator, request: Request, new_tokens: int, wanted: int) -> 
     return min(max(new_tokens, wanted if request.inputs is None else longest(request)), room)
 
 
-def asked(request: Request, sampling: Sampling, pair: Speculator, new_tokens: int) -> Request:
+def asked(request: Request, sampling: SamplingParams, pair: Speculator, new_tokens: int) -> Request:
     """The task under these settings. Texts of an encoder-decoder end, others go on."""
     ends = pair.eos_ids if reads_sources(pair) else ()
     return replace(request, sampling=sampling, limits=StopConditions(new_tokens, ends))

@@ -20,7 +20,7 @@ from outrider.engine.request import Request, StopConditions
 from outrider.lab import intervals, measure
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import Drafter
@@ -85,7 +85,7 @@ def run(
     paces = LookaheadDepths()
 
     def measured(arm: Arm, index: int) -> record.Row:
-        request = Request(ids[index], Sampling(0), StopConditions(new_tokens, pair.eos_ids))
+        request = Request(ids[index], SamplingParams(0), StopConditions(new_tokens, pair.eos_ids))
         chosen = paces.lent(arm.ahead, arm.width, 1)
         with chosen if arm.adapts else nullcontext(LookaheadDepth(arm.ahead, adapts=False)) as pace:
             started = time.perf_counter()
@@ -103,7 +103,10 @@ def run(
 
     for arm in every.values():
         _search(
-            pair, arm, Request(ids[0], Sampling(0), StopConditions(4)), LookaheadDepth(arm.ahead)
+            pair,
+            arm,
+            Request(ids[0], SamplingParams(0), StopConditions(4)),
+            LookaheadDepth(arm.ahead),
         )
     turns = measure.turns(list(every), len(ids), repeats)
     for number, (repeat, index, key) in enumerate(turns):

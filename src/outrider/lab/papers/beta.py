@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from outrider import Sampling, Speculator, ops
+from outrider import SamplingParams, Speculator, ops
 from outrider.certify.laws import score
 from outrider.lab import intervals
 from outrider.lab.papers import alpha_measure, record
@@ -31,7 +31,7 @@ def recorded(
     pair: Speculator,
     tasks: alpha_measure.Tasks,
     model: LanguageModel,
-    law: Sampling,
+    law: SamplingParams,
     *,
     new_tokens: int,
     seed: int,

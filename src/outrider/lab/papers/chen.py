@@ -26,7 +26,7 @@ from outrider.lab.progress import Show
 from outrider.lab.prompts import read_rows
 from outrider.lab.tasks import prompts as shipped_tasks
 from outrider.lab.tasks.scores import scores
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 from outrider.text.tokens import encode
@@ -50,7 +50,7 @@ class Task:
 
     name: str
     score: str
-    nucleus: Sampling
+    nucleus: SamplingParams
     prompts: list[Asked]
 
 
@@ -70,8 +70,8 @@ def chat_tasks(pair: Speculator, count: int, run: bool) -> list[Task]:
     every = shipped_tasks.tasks()
     found = []
     for kind, score, law in (
-        ("summary", "ROUGE-2", Sampling(1.0, top_p=0.8)),
-        ("code", "passes" if run else "parses", Sampling(0.8, top_p=0.95)),
+        ("summary", "ROUGE-2", SamplingParams(1.0, top_p=0.8)),
+        ("code", "passes" if run else "parses", SamplingParams(0.8, top_p=0.95)),
     ):
         mine = [task for task in every if task.kind == kind][:count]
         asked = [
@@ -97,8 +97,8 @@ def code_tasks(pair: Speculator, count: int) -> list[Task]:
     half = len(rows) // 2
     found = []
     for name, score, part, law in (
-        ("continuation", "likeness", rows[:half], Sampling(1.0, top_p=0.8)),
-        ("code", "parses", rows[half:], Sampling(0.8, top_p=0.95)),
+        ("continuation", "likeness", rows[:half], SamplingParams(1.0, top_p=0.8)),
+        ("code", "parses", rows[half:], SamplingParams(0.8, top_p=0.95)),
     ):
         asked = [
             Asked(encode(pair.tokenizer, row["prompt"].rstrip()), partial(_worth, score, row))
@@ -138,7 +138,7 @@ def run(
     def measured(task: Task, law: str, arm: str, number: int, sample: int) -> record.Row:
         one = task.prompts[number]
         seed = amount.seed + 1000 * sample + number
-        how = Sampling(0.0) if law == "greedy" else task.nucleus
+        how = SamplingParams(0.0) if law == "greedy" else task.nucleus
         drawn, stop = replace(how, seed=seed), Stop(amount.new_tokens)
         (done,) = arms[arm].generate([one.ids], [drawn], stop).completions
         stats = done.stats
@@ -156,7 +156,7 @@ def run(
         for sample in range(amount.samples if law == "nucleus" else 1)
     ]
     for warm in arms.values():
-        warm.generate([tasks[0].prompts[0].ids], [Sampling(0.0)], Stop(8))
+        warm.generate([tasks[0].prompts[0].ids], [SamplingParams(0.0)], Stop(8))
     total = sum(len(task.prompts) for task, _, _ in work) * len(arms)
     done = 0
     for task, law, sample in work:

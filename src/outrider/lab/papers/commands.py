@@ -40,9 +40,9 @@ def toy(
 def tree(asked: options.Asked, temperature: Temperature = 1.0) -> None:
     """Jeon et al. 2024 (RSD), figures 2 and 3: one step's trees, both laws, the verdict."""
     from outrider.lab.papers import one_step as experiment
-    from outrider.laws.sampling import Sampling
+    from outrider.sampling.sampling_params import SamplingParams
 
-    how = Sampling(temperature, seed=asked.seed)
+    how = SamplingParams(temperature, seed=asked.seed)
     pair, rows = asked.pair(), read_rows(asked.prompts)
     tables = experiment.run(pair, rows, asked.out, how, asked.pictures)
     titles = {

@@ -9,7 +9,7 @@ from outrider.drafters import DraftModel
 from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import published, record
 from outrider.lab.progress import Show
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
@@ -56,11 +56,11 @@ def run(
     }
     texts = [prompt["prompt"].rstrip() for prompt in prompts]
     for arm in arms.values():
-        arm.generate(texts[0], Sampling(temperature, seed=0), Stop(8))
+        arm.generate(texts[0], SamplingParams(temperature, seed=0), Stop(8))
 
     def timed(k: int, index: int, repeat: int) -> record.Row:
         drawn = seed + len(texts) * repeat + index
-        how = Sampling(temperature, top_p=top_p, seed=drawn)
+        how = SamplingParams(temperature, top_p=top_p, seed=drawn)
         stats = arms[k].generate(texts[index], how, Stop(new_tokens, token_ids=())).stats
         return {
             "seconds": stats.seconds,

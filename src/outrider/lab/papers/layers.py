@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider import Sampling, Speculator, Stop
+from outrider import SamplingParams, Speculator, Stop
 from outrider.lab import intervals
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
@@ -164,7 +164,7 @@ class _Trial:
             progress("texts of the target", number, len(prompts))
             prompt = encode(target.tokenizer, row["prompt"].rstrip())
             stop = Stop(amount.new_tokens, token_ids=())
-            answer = target.generate([prompt], Sampling(0), stop).completions[0].token_ids
+            answer = target.generate([prompt], SamplingParams(0), stop).completions[0].token_ids
             self.texts.append(written(self.model, prompt, answer, self.layers, amount.temperature))
 
     def alpha(self, kept: Sequence[int]) -> record.Row:

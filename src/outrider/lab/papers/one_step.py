@@ -16,7 +16,7 @@ from outrider.engine.request import Request
 from outrider.lab import drawing
 from outrider.lab.papers import record
 from outrider.lab.papers.trees import Arm
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.tokens import encode
 from outrider.types import LanguageModel
@@ -47,7 +47,7 @@ class Node:
 
 
 def taken(
-    pair: Speculator, draft_model: LanguageModel, arm: Arm, prompt: str, how: Sampling
+    pair: Speculator, draft_model: LanguageModel, arm: Arm, prompt: str, how: SamplingParams
 ) -> tuple[list[Node], str]:
     """The nodes of one step behind a prompt, without the root, and the next token's text."""
     ids = encode(pair.tokenizer, prompt)
@@ -106,7 +106,7 @@ def _visible(text: str) -> str:
 
 
 def run(
-    pair: Speculator, prompts: Sequence[record.Row], out: Path, how: Sampling, pictures: bool
+    pair: Speculator, prompts: Sequence[record.Row], out: Path, how: SamplingParams, pictures: bool
 ) -> record.Tables:
     """The nodes of every tree as a table, and the picture."""
     draft_model = record.draft_of(pair)
@@ -143,7 +143,9 @@ def run(
     return tables
 
 
-def draw(found: dict[str, tuple[list[Node], str]], prompt: str, how: Sampling, out: Path) -> None:
+def draw(
+    found: dict[str, tuple[list[Node], str]], prompt: str, how: SamplingParams, out: Path
+) -> None:
     """A panel a tree: levels downwards, kept tokens green, refused ones red, the next one blue."""
     plt = drawing.pyplot()
     figure, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 6), layout="constrained")

@@ -12,7 +12,7 @@ from pathlib import Path
 from outrider.lab import measure
 from outrider.lab.papers import record
 from outrider.lab.progress import Show
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
@@ -56,7 +56,7 @@ def _measured(
     arms = {PLAIN: pair.plain(), SPECULATIVE: pair}
     stop = Stop(new_tokens, token_ids=())
     trials = measure.interleave(
-        arms, prompts, lambda number: Sampling(t, seed=number), stop, repeats
+        arms, prompts, lambda number: SamplingParams(t, seed=number), stop, repeats
     )
     ratio = measure.ratio(trials, SPECULATIVE, PLAIN)
     top = measure.ceiling(trials, SPECULATIVE, PLAIN)

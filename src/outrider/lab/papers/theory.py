@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider import DraftModel, Engine, Sampling, Speculator, verifiers
+from outrider import DraftModel, Engine, SamplingParams, Speculator, verifiers
 from outrider.lab import drawing, intervals, measure
 from outrider.lab.papers import alpha_measure, alpha_tasks, beta, published, record, tree_tables
 from outrider.lab.papers.alpha_tasks import asked
@@ -94,7 +94,7 @@ def run(
     for number, t in enumerate((0.0, 1.0)):
         at = number * (1 + len(amount.gammas))
         progress(f"beta at T = {t:g}", at, total)
-        law = Sampling(t, top_p=amount.top_p)
+        law = SamplingParams(t, top_p=amount.top_p)
         size = {"new_tokens": amount.new_tokens, "seed": amount.seed}
         found = store.get(f"beta {t}", beta.recorded, pair, tasks, model, law, **size)
         if t:  # at T = 0 beta is 0 or 1
@@ -124,7 +124,7 @@ def counted(
     pair: Speculator,
     tasks: alpha_measure.Tasks,
     gamma: int,
-    law: Sampling,
+    law: SamplingParams,
     *,
     new_tokens: int,
     seed: int,

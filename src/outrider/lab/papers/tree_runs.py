@@ -17,7 +17,7 @@ from outrider.lab.papers import record
 from outrider.lab.papers.score_code import parses, similarity
 from outrider.lab.papers.trees import PLAIN, Arm
 from outrider.lab.progress import Show
-from outrider.laws.sampling import Sampling
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.text.speculator import Speculator
 from outrider.text.stop import Stop
 
@@ -131,7 +131,7 @@ def decode(speculator: Speculator, prompts: Prompts, plan: Plan, seed: int) -> r
     for start in range(0, len(prompts), plan.rows):
         part = prompts[start : start + plan.rows]
         how = [
-            Sampling(plan.temperature, top_p=plan.top_p, seed=seed + start + i)
+            SamplingParams(plan.temperature, top_p=plan.top_p, seed=seed + start + i)
             for i in range(len(part))
         ]
         result = speculator.generate([p["prompt"].rstrip() for p in part], how, stop)
@@ -195,8 +195,10 @@ def _times(
         text = prompts[number]["prompt"].rstrip()
         if key not in warm:
             warm[key] = using(arms[key])
-            warm[key].generate(text, Sampling(plan.temperature, top_p=plan.top_p, seed=0), Stop(8))
-        how = Sampling(plan.temperature, top_p=plan.top_p, seed=plan.seed + number)
+            warm[key].generate(
+                text, SamplingParams(plan.temperature, top_p=plan.top_p, seed=0), Stop(8)
+            )
+        how = SamplingParams(plan.temperature, top_p=plan.top_p, seed=plan.seed + number)
         stats = warm[key].generate(text, how, Stop(plan.new_tokens, token_ids=())).stats
         return {
             "tokens": stats.new_tokens,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from outrider import Engine, Sampling, StopConditions
+from outrider import Engine, SamplingParams, StopConditions
 from outrider.certify.report import Row
 from outrider.drafters import ReferenceLookup
 from outrider.lab.measure import turns
@@ -66,7 +66,7 @@ def run(
         key = f"{arm}, T {t:g}, question {task.question_id}"
         if key not in store.rows and arm not in warm:
             warm.add(arm)
-            _decode(base, engine, tasks[0], prompts[0], Sampling(t, seed=0), 8)
+            _decode(base, engine, tasks[0], prompts[0], SamplingParams(t, seed=0), 8)
         found[t, arm].append(
             store.get(key, _answered, base, engine, task, prompts[number], t, amount)
         )
@@ -78,14 +78,14 @@ def _answered(
     base: Speculator, engine: Engine, task: Task, prompt: list[int], t: float, amount: Amount
 ) -> Row:
     """One answer, scored."""
-    how = Sampling(t, seed=amount.seed + task.question_id)
+    how = SamplingParams(t, seed=amount.seed + task.question_id)
     row = _decode(base, engine, task, prompt, how, amount.new_tokens)
     worth = scores.scores(task, row["text"], row["ids"], amount.run_code)
     return row | {"scores": worth, "finished": time.time()}
 
 
 def _decode(
-    base: Speculator, engine: Engine, task: Task, prompt: list[int], how: Sampling, most: int
+    base: Speculator, engine: Engine, task: Task, prompt: list[int], how: SamplingParams, most: int
 ) -> Row:
     """One answer, with its times and the tokens of each step."""
     copied = None

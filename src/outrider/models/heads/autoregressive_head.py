@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.models.cache import SlotCache
 from outrider.models.heads import states
 from outrider.models.heads.eagle3 import HeadStates
-from outrider.rows import Columns
+from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Nodes
 
@@ -54,7 +54,7 @@ class StateHead(Protocol):
 
 
 @dataclass(frozen=True)
-class HeadCache(Columns):
+class HeadCache(RowTable):
     """What a head keeps of its rows."""
 
     entries: SlotCache

@@ -37,7 +37,7 @@ from outrider.models.heads.model import HeadModel
 from outrider.models.heads.target_bound_source import TargetBoundSource
 from outrider.models.sources import ModelSource
 from outrider.models.weight_only import states_dtype
-from outrider.rows import Columns
+from outrider.row_params import RowTable
 from outrider.types import Nodes
 
 _FIELDS = ("blockwise_heads", "hidden_size", "intermediate_size", "vocab_size")
@@ -86,7 +86,7 @@ class Blockwise(nn.Module):
 
 
 @dataclass(frozen=True)
-class BlockCache(Columns):
+class BlockCache(RowTable):
     """The target's states of the tokens below `known_B`."""
 
     told: SlotCache

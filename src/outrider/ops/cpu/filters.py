@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.ops.reference.filters import floors as reference_floors
 from outrider.ops.reference.filters import least, partial, unscaled
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
 
 
 def floors(logits_BRV: Tensor, sampling: SamplingRows) -> Tensor:

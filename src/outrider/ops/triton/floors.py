@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.ops.triton.launch import block_size, next_power, programs, race_size, workspace
 from outrider.ops.triton.side import row_done, side_of, slices_of
-from outrider.rows import SamplingRows
+from outrider.row_params import SamplingRows
 from outrider.types import Laws
 
 COUNT_BITS, MASS_BITS = 8, 4

@@ -16,8 +16,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.engine_run import EngineRun
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.request import Request, StopConditions, check
-from outrider.laws.sampling import Sampling
-from outrider.laws.timestamps import Timestamps
+from outrider.sampling.sampling_params import SamplingParams
+from outrider.sampling.timestamps import Timestamps
 from outrider.stats import RequestStats
 from outrider.text.speech import fallback
 from outrider.text.speech.hearing import Hearing
@@ -165,8 +165,8 @@ class Rows:
         job._left = set(numbers)
         self._of |= dict.fromkeys(numbers, job)
 
-    def _sampling(self, temperature: float, seed: int) -> Sampling:
-        return Sampling(
+    def _sampling(self, temperature: float, seed: int) -> SamplingParams:
+        return SamplingParams(
             temperature,
             seed=seed % 2**64,
             logit_bias=self._bans,

@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider.types import Context, Tree
 
 
-class Prefixes(NamedTuple):
+class NodePrefixes(NamedTuple):
     """`size` nodes R of a tree, and what stands before the token that is drawn at each of them."""
 
     context: Context

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from outrider.laws.prefixes import Prefixes
-from outrider.rows import Shaping
+from outrider.row_params import Shaping
+from outrider.sampling.prefixes import NodePrefixes
 
 
-def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
+def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:
     """Ban tokens that would repeat an n-gram. Written in place."""
     if shaping.ngram_B is None and shaping.source_ngram_B is None:
         return

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.rows import Processor
+from outrider.row_params import Processor
 
 _STACK = 8  #: most rows of the stack that a processor is tried on
 
@@ -63,7 +63,7 @@ class _Constrained(Protocol):
     _prefix_allowed_tokens_fn: Callable[[int, Tensor], Sequence[int]]
 
 
-class _Allowed:
+class _AllowedByReplay:
     """transformers' prefix-constrained processor with its batch row kept."""
 
     def __init__(self, inner: _Constrained, row: int) -> None:
@@ -93,7 +93,7 @@ def _told(processor: Processor, row: int) -> Processor:
     inner = processor.inner if isinstance(processor, OneByOne) else processor
     if not isinstance(inner, _Constrained):
         return processor
-    allowed = _Allowed(inner, row)
+    allowed = _AllowedByReplay(inner, row)
     return OneByOne(allowed) if isinstance(processor, OneByOne) else allowed
 
 

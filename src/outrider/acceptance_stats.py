@@ -49,10 +49,10 @@ def gains(chances: Sequence[float], length: int, most: int) -> list[float]:
     return found
 
 
-class Odds:
+class AcceptanceStats:
     """Success counts by bucket, with a prior, and old looks counting less.
 
-    >>> odds = Odds([0.5] * BUCKETS, strength=2)
+    >>> odds = AcceptanceStats([0.5] * BUCKETS, strength=2)
     >>> odds.saw(0, kept=True)
     >>> round(odds.chance(0), 2), odds.chance(1)
     (0.67, 0.5)
@@ -76,8 +76,8 @@ class Odds:
         self._kept[at] = self._kept[at] * self.forget + kept
         self._seen[at] = self._seen[at] * self.forget + 1
 
-    def copy(self) -> "Odds":
+    def copy(self) -> "AcceptanceStats":
         """The same, to be continued apart."""
-        other = Odds((), 0, self.forget)
+        other = AcceptanceStats((), 0, self.forget)
         other._kept, other._seen = self._kept.copy(), self._seen.copy()
         return other

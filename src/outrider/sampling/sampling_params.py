@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.laws.timestamps import Timestamps
-from outrider.rows import Processor, SamplingRows
+from outrider.row_params import Processor, SamplingRows
+from outrider.sampling.timestamps import Timestamps
 from outrider.types import Laws
 
 #: The largest number that logits may be changed by: they are in float32.
@@ -21,7 +21,7 @@ LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """How one request is sampled.
 
     temperature  0 is greedy (argmax, lowest id on ties); 1, the default, leaves the model's law
@@ -58,7 +58,7 @@ class Sampling:
     Raises ConfigurationError for a value of another kind or outside its range. Scalars of NumPy and
     torch are numbers.
 
-    >>> Sampling(temperature=0.7, top_p=0.9).top_k
+    >>> SamplingParams(temperature=0.7, top_p=0.9).top_k
     0
     """
 
@@ -194,8 +194,8 @@ def _adds(bias: float) -> bool:
     return bias == -math.inf or abs(bias) <= MOST
 
 
-def rows(settings: Sequence[Sampling], device: torch.device | str = "cpu") -> SamplingRows:
-    """Tensors [B] from one `Sampling` per row. Greedy rows have no filters."""
+def rows(settings: Sequence[SamplingParams], device: torch.device | str = "cpu") -> SamplingRows:
+    """Tensors [B] from one `SamplingParams` per row. Greedy rows have no filters."""
     hot = [s.temperature == 0 for s in settings]
     top_k = [0 if h else int(s.top_k) for s, h in zip(settings, hot, strict=True)]
     top_p = [1.0 if h else s.top_p for s, h in zip(settings, hot, strict=True)]

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from outrider.laws.prefixes import Prefixes, ceiling
-from outrider.rows import Shaping
+from outrider.row_params import Shaping
+from outrider.sampling.prefixes import NodePrefixes, ceiling
 
 
-def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
+def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:
     """Stop tokens before the least length, and what must not come first. Written in place."""
     if prefixes.context.least >= shaping.opened:
         return
@@ -20,7 +20,7 @@ def ban(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
         _ban_few(logits_BRV, shaping.begin_BK, begins)
 
 
-def force(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
+def force(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:
     """The first and the last token of a text, where they are given. Written in place."""
     forced, length, end_B = None, prefixes.context.length_B, shaping.end_B
     if shaping.first_B1 is not None:

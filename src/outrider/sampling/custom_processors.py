@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from outrider.rows import Shaping
+from outrider.row_params import Shaping
 from outrider.types import Context, Tree
 
 

@@ -21,22 +21,30 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigurationError
-from outrider.laws import ngrams, penalties, places, prefixes, processors, replay, timestamps
-from outrider.laws.columns import build
-from outrider.laws.sampling import Sampling
-from outrider.rows import Processor, Shaping
+from outrider.row_params import Processor, Shaping
+from outrider.sampling import (
+    begin_end_suppression,
+    custom_processors,
+    ngrams,
+    penalties,
+    prefixes,
+    processor_replay,
+    timestamps,
+)
+from outrider.sampling.columns import build
+from outrider.sampling.sampling_params import SamplingParams
 from outrider.types import Context, Tree
 
 
-def admit(
-    settings: Sequence[Sampling],
+def validate(
+    settings: Sequence[SamplingParams],
     prompts: Sequence[Sequence[int]],
     stop_ids: Sequence[Sequence[int]],
     vocab: int,
     device: torch.device | str,
     first: int = 0,
-    others: Sequence[Sampling] = (),
-) -> list[Sampling]:
+    others: Sequence[SamplingParams] = (),
+) -> list[SamplingParams]:
     """The settings with processors as they can be called at tree nodes; each is tried out here.
 
     The requests are numbered from `first`; `others` run beside them. Raises ConfigurationError for
@@ -55,7 +63,7 @@ def admit(
                 )
         same = tuple(map(id, s.processors))
         if same and same not in tried:
-            tried[same] = replay.replayable(
+            tried[same] = processor_replay.replayable(
                 s.processors,
                 [*s.padding, *prompt],
                 vocab,
@@ -64,12 +72,12 @@ def admit(
                 [uses[id(p)] for p in s.processors],
             )
         if same:
-            s = replace(s, processors=replay.of_row(tried[same], first + row))
+            s = replace(s, processors=processor_replay.of_row(tried[same], first + row))
         admitted.append(s)
     return admitted
 
 
-def _named(s: Sampling) -> list[tuple[str, list[int]]]:
+def _named(s: SamplingParams) -> list[tuple[str, list[int]]]:
     """The settings that name tokens, with the tokens."""
     found = [("logit_bias", list(s.logit_bias or ()))]
     found.append(("begin_suppress_tokens", list(s.begin_suppress_tokens)))
@@ -81,7 +89,7 @@ def _named(s: Sampling) -> list[tuple[str, list[int]]]:
     return found
 
 
-def shape(
+def apply(
     logits_BRV: Tensor,
     shaping: Shaping,
     context: Context,
@@ -100,17 +108,17 @@ def shape(
     hands log-probabilities to them, and so may a caller.
     """
     size = logits_BRV.shape[1]
-    nodes = prefixes.Prefixes(context, shaping.prompt_B, nodes_BM, tree, start, size)
+    nodes = prefixes.NodePrefixes(context, shaping.prompt_B, nodes_BM, tree, start, size)
     logits = penalties.penalised(logits_BRV.float(), shaping, nodes)
     if logits is logits_BRV:
         logits = logits.clone()  # the model's own logits stay as they are
     ngrams.ban(logits, shaping, nodes)
-    places.ban(logits, shaping, nodes)
+    begin_end_suppression.ban(logits, shaping, nodes)
     timestamps.hold(logits, shaping, nodes)
-    places.force(logits, shaping, nodes)
+    begin_end_suppression.force(logits, shaping, nodes)
     if shaping.processed:
-        processors.process(logits, shaping, context, nodes_BM, tree, start, alive_BR)
+        custom_processors.process(logits, shaping, context, nodes_BM, tree, start, alive_BR)
     return logits
 
 
-__all__ = ["admit", "build", "shape"]
+__all__ = ["apply", "build", "validate"]

@@ -18,10 +18,10 @@ NEVER = 1 << 62  #: a length that no row reaches
 T = TypeVar("T")
 
 
-def placed(mine: Tensor, seats: Sequence[int], theirs: Tensor, fill: float = 0) -> Tensor:
+def scatter_rows(mine: Tensor, seats: Sequence[int], theirs: Tensor, fill: float = 0) -> Tensor:
     """`mine` with the rows of `theirs` in these seats; narrower rows are filled up.
 
-    >>> placed(torch.tensor([[1, 2], [3, 4]]), [2, 0], torch.tensor([[5], [6]]), -1).tolist()
+    >>> scatter_rows(torch.tensor([[1, 2], [3, 4]]), [2, 0], torch.tensor([[5], [6]]), -1).tolist()
     [[6, -1], [3, 4], [5, -1]]
     """
     rows = max(mine.shape[0], 1 + max(seats, default=-1))
@@ -45,12 +45,12 @@ def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     return torch.stack([table[row] for row in rows]) if rows else table[:0]
 
 
-def taken(part: Any, rows: Sequence[int]) -> Any:
+def gather_rows(part: Any, rows: Sequence[int]) -> Any:
     """Copies of these rows of a part: a tensor, a `RowStore`, several of them, or None."""
     if part is None:
         return None
     if type(part) is tuple:
-        return tuple(taken(one, rows) for one in part)
+        return tuple(gather_rows(one, rows) for one in part)
     return picked(part, rows) if isinstance(part, Tensor) else part.take(rows)
 
 
@@ -69,15 +69,15 @@ def joined(part: Any, seats: Sequence[int], other: Any) -> Any:
         return None
     if type(part) is tuple:
         return tuple(joined(mine, seats, its) for mine, its in zip(part, other, strict=True))
-    return placed(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
+    return scatter_rows(part, seats, other) if isinstance(part, Tensor) else part.put(seats, other)
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowTable:
     """A `RowStore` whose fields are its parts: each keeps something of every row.
 
     >>> @dataclass(frozen=True)
-    ... class Pair(Columns):
+    ... class Pair(RowTable):
     ...     left_B: Tensor
     ...     right_B: Tensor | None = None
     >>> Pair(torch.tensor([5, 6])).take([1]).left_B.tolist()
@@ -86,7 +86,7 @@ class Columns:
 
     def take(self, rows: Sequence[int]) -> Self:
         """A copy of these rows, in this order."""
-        return replace(self, **{name: taken(part, rows) for name, part in vars(self).items()})
+        return replace(self, **{name: gather_rows(part, rows) for name, part in vars(self).items()})
 
     def put(self, seats: Sequence[int], other: Self) -> Self:
         """The rows of `other` in these seats, shorter ones padded with zeros.
@@ -173,7 +173,7 @@ class Shaping(NamedTuple):
                 side[name] if name in side else like.new_full((rows, *like.shape[1:]), off)
                 for side, rows in ((ours, len(self.processors)), (theirs, len(other.processors)))
             ]
-            columns[name] = placed(sides[0], seats, sides[1], off)
+            columns[name] = scatter_rows(sides[0], seats, sides[1], off)
         return self._replace(
             **columns,
             ngrams=tuple(sorted({*self.ngrams, *other.ngrams})),
@@ -231,7 +231,7 @@ class SamplingRows(NamedTuple):
             shaping = mine.put(seats, newcomers)
         theirs = _columns(other)
         return self._replace(
-            **{name: placed(t, seats, theirs[name]) for name, t in _columns(self).items()},
+            **{name: scatter_rows(t, seats, theirs[name]) for name, t in _columns(self).items()},
             greedy=self.greedy if self.greedy == other.greedy else "some",
             most_top_k=max(self.most_top_k, other.most_top_k),
             all_top_k=self.all_top_k and other.all_top_k,

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.laws.sampling import Sampling
-from outrider.rows import NEVER, Shaping
+from outrider.row_params import NEVER, Shaping
+from outrider.sampling.sampling_params import SamplingParams
 
 Device = torch.device | str
 
 
 def build(
-    settings: Sequence[Sampling],
+    settings: Sequence[SamplingParams],
     prompts: Sequence[Sequence[int]],
     stop_ids: Sequence[Sequence[int]],
     vocab: int,
@@ -102,7 +102,7 @@ def among(shaping: Shaping, ids_K: Tensor, least: int = 0) -> Shaping | None:
     return shaping._replace(**changed)
 
 
-def _opened(s: Sampling, prompt: Sequence[int], early: Sequence[int]) -> int:
+def _opened(s: SamplingParams, prompt: Sequence[int], early: Sequence[int]) -> int:
     """The committed length from which on nothing is banned for being too early."""
     first = 1 + (s.forced_bos_token_id is not None) if s.begin_suppress_tokens else 0
     return len(prompt) + max(first, s.min_new_tokens if early else 0)
@@ -116,7 +116,7 @@ def _ids(rows: Sequence[Sequence[int]], device: Device) -> Tensor | None:
     return torch.tensor([[*ids, *[-1] * (most - len(ids))] for ids in rows], device=device)
 
 
-def _biases(settings: Sequence[Sampling], vocab: int, device: Device) -> Tensor | None:
+def _biases(settings: Sequence[SamplingParams], vocab: int, device: Device) -> Tensor | None:
     if not any(s.logit_bias for s in settings):
         return None
     bias = torch.zeros(len(settings), vocab)
@@ -126,7 +126,7 @@ def _biases(settings: Sequence[Sampling], vocab: int, device: Device) -> Tensor 
     return bias.to(device)
 
 
-def _may_mask(s: Sampling, early: Sequence[int], vocab: int) -> bool:
+def _may_mask(s: SamplingParams, early: Sequence[int], vocab: int) -> bool:
     """Whether its bans may leave no token at all at some node; a forced one is always left."""
     if s.processors or s.no_repeat_ngram_size or s.encoder_no_repeat_ngram_size:
         return True  # they ban what the text says

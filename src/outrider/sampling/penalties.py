@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from outrider.laws.prefixes import Prefixes
-from outrider.rows import Shaping
+from outrider.row_params import Shaping
+from outrider.sampling.prefixes import NodePrefixes
 
 
-def penalised(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> Tensor:
+def penalised(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> Tensor:
     """Biases, then the repetition penalty, then frequency and presence penalties."""
     logits, vocab = logits_BRV, logits_BRV.shape[-1]
     if shaping.bias_BV is not None:

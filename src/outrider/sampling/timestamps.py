@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.laws.prefixes import Prefixes, ceiling
-from outrider.rows import NEVER, Shaping
+from outrider.row_params import NEVER, Shaping
+from outrider.sampling.prefixes import NodePrefixes, ceiling
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Timestamps:
         return self.no_timestamps_id, self.end_id, most
 
 
-def hold(logits_BRV: Tensor, shaping: Shaping, prefixes: Prefixes) -> None:
+def hold(logits_BRV: Tensor, shaping: Shaping, prefixes: NodePrefixes) -> None:
     """Keep the rules in the rows that ask for them. Written in place.
 
     The model's own probabilities are compared by their logits, and by nothing but these: what is
