@@ -27,9 +27,9 @@ import torch
 import outrider
 from outrider import DraftModel, Engine, PromptLookup, Root, SamplingParams, StopConditions
 from outrider.drafters import Cascade, LayerSkip, Lookahead, NgramTable, NgramTree, Random, Suffix
+from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.ngram_file import read
 from outrider.drafters.ngram_table import Table, count
-from outrider.drafters.tempered import Tempered, Warp
 from outrider.lab.prompts import read_prompts
 from outrider.lab.tasks.prompts import tasks, token_ids
 from outrider.models.early_exit import part

@@ -19,7 +19,7 @@ import torch
 
 import outrider
 from outrider import verifiers
-from outrider.drafters import DraftModel, DraftOptions, Parts, make
+from outrider.drafters import DrafterParts, DraftModel, DraftOptions, make
 from outrider.lab import measure
 from outrider.lab.prompts import read_prompts
 from outrider.text.speculator import Speculator
@@ -44,7 +44,7 @@ def families(base: Speculator) -> dict[str, dict[str, Speculator]]:
     def tree(name: str) -> dict[str, Speculator]:
         return {
             f"{name} {'-'.join(map(str, counts))}": base.using(
-                make(name, Parts((model,)), DraftOptions(branching=counts)),
+                make(name, DrafterParts((model,)), DraftOptions(branching=counts)),
                 verifiers.get("traversal"),
             )
             for counts in TREES

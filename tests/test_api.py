@@ -183,7 +183,7 @@ EXCEPTIONS = {
     "drafters/lookup.py:copied": "only if the tensors lie on a CPU",
     "drafters/cascade.py:guess": "copies from automata, which are kept on a CPU alone",
     "drafters/cascade.py:least": "asked only if the tensors lie on a CPU",
-    "drafters/placed.py:": "drafts from lists, by drafters that are kept on a CPU alone",
+    "drafters/deterministic_tree.py:": "drafts from lists, by drafters kept on a CPU alone",
     "drafters/recall.py:commit": "kept on a CPU alone",
     "drafters/suffix.py:automata": "kept on a CPU alone",
     "drafters/either.py:_chains": "beside copies, on a CPU alone",

@@ -12,7 +12,7 @@ from outrider import arguments, drafters, verifiers
 from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
 from outrider.drafters.ngram_table import Table
-from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+from outrider.drafters.recipes import DrafterParts, DraftOptions, Recipe
 from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
 from outrider.engine.speculation_policy import Planner
@@ -203,7 +203,7 @@ def load(
     with budget.under(budget.unspent()):
         running = _run(sources, wish, place, words, ahead, share_encoder)
         own, *others = running.models
-        made = recipe.make(Parts(words.over(others), counts, words.size, own), options)
+        made = recipe.make(DrafterParts(words.over(others), counts, words.size, own), options)
         _check_shape(made, sources, running.models, options)
         notes = _notes(sources, running, wish, place, words, table)
         engine = _engine(sources, running, place, made, judge, planner, priced)

@@ -15,7 +15,7 @@ from outrider import (
     StopConditions,
     verifiers,
 )
-from outrider.drafters import Cascade, Parts, make
+from outrider.drafters import Cascade, DrafterParts, make
 from outrider.drafters.cascade import Smaller
 from outrider.engine import step
 from outrider.testing import Case, checks, p_value, text_law
@@ -192,6 +192,6 @@ def test_tokens_that_are_left_out_for_what_they_are_are_caught():
 
 def test_more_than_two_models_are_refused():
     small = pair()[1]
-    assert isinstance(make("cascade", Parts((small, small))).guesser, Smaller)
+    assert isinstance(make("cascade", DrafterParts((small, small))).guesser, Smaller)
     with pytest.raises(ConfigurationError, match="at most one smaller one; got 3 models"):
-        make("cascade", Parts((small,) * 3))
+        make("cascade", DrafterParts((small,) * 3))

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from outrider import DraftModel, Engine, Root, SamplingParams, verifiers
-from outrider.drafters import Either, Parts, Recall, either, make
-from outrider.drafters.either import Sides, followed
-from outrider.drafters.placed import Grown
+from outrider.drafters import DrafterParts, Either, Recall, either, make
+from outrider.drafters.deterministic_tree import HostTree
+from outrider.drafters.either import SourceStats, followed
 from outrider.engine import step
 from outrider.testing import p_value, text_law
 from outrider.types import DrawKind
 from tiny import PROMPTS, Mislabelled, begun, decode, llama, pair
 from tiny_heads import driven
 
-CHAIN = Grown([5, 6, 7, 8], [-1, 0, 1, 2])
+CHAIN = HostTree([5, 6, 7, 8], [-1, 0, 1, 2])
 
 
 def test_a_row_goes_to_copies_where_they_are_right_and_back_where_they_are_not():
-    sides = Sides.new(0)
+    sides = SourceStats.new(0)
     assert not sides.copies(3)
     for _ in range(4):
         sides.saw_copies(CHAIN, [6, 7, 8])
@@ -30,26 +30,26 @@ def test_a_row_goes_to_copies_where_they_are_right_and_back_where_they_are_not()
 
 
 def test_a_row_leaves_a_model_that_is_refused_and_keeps_one_that_is_not():
-    bad, good = Sides.new(0), Sides.new(0)
+    bad, good = SourceStats.new(0), SourceStats.new(0)
     for _ in range(30):
         for sides, kept in ((bad, 0), (good, 3)):
             sides.saw_model(3, kept)
-            sides.saw_copies(Grown([5, 6, 7], [-1, 0, 0]), [7, 4])  # one token at every place
+            sides.saw_copies(HostTree([5, 6, 7], [-1, 0, 0]), [7, 4])  # one token at every place
     assert bad.copies(3)
     assert not good.copies(3)
 
 
 def test_what_is_believed_of_copies_is_no_part_of_the_choice():
     """The scores of matches say how large a tree is; two rows that kept alike choose alike."""
-    first, second = Sides.new(0), Sides.new(0)
-    for sides, tree in ((first, CHAIN), (second, Grown([5, 6, 7, 8, 3], [-1, 0, 1, 2, 0]))):
+    first, second = SourceStats.new(0), SourceStats.new(0)
+    for sides, tree in ((first, CHAIN), (second, HostTree([5, 6, 7, 8, 3], [-1, 0, 1, 2, 0]))):
         sides.saw_copies(tree, [6, 7, 8])
     assert first.streak == second.streak == 3
     assert first.copies(2) == second.copies(2)
 
 
 def test_what_was_followed_of_a_tree():
-    tree = Grown([5, 6, 7, 8], [-1, 0, 0, 2])
+    tree = HostTree([5, 6, 7, 8], [-1, 0, 0, 2])
     assert followed(tree, [7, 8]) == (2, True)
     assert followed(tree, [7]) == (1, True)
     assert followed(tree, [6, 1]) == (1, True)  # nothing was said of what comes behind it
@@ -67,8 +67,8 @@ def turns(monkeypatch, copied=1, period=2):
     def saw(self, tree, tokens):
         seen[id(self)] = seen.get(id(self), 0) + 1
 
-    monkeypatch.setattr(Sides, "copies", copies)
-    monkeypatch.setattr(Sides, "saw_copies", saw)
+    monkeypatch.setattr(SourceStats, "copies", copies)
+    monkeypatch.setattr(SourceStats, "saw_copies", saw)
 
 
 @pytest.mark.parametrize("reads", ["text", "states"])
@@ -80,7 +80,9 @@ def test_the_model_drafts_behind_copies_what_it_drafts_alone(monkeypatch, reads,
     drafter, alone = Either(Recall(6), DraftModel(model, (1, 1, 1))), DraftModel(model, (1, 1, 1))
     turns(monkeypatch, 6, 8)
     if late:
-        monkeypatch.setattr(Sides, "unread", property(lambda self: 0, lambda self, count: None))
+        monkeypatch.setattr(
+            SourceStats, "unread", property(lambda self: 0, lambda self, count: None)
+        )
     batch = begun(target, drafter, PROMPTS[:1], [SamplingParams(0)])
     rule, wrong, compared = verifiers.default(drafter.kinds), 0, 0
     for number in range(24):
@@ -147,7 +149,7 @@ def test_greedy_texts_are_plain_decodings():
 
 def test_by_name():
     target, small = pair(0.4)
-    made = make("either", Parts((small,), target=target))
+    made = make("either", DrafterParts((small,), target=target))
     assert made.copies.total_tokens == 8
     assert made.shapes == made.copies.shapes
     assert made.drafted.shapes[0].max_depth == either.DEPTH

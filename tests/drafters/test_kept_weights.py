@@ -176,9 +176,9 @@ MANY = 4000
 def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
     """The draft without its best tokens is 1e-41 of itself, and has a law all the same."""
     from outrider import Engine, StopConditions
-    from outrider.drafters import DraftOptions, Parts, make
+    from outrider.drafters import DrafterParts, DraftOptions, make
 
-    drafter = make(name, Parts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
+    drafter = make(name, DrafterParts((Fixed(PEAKED),)), DraftOptions(branching=(3,)))
     engine = Engine(Fixed([0.0] * 6), drafter, verifiers.get(rule))
     how = [SamplingParams(1.0, seed=seed) for seed in range(MANY)]
     first = torch.zeros(6)
@@ -189,10 +189,10 @@ def test_a_draft_that_is_almost_certain_leaves_the_targets_law(name, rule):
 
 
 def test_half_precision_logits_of_any_model_do():
-    from outrider.drafters import DraftOptions, Parts, make
+    from outrider.drafters import DrafterParts, DraftOptions, make
 
     drafter = make(
-        "hub_tree", Parts((Fixed(PEAKED, torch.bfloat16),)), DraftOptions(branching=(2, 1))
+        "hub_tree", DrafterParts((Fixed(PEAKED, torch.bfloat16),)), DraftOptions(branching=(2, 1))
     )
     state = begun(Fixed([0.0] * 6), drafter, [[1, 2]], [SamplingParams(1.0, seed=1)], 32, limit=9)
     draft = step.propose(drafter, state)

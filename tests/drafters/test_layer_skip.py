@@ -16,7 +16,7 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.drafters import DraftOptions, LayerSkip, Parts, Root, make
+from outrider.drafters import DrafterParts, DraftOptions, LayerSkip, Root, make
 from outrider.engine import step
 from outrider.errors import UnsupportedModel
 from outrider.models import TreeDecoder, layer_subset
@@ -131,17 +131,19 @@ def test_the_law_is_the_targets_and_a_lie_is_seen(counts):
 )
 def test_layers_that_are_not_there_are_refused(own, what):
     with pytest.raises(ConfigurationError, match=what):
-        make("layer_skip", Parts(target=target()), DraftOptions(own=own))
+        make("layer_skip", DrafterParts(target=target()), DraftOptions(own=own))
 
 
 def test_an_encoder_decoder_has_layers_as_a_draft_model_alone():
     whole, _ = encoder_decoders("bart")
     with pytest.raises(UnsupportedModel, match="use draft_layers"):
-        make("layer_skip", Parts(target=whole), DraftOptions(own={"exit": 1}))
+        make("layer_skip", DrafterParts(target=whole), DraftOptions(own={"exit": 1}))
 
 
 def test_it_is_asked_for_by_name():
-    made = make("layer_skip", Parts(target=target()), DraftOptions(own={"skip": 2, "exit": 3}))
+    made = make(
+        "layer_skip", DrafterParts(target=target()), DraftOptions(own={"skip": 2, "exit": 3})
+    )
     assert made.model.of == (0, 1)
     fixed = {"dtype": "float32", "threads": 1, "packed": False}
     speculator = load(drafter="layer_skip", drafter_options={"skip": (2, 5)}, **fixed)

@@ -8,10 +8,18 @@ import torch
 
 from outrider import Engine, Root, SamplingParams, StopConditions, drafters
 from outrider.acceptance_stats import STRENGTH, AcceptanceStats
-from outrider.drafters import DraftOptions, Parts, Recall, make, placed, recall, recycled
+from outrider.drafters import (
+    DrafterParts,
+    DraftOptions,
+    Recall,
+    deterministic_tree,
+    make,
+    recall,
+    token_recycling,
+)
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.placed import Grown
-from outrider.drafters.recycled import Successors
+from outrider.drafters.deterministic_tree import HostTree
+from outrider.drafters.token_recycling import Successors
 from outrider.engine import step
 from outrider.errors import ConfigurationError
 from outrider.testing.meta import MetaModel
@@ -26,7 +34,7 @@ def row(text, known):
     for (before, token), best in known.items():
         after.keep(before, token, best)
     copied = AcceptanceStats(recall.COPIED, STRENGTH, recall.KEEP)
-    return recall.Row(
+    return recall.RecallRow(
         Automaton(text), after, copied, AcceptanceStats(recall.RECYCLED, STRENGTH, recall.KEEP)
     )
 
@@ -78,7 +86,7 @@ def test_copies_stand_beside_what_the_target_held_likely():
 
 
 def test_two_tokens_are_asked_before_one_and_the_oldest_rows_go(monkeypatch):
-    monkeypatch.setattr(recycled, "MOST", 2)
+    monkeypatch.setattr(token_recycling, "MOST", 2)
     after = Successors()
     for before, token in ((1, 2), (3, 2), (1, 4), (1, 5)):
         after.keep(before, token, [before])
@@ -89,11 +97,11 @@ def test_two_tokens_are_asked_before_one_and_the_oldest_rows_go(monkeypatch):
 
 def test_trees_of_rows_are_those_of_their_parents():
     rows = [
-        Grown([9, 1, 2, 3, 4], [-1, 0, 1, 0, 3]),
-        Grown([8, 5, 6], [-1, 0, 0]),
-        Grown([7], [-1]),
+        HostTree([9, 1, 2, 3, 4], [-1, 0, 1, 0, 3]),
+        HostTree([8, 5, 6], [-1, 0, 0]),
+        HostTree([7], [-1]),
     ]
-    draft = placed.trees(rows, DrawKind.FIXED)
+    draft = deterministic_tree.trees(rows, DrawKind.FIXED)
     for b, parents in enumerate(([-1, 0, 0, 1, 2], [-1, 0, 0], [-1])):
         wanted, size = from_parents(parents), len(parents)
         assert draft.tree.parent_BN[b, :size].tolist() == parents
@@ -101,8 +109,8 @@ def test_trees_of_rows_are_those_of_their_parents():
         assert torch.equal(draft.tree.depth_BN[b, :size], wanted.depth_BN[0])
         assert int((draft.draws_BNK[b] >= 0).sum()) == size - 1
     assert draft.tokens_BN[0].tolist() == [9, 1, 3, 2, 4]
-    assert placed.bigrams(draft)[0] == [(None, 9), (9, 1), (9, 3), (1, 2), (3, 4)]
-    assert placed.bigrams(draft)[2] == [(None, 7)]
+    assert deterministic_tree.bigrams(draft)[0] == [(None, 9), (9, 1), (9, 3), (1, 2), (3, 4)]
+    assert deterministic_tree.bigrams(draft)[2] == [(None, 7)]
 
 
 def test_what_the_target_held_likely_at_any_node_is_kept():
@@ -129,7 +137,7 @@ def laws(*best):
 def test_behind_a_new_token_is_what_was_likely_behind_a_refused_one(kept, instead):
     target, drafter = pair()[0], Recall(8)
     state = begun(target, drafter, [[1, 2, 3]], [SamplingParams(0)], limit=40)
-    draft = placed.chains([[3, 8]], DrawKind.FIXED)
+    draft = deterministic_tree.chains([[3, 8]], DrawKind.FIXED)
     path = torch.tensor([[1 if kept else -1]])
     verdict = Verdict(path, torch.tensor([kept]), torch.tensor([9]))
     drafter.commit(state.memory, state.context, draft, verdict, laws([8, 9], [4, 3]))
@@ -175,15 +183,15 @@ class Coarse(MetaModel):
 
 
 def test_by_name_it_suits_the_target():
-    here, away = Parts(target=pair()[0]), Parts(target=MetaModel())
+    here, away = DrafterParts(target=pair()[0]), DrafterParts(target=MetaModel())
     assert not make("recall", here).shapes[0].is_chain
     assert [s.key for s in make("recall", here, DraftOptions(4)).shapes] == [4, 3, 2, 1]
     with pytest.raises(ConfigurationError, match="drafter='suffix'"):
         make("recall", away)
     for target in (Chains(), Coarse()):
-        assert make("recall", Parts(target=target)).shapes[0].is_chain
+        assert make("recall", DrafterParts(target=target)).shapes[0].is_chain
     asked = DraftOptions(own={"chain": False})
-    assert not make("recall", Parts(target=Coarse()), asked).shapes[0].is_chain
+    assert not make("recall", DrafterParts(target=Coarse()), asked).shapes[0].is_chain
     with pytest.raises(ConfigurationError, match="chain must be"):
         Recall(chain=1)
 

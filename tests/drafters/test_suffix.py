@@ -15,9 +15,9 @@ from outrider import (
     StopConditions,
     verifiers,
 )
-from outrider.drafters import Recall, Suffix, earlier, placed
+from outrider.drafters import Recall, Suffix, deterministic_tree, request_history
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.memory import Nothing
+from outrider.drafters.memory import NoMemory
 from outrider.drafters.root import bare
 from outrider.engine.request import Request
 from outrider.errors import ConfigurationError
@@ -103,7 +103,7 @@ def test_the_copy_behind_the_longest_match_is_proposed_and_goes_on_with_itself()
 
 def test_a_device_compares_the_text_with_itself():
     text = [1, 2, 3, 4, 5, 9, 3, 7, 8, 1, 2, 3]
-    assert proposed(Suffix(3), [text], Nothing()) == [[4, 5, 9]]
+    assert proposed(Suffix(3), [text], NoMemory()) == [[4, 5, 9]]
 
 
 def calls(drafter, prompt, text):
@@ -206,7 +206,9 @@ def first_tokens(rule, seeds, copied):
         draws = Draws(torch.tensor([seed]), torch.tensor([4]))
         token = 0
         for draft in ([1], [1, None])[: 1 + copied]:
-            draft = placed.chains([[token if t is None else t for t in draft]], DrawKind.FIXED)
+            draft = deterministic_tree.chains(
+                [[token if t is None else t for t in draft]], DrawKind.FIXED
+            )
             rows = law.log().expand(1, draft.tree.nodes, 4)
             verdict = verifiers.judge(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
             kept = int(verdict.count_B) > 0
@@ -226,7 +228,7 @@ def test_why_a_rule_of_chance_must_not_judge_them():
 
 
 def test_earlier_texts_are_bounded_and_kept_apart():
-    kept = earlier.Earlier(10)
+    kept = request_history.RequestHistory(10)
     for number in range(12):
         text = kept.begun()
         kept.watch(text)

@@ -16,9 +16,9 @@ from outrider import (
     ops,
     verifiers,
 )
-from outrider.drafters import DraftOptions, Parts, make
+from outrider.drafters import DrafterParts, DraftOptions, make
+from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.drafters.ngram_table import count
-from outrider.drafters.tempered import Tempered, Warp
 from outrider.engine import step
 from outrider.engine.beam_search import Beams
 from outrider.engine.beam_search.decode import search
@@ -120,14 +120,14 @@ def test_greedy_text_and_matched_text_stay():
         (SamplingParams(0), None),
         (SamplingParams(0.9, seed=4), verifiers.get("match")),
     ):
-        expected = decode(Engine(target, make("root", Parts()), rule), PROMPTS, how)[0]
+        expected = decode(Engine(target, make("root", DrafterParts()), rule), PROMPTS, how)[0]
         assert decode(Engine(target, drafter, rule), PROMPTS, how)[0] == expected
 
 
 @pytest.mark.parametrize("name", ["draft_model", "beam", "paths", "hub_tree", "ngram_table"])
 def test_every_drafter_with_a_law_takes_them_by_name(name):
     small = pair(0.4)[1]
-    parts = Parts((small,), count([0, 1, 2, 3] * 4, small.vocab_size), small.vocab_size)
+    parts = DrafterParts((small,), count([0, 1, 2, 3] * 4, small.vocab_size), small.vocab_size)
     if name == "ngram_table":
         parts = parts._replace(models=())
     else:
@@ -149,7 +149,7 @@ def test_every_drafter_with_a_law_takes_them_by_name(name):
     ],
 )
 def test_what_cannot_be_is_refused(name, own, what):
-    parts = Parts((pair()[1],) if name == "draft_model" else ())
+    parts = DrafterParts((pair()[1],) if name == "draft_model" else ())
     with pytest.raises(ConfigurationError, match=what):
         make(name, parts, DraftOptions(own=own))
 

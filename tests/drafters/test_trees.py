@@ -25,13 +25,13 @@ from outrider.drafters import (
     Root,
     SampledTree,
     StaticTree,
-    growing,
     make,
     ngram_table,
     shapes,
+    tree_drafting,
 )
 from outrider.drafters.draft_model import Drawn
-from outrider.drafters.recipes import DraftOptions, Parts
+from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine import step
 from outrider.ops.reference.beam import truncated
 from outrider.theory.length import tokens_of_tree
@@ -181,9 +181,9 @@ class Silent:
 def test_below_a_token_that_is_not_there_nothing_is(parents, backend):
     target, _ = pair()
     context = begun(target, Root(), [PROMPT] * 2, [SamplingParams(1.0, seed=1)] * 2).context
-    layout = growing.shapes.fixed(parents, torch.device("cpu"))
+    layout = tree_drafting.shapes.fixed(parents, torch.device("cpu"))
     with ops.use(backend):
-        draft = growing.grow([Silent()], context, layout, Drawn())
+        draft = tree_drafting.grow([Silent()], context, layout, Drawn())
     assert (draft.draws_BNK[0] == -1).all()
     assert torch.equal(draft.draws_BNK[1], layout.draws_1NK[0])
 
@@ -192,13 +192,13 @@ def test_an_only_child_is_absent_with_its_own_parent():
     """The filter leaves one token at the root: its second child is not there, nor what hangs on."""
     target, _ = pair()
     context = begun(target, Root(), [PROMPT], [SamplingParams(1.0, seed=1, min_p=0.5)]).context
-    layout = growing.shapes.fixed((-1, 0, 0, 2), torch.device("cpu"))
+    layout = tree_drafting.shapes.fixed((-1, 0, 0, 2), torch.device("cpu"))
 
     class Sure:
         def output(self, tree, level):
             return Output(torch.arange(8.0).expand(1, level.stop - level.start, 8))
 
-    draft = growing.grow([Sure()], context, layout, Drawn())
+    draft = tree_drafting.grow([Sure()], context, layout, Drawn())
     assert draft.draws_BNK.tolist() == [[[1, -1], [-1, -1], [-1, -1], [-1, -1]]]
 
 
@@ -308,7 +308,7 @@ def test_more_children_than_tokens_are_refused_at_set_up():
 
 
 def with_model(name, model, **how):
-    return make(name, Parts((model,)), DraftOptions(**how))
+    return make(name, DrafterParts((model,)), DraftOptions(**how))
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_every_option_that_a_recipe_takes_reaches_its_drafter(name):
     small = translated(pair()[1]) if "translated" in recipe.needs else pair(0.4, VOCAB)[1]
     models = (small,) if recipe.wants("draft") else ()
     table = ngram_table.count([0, 1, 2, 3] * 4, VOCAB) if recipe.wants("table") else None
-    parts = Parts(models, table, VOCAB, pair(0.4, VOCAB)[0])
+    parts = DrafterParts(models, table, VOCAB, pair(0.4, VOCAB)[0])
     own = OWN.get(name)
     assert make(name, parts, DraftOptions(own=own)).name == name
     if recipe.wants("num_speculative_tokens"):

@@ -9,7 +9,7 @@ import torch
 
 from outrider import ConfigurationError, SamplingParams, Stop, load, verifiers
 from outrider.certify import matrix
-from outrider.drafters import DRAFTERS, DraftOptions, Parts, Recipe, make
+from outrider.drafters import DRAFTERS, DrafterParts, DraftOptions, Recipe, make
 from outrider.integrations.generate import Speculative, speculative
 from outrider.keywords import load_arguments
 from tiny import llama, pair, perturbed
@@ -264,8 +264,8 @@ def test_what_cannot_be_read_on_the_command_line(outrider, typed, part):
         (lambda: Recipe(DRAFTERS["root"].build, needs="model"), "needs must be a tuple of model"),
         (lambda: Recipe(DRAFTERS["root"].build, needs=("wings",)), r"got \('wings',\)"),
         (lambda: Recipe(DRAFTERS["root"].build, takes="width"), "takes must be a tuple"),
-        (lambda: make("beam", Parts(), DraftOptions()), "needs a draft model"),
-        (lambda: make("ngram_table", Parts(), DraftOptions()), "needs a table"),
+        (lambda: make("beam", DrafterParts(), DraftOptions()), "needs a draft model"),
+        (lambda: make("ngram_table", DrafterParts(), DraftOptions()), "needs a table"),
     ],
 )
 def test_recipes_and_options_of_another_kind(call, part):

@@ -6,7 +6,7 @@ from letters import translated
 from outrider import DraftModel, Engine, EngineRun, SamplingParams, StopConditions
 from outrider.costs import Costs
 from outrider.drafters import Either, Recall, Suffix, recall
-from outrider.drafters.either import Sides
+from outrider.drafters.either import SourceStats
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, FixedLength
 from outrider.types import DraftShape
@@ -89,7 +89,7 @@ def test_a_draft_model_reads_what_was_copied_beside_its_drafts(monkeypatch, temp
     def copies(self, depth):  # rows take turns, so that in every step one is copied
         return (turn.setdefault(id(self), len(turn)) + self.streak) % 2 == 0
 
-    monkeypatch.setattr(Sides, "copies", copies)
+    monkeypatch.setattr(SourceStats, "copies", copies)
     settings = [SamplingParams(temperature, seed=5), SamplingParams(1.5, seed=6)]
     drafter = either(translated(SMALL))
     texts = decode(Engine(TARGET, drafter), [[1, 2, 3], [2, 7]], settings, StopConditions(100))[0]

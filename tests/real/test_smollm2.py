@@ -20,7 +20,7 @@ from outrider import (
     Stop,
     StopConditions,
 )
-from outrider.drafters import Parts, make
+from outrider.drafters import DrafterParts, make
 from outrider.text.answer import Answer
 from outrider.text.stream import Stream
 
@@ -143,7 +143,7 @@ def test_copies_and_likely_tokens_leave_the_text_as_it_is(speculator, name):
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
     stops = [Stop(budget) for budget in BUDGETS]
     seeded = [replace(how, seed=how.seed or 9) for how in SETTINGS]
-    drafter = make(name, Parts(target=speculator.engine.target))
+    drafter = make(name, DrafterParts(target=speculator.engine.target))
     for rows in (range(1), range(6)):  # alone and beside others
         asked = [[each[row] for row in rows] for each in (prompts, seeded, stops)]
         plain = speculator.using(Root(), "match").generate(*asked)

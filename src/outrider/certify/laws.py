@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters.growing.loop import inputs_for
 from outrider.drafters.layer_skip import LayerSkip
 from outrider.drafters.lookahead import Lookahead
+from outrider.drafters.tree_drafting.loop import inputs_for
 from outrider.engine.batch import encoded, references
 from outrider.engine.request import source_ids
 from outrider.models.prefill import ingest

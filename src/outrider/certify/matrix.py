@@ -13,7 +13,7 @@ from outrider.certify.report import Report, Row
 from outrider.certify.run import Known, certify
 from outrider.drafters import DRAFTERS
 from outrider.drafters.ngram_table import count
-from outrider.drafters.recipes import DraftOptions, Parts
+from outrider.drafters.recipes import DrafterParts, DraftOptions
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ def drafters(
     out: `missing` names it.
     """
     table = count(text, vocab_size, ORDER) if len(text) >= ORDER else None
-    parts = Parts(() if draft is None else (draft,), table, vocab_size, target)
+    parts = DrafterParts(() if draft is None else (draft,), table, vocab_size, target)
     found: dict[str, Drafter] = {}
     for name, recipe in DRAFTERS.items():
         if not recipe.has(parts):

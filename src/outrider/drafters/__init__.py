@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outrider.drafters.prompt_lookup import PromptLookup
     from outrider.drafters.random import Random
     from outrider.drafters.recall import Recall
-    from outrider.drafters.recipes import DraftOptions, Parts, Recipe
+    from outrider.drafters.recipes import DrafterParts, DraftOptions, Recipe
     from outrider.drafters.reference_lookup import ReferenceLookup
     from outrider.drafters.root import Root
     from outrider.drafters.sampled_tree import SampledTree
@@ -132,11 +132,11 @@ def models(draft: object) -> tuple[object, ...]:
     return tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
 
 
-def make(name: str, parts: "Parts", options: "DraftOptions | None" = None) -> "Drafter":
+def make(name: str, parts: "DrafterParts", options: "DraftOptions | None" = None) -> "Drafter":
     """A drafter by name from loaded parts; every option is used or refused.
 
-    >>> from outrider.drafters.recipes import DraftOptions, Parts
-    >>> make("prompt_lookup", Parts(), DraftOptions(ngram=(2, 3))).shapes[0].max_nodes
+    >>> from outrider.drafters.recipes import DraftOptions, DrafterParts
+    >>> make("prompt_lookup", DrafterParts(), DraftOptions(ngram=(2, 3))).shapes[0].max_nodes
     9
     """
     from outrider.drafters.recipes import DraftOptions
@@ -181,6 +181,7 @@ __all__ = [
     "Cascade",
     "DraftModel",
     "DraftOptions",
+    "DrafterParts",
     "DynamicTree",
     "Either",
     "HubTree",
@@ -188,7 +189,6 @@ __all__ = [
     "Lookahead",
     "NgramTable",
     "NgramTree",
-    "Parts",
     "Paths",
     "PromptLookup",
     "Random",
@@ -220,7 +220,7 @@ _HOMES = {
     "Random": "outrider.drafters.random",
     "Recall": "outrider.drafters.recall",
     "DraftOptions": "outrider.drafters.recipes",
-    "Parts": "outrider.drafters.recipes",
+    "DrafterParts": "outrider.drafters.recipes",
     "Recipe": "outrider.drafters.recipes",
     "ReferenceLookup": "outrider.drafters.reference_lookup",
     "Root": "outrider.drafters.root",

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import OneModel
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel, shapes
 from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
 
 
@@ -49,8 +49,8 @@ class Beam(OneModel):
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.ragged(self.width, depth, context.length_B.device)
         paths = _Paths(self.width, torch.zeros_like(context.length_B, dtype=torch.float32)[:, None])
-        source = growing.Model(self.model, memory, deepest=self.depth)
-        return growing.grow([source], context, layout, paths)
+        source = tree_drafting.TreeModel(self.model, memory, deepest=self.depth)
+        return tree_drafting.grow([source], context, layout, paths)
 
 
 class _Paths:
@@ -61,7 +61,7 @@ class _Paths:
     def __init__(self, width: int, root_B1: Tensor) -> None:
         self.width, self.phi_Bw, self.psi_Bw = width, root_B1, root_B1
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The `width` paths that stay."""
         names = keys.own(level.start, level.stop)
         parent, token, self.phi_Bw, self.psi_Bw = ops.survivors(

@@ -18,11 +18,17 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import growing, lookup, placed, recipes
+from outrider.drafters import deterministic_tree, lookup, recipes, tree_drafting
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
-from outrider.drafters.memory import Nothing, Rows, Several
+from outrider.drafters.memory import NoMemory, RowMemories, Several
 from outrider.drafters.suffix import LONGEST, automata
+from outrider.drafters.tree_drafting import (
+    Children,
+    DrawKeys,
+    TreeBuilder,
+    TreeLevel,
+    shapes,
+)
 from outrider.errors import ConfigurationError
 from outrider.models.prefill import width
 from outrider.tree import numbers, parents_of
@@ -62,25 +68,25 @@ class Guesser(Protocol):
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopyGuesser:
     """What followed the longest suffix of the text that stands in it before."""
 
-    def open(self, context: Context, capacity: int) -> Rows[Automaton] | Nothing:
+    def open(self, context: Context, capacity: int) -> RowMemories[Automaton] | NoMemory:
         """An automaton of each row's text; nothing on a device."""
         if not on_host(context.length_B):
-            return Nothing()
-        return Rows(tuple(automata(context, None)))
+            return NoMemory()
+        return RowMemories(tuple(automata(context, None)))
 
     def guess(
         self,
-        memory: Rows[Automaton] | Nothing,
+        memory: RowMemories[Automaton] | NoMemory,
         context: Context,
         drawn_B: Tensor,
         keys: Tensor,
         count: int,
     ) -> Tensor:
         """A copy for every row; rows without one, or with a shorter one, guess token 0."""
-        if isinstance(memory, Nothing):
+        if isinstance(memory, NoMemory):
             corpus = lookup.text(context)
             start_B1 = lookup.latest(corpus, context, LONGEST, 1)
             return lookup.copied(corpus, start_B1, context, count).tokens_BN[:, 1:]
@@ -92,11 +98,15 @@ class Copies:
         padded = [copy + [0] * (most - len(copy)) for copy in copies]
         return torch.tensor(padded, dtype=torch.int64).view(len(copies), most)
 
-    def commit(self, memory: Rows[Automaton] | Nothing, draft: Draft, verdict: Verdict) -> None:
+    def commit(
+        self, memory: RowMemories[Automaton] | NoMemory, draft: Draft, verdict: Verdict
+    ) -> None:
         """Read what was kept."""
-        if isinstance(memory, Nothing):
+        if isinstance(memory, NoMemory):
             return
-        for text, tokens in zip(memory.rows, placed.committed(draft, verdict), strict=True):
+        for text, tokens in zip(
+            memory.rows, deterministic_tree.committed(draft, verdict), strict=True
+        ):
             for token in tokens:
                 text.push(token)
 
@@ -109,15 +119,17 @@ class Smaller:
 
     def open(self, context: Context, capacity: int) -> Any:
         """Its cache."""
-        return growing.open_cache(self.model, context, capacity)
+        return tree_drafting.open_cache(self.model, context, capacity)
 
     def guess(
         self, memory: Any, context: Context, drawn_B: Tensor, keys: Tensor, count: int
     ) -> Tensor:
         """A chain, one call of the smaller model for each token."""
         layout = shapes.fixed(parents_of((1,) * count), context.length_B.device)
-        source = growing.Model(self.model, memory)
-        return growing.grow([source], context, layout, _Under(keys), trim=True).tokens_BN[:, 1:]
+        source = tree_drafting.TreeModel(self.model, memory)
+        return tree_drafting.grow([source], context, layout, _Under(keys), trim=True).tokens_BN[
+            :, 1:
+        ]
 
     def commit(self, memory: Any, draft: Draft, verdict: Verdict) -> None:
         """Entries of a chain lie where they belong."""
@@ -130,7 +142,7 @@ class _Under:
     keys: Tensor
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw."""
         token_B1, there_B1, law = _one(law, self.keys[:, level.depth : level.depth + 1])
         return Children(token_B1, there_B1, law)
@@ -144,7 +156,7 @@ class Cascade(shapes.Chains):
     """
 
     model: LanguageModel
-    guesser: Guesser = field(default_factory=Copies)
+    guesser: Guesser = field(default_factory=CopyGuesser)
     num_speculative_tokens: int = 8
     guesses: int = 4
     name: ClassVar[str] = "cascade"
@@ -160,7 +172,7 @@ class Cascade(shapes.Chains):
         """The draft model's cache and the guesser's memory."""
         ahead = self.num_speculative_tokens + self.guesses  # guesses may go beyond the chain
         capacity = self.model.width(capacity + ahead)
-        cache = growing.open_cache(self.model, context, capacity)
+        cache = tree_drafting.open_cache(self.model, context, capacity)
         return Several((cache, self.guesser.open(context, capacity)))
 
     def propose(self, memory: Several, context: Context, shape: DraftShape) -> Draft:
@@ -176,7 +188,7 @@ class Cascade(shapes.Chains):
                 break
             guess_Bm = self._guess(guesser, chain, min(self.guesses, depth - 1 - drawn))
             count = 1 if call else 2 + context.unread
-            said = growing.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
+            said = tree_drafting.read_on(self.model, cache, chain.text, count, wide, guess_Bm)
             chain.follow(said.logits_BQV, guess_Bm)
         return chain.draft()
 
@@ -201,7 +213,7 @@ class _Chain:
         self._open_B = torch.ones_like(self.drawn_B, dtype=torch.bool)  # more can be drawn
         self._laws: list[Laws] = []
         self._row_BD = torch.full_like(self.drawn_B, -1)[:, None].repeat(1, depth + 1)
-        self._keys = Keys(context, depth)
+        self._keys = DrawKeys(context, depth)
 
     @property
     def text(self) -> Context:
@@ -237,7 +249,7 @@ class _Chain:
         """The next token of each row; it is added to rows that are going, where there is one."""
         text = self.text
         root = TreeBuilder(shapes.fixed((-1,), going_B.device), text)
-        law = growing.law_at(logits_B1V, root, Level(0, 0, 1, 1, 1), text.sampling)
+        law = tree_drafting.law_at(logits_B1V, root, TreeLevel(0, 0, 1, 1, 1), text.sampling)
         token_B1, there_B1, law = _one(law, self.keys(1))
         if there_B1 is not None:
             self._open_B = self._open_B & (there_B1[:, 0] | ~going_B)
@@ -260,7 +272,7 @@ class _Chain:
         at = (context.length_B - 1)[:, None] + number
         tokens = context.tokens_BL.gather(1, at)
         tokens = torch.where(number <= self.drawn_B[:, None], tokens, 0)
-        return growing.declare(
+        return tree_drafting.declare(
             tokens,
             layout.tree,
             torch.where(there_BN[..., None], layout.draws_1NK, -1),
@@ -287,7 +299,7 @@ def _made(
             "a cascade has a draft model and at most one smaller one; got "
             f"{len(models)} models; leave the others out"
         )
-    guesser = Smaller(models[1]) if len(models) > 1 else Copies()
+    guesser = Smaller(models[1]) if len(models) > 1 else CopyGuesser()
     return Cascade(models[0], guesser, num_speculative_tokens, guesses)
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider import ops
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, Policy, shapes
+from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import OneModel
+from outrider.drafters.tree_drafting import Children, DrawKeys, Policy, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel, Laws
 
@@ -24,7 +24,7 @@ class Drawn:
 
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT,)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """Draws in order."""
         names = keys.own(level.start, level.stop)
         tokens, there, law = ops.several(law, names, level.most)
@@ -37,7 +37,7 @@ class Coupled:
 
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.COUPLED,)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The target's own token first, if the draft's law is the target's."""
         tokens, there = ops.largest(ops.merit(law, keys.shared(level.depth)), level.most)
         return Children(level.spread(tokens), level.spread(there), law)
@@ -95,9 +95,9 @@ class DraftModel(OneModel):
         """Fill the tree level by level, one draft-model call each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed((self.parents or (-1,))[:nodes], context.length_B.device)
-        source = growing.Model(self.model, memory, deepest=self.shapes[0].max_depth)
+        source = tree_drafting.TreeModel(self.model, memory, deepest=self.shapes[0].max_depth)
         trim = self.policy is None  # another policy may keep tokens
-        return growing.grow([source], context, layout, self.chosen, trim=trim)
+        return tree_drafting.grow([source], context, layout, self.chosen, trim=trim)
 
 
 def _made(

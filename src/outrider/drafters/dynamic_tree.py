@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider import arguments
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import pool, shapes
+from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import OneModel
+from outrider.drafters.tree_drafting import dynamic_tree_builder, shapes
 from outrider.types import Cache, Context, Draft, DraftShape, DrawKind, LanguageModel
 
 
@@ -50,12 +50,12 @@ class DynamicTree(OneModel):
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
             object.__setattr__(self, name, arguments.plain(vars(self)[name]))
-        pool.fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
+        dynamic_tree_builder.fits(self.total_tokens, self.depth, self.top_k, self.model.vocab_size)
 
     @property
     def drawn(self) -> tuple[DrawKind, ...]:
         """Every child is placed, or every child is coupled."""
-        return pool.drawn(self.coupled)
+        return dynamic_tree_builder.drawn(self.coupled)
 
     @property
     def kinds(self) -> frozenset[DrawKind]:
@@ -65,20 +65,20 @@ class DynamicTree(OneModel):
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
-        return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
+        return dynamic_tree_builder.of_candidates(self.total_tokens, self.depth, self.top_k)
 
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache: it may run more nodes than it proposes."""
         run = 1 + (self.depth - 1) * self.top_k
         more = max(run - 1 - self.total_tokens, 0)
         room = self.model.width(capacity + more) if more else capacity
-        return growing.open_cache(self.model, context, room)
+        return tree_drafting.open_cache(self.model, context, room)
 
     def propose(self, memory: Cache, context: Context, shape: DraftShape) -> Draft:
         """Expand level by level, one draft-model call each, and keep the best nodes."""
         own = shapes.declared(self, shape)
-        source = growing.Model(self.model, memory, self.depth)
-        return pool.grow(source, context, own, self.top_k, self.coupled)
+        source = tree_drafting.TreeModel(self.model, memory, self.depth)
+        return dynamic_tree_builder.grow(source, context, own, self.top_k, self.coupled)
 
 
 def _made(
@@ -88,7 +88,7 @@ def _made(
     total_tokens: int | None = None,
     coupled: bool = False,
 ) -> DynamicTree:
-    total = pool.sized(
+    total = dynamic_tree_builder.sized(
         total_tokens, num_speculative_tokens, width, model.vocab_size, DynamicTree.total_tokens
     )
     return DynamicTree(model, total, num_speculative_tokens, width, coupled)

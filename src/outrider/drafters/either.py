@@ -23,12 +23,12 @@ import torch
 from torch.nn.functional import pad
 
 from outrider.acceptance_stats import AcceptanceStats, bucket
-from outrider.drafters import placed, recall, recipes
+from outrider.drafters import deterministic_tree, recall, recipes
+from outrider.drafters.deterministic_tree import HostTree
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.growing import shapes
-from outrider.drafters.memory import Rows
-from outrider.drafters.placed import Grown
+from outrider.drafters.memory import RowMemories
 from outrider.drafters.recall import Recall
+from outrider.drafters.tree_drafting import shapes
 from outrider.row_params import RowTable
 from outrider.types import (
     Cache,
@@ -53,7 +53,7 @@ LOOKS = 4.0  #: that these are worth
 KEEP = 0.95  #: what a look counts for beside the next one
 
 
-class Sides:
+class SourceStats:
     """What copies and the model have brought one row.
 
     streak  tokens in a row that copies have had right
@@ -67,15 +67,15 @@ class Sides:
         self.streak, self.unread = 0, unread
 
     @classmethod
-    def new(cls, unread: int) -> "Sides":
+    def new(cls, unread: int) -> "SourceStats":
         """Of a row that has shown nothing."""
         return cls(
             AcceptanceStats(COPIES, LOOKS, KEEP), AcceptanceStats(MODEL, LOOKS, KEEP), unread
         )
 
-    def copy(self) -> "Sides":
+    def copy(self) -> "SourceStats":
         """The same, to be continued apart."""
-        other = Sides(self.worth.copy(), self.chances.copy(), self.unread)
+        other = SourceStats(self.worth.copy(), self.chances.copy(), self.unread)
         other.streak = self.streak
         return other
 
@@ -93,7 +93,7 @@ class Sides:
         best = max(gain - cost for gain, cost in zip(self.gains(depth), nodes, strict=True))
         return self.worth.chance(bucket(self.streak + 1)) >= best
 
-    def saw_copies(self, tree: Grown, tokens: Sequence[int]) -> None:
+    def saw_copies(self, tree: HostTree, tokens: Sequence[int]) -> None:
         """The text went on with these tokens, whoever drafted them."""
         kept, whole = followed(tree, tokens)
         cost = max(len(tree.tokens) - 1 - FREE, 0) * NODE
@@ -106,12 +106,12 @@ class Sides:
             self.chances.saw(at, at < kept)
 
 
-def followed(tree: Grown, tokens: Sequence[int]) -> tuple[int, bool]:
+def followed(tree: HostTree, tokens: Sequence[int]) -> tuple[int, bool]:
     """How many tokens of a text stand along one path of a tree, and whether nothing else was there.
 
-    >>> followed(Grown([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 8, 9])
+    >>> followed(HostTree([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 8, 9])
     (2, True)
-    >>> followed(Grown([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 9])
+    >>> followed(HostTree([5, 6, 7, 8], [-1, 0, 0, 2]), [7, 9])
     (1, False)
     """
     node = kept = 0
@@ -125,11 +125,11 @@ def followed(tree: Grown, tokens: Sequence[int]) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True)
-class Memory(RowTable):
+class EitherState(RowTable):
     """What copies know of each row, what both have brought it, and the model's cache."""
 
-    text: Rows[recall.Row]
-    sides: Rows[Sides]
+    text: RowMemories[recall.RecallRow]
+    sides: RowMemories[SourceStats]
     cache: Cache
 
 
@@ -164,13 +164,13 @@ class Either:
     def _depth(self) -> int:
         return self.drafted.shapes[0].max_depth
 
-    def open(self, context: Context, capacity: int) -> Memory:
+    def open(self, context: Context, capacity: int) -> EitherState:
         """The model reads the prompts; nothing is known yet of what pays."""
         text = self.copies.open(context, capacity)
-        sides = Rows(tuple(Sides.new(context.unread) for _ in text.rows))
-        return Memory(text, sides, self.drafted.open(context, capacity))
+        sides = RowMemories(tuple(SourceStats.new(context.unread) for _ in text.rows))
+        return EitherState(text, sides, self.drafted.open(context, capacity))
 
-    def foresee(self, memory: Memory, context: Context) -> Sequence[Sequence[float]]:
+    def foresee(self, memory: EitherState, context: Context) -> Sequence[Sequence[float]]:
         """What the side that drafts is expected to add."""
         told = self.copies.foresee(memory.text, context)
         return [
@@ -178,12 +178,12 @@ class Either:
             for gains, sides in zip(told, memory.sides.rows, strict=True)
         ]
 
-    def propose(self, memory: Memory, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: EitherState, context: Context, shape: DraftShape) -> Draft:
         """Trees of copies in some rows, chains of the model in the others."""
         draft = self._draft(memory, context, shape)
         return draft if self.copies.chain else draft._replace(fan=recall.CHILDREN)
 
-    def _draft(self, memory: Memory, context: Context, shape: DraftShape) -> Draft:
+    def _draft(self, memory: EitherState, context: Context, shape: DraftShape) -> Draft:
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
         if all(copied):
             return self.copies.propose(memory.text, context, shape)
@@ -197,16 +197,16 @@ class Either:
         trees = self.copies.trees(memory.text, shape)
         each = zip(trees, _chains(drafted), copied, strict=True)
         grown = [tree if by_copies else chain for tree, chain, by_copies in each]
-        return _both(placed.trees(grown, self.copies.kind), drafted, copied)
+        return _both(deterministic_tree.trees(grown, self.copies.kind), drafted, copied)
 
     def commit(
-        self, memory: Memory, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: EitherState, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """What the model brought, and copies brought or would have; then both learn."""
         copied = [sides.copies(self._depth) for sides in memory.sides.rows]
         read = draft.tree.max_depth > 0 and not all(copied)
-        added = placed.committed(draft, verdict)
-        nodes = [len(own) - 1 for own in placed.bigrams(draft)]
+        added = deterministic_tree.committed(draft, verdict)
+        nodes = [len(own) - 1 for own in deterministic_tree.bigrams(draft)]
         each = zip(memory.text.rows, memory.sides.rows, copied, added, nodes, strict=True)
         for row, sides, by_copies, tokens, drafted in each:
             grown = self.copies.foreseen(row)
@@ -225,12 +225,12 @@ def _worthy(gains: Sequence[float]) -> int:
     return sum(b - a >= WORTH for a, b in pairwise(gains))
 
 
-def _chains(draft: Draft) -> list[Grown]:
+def _chains(draft: Draft) -> list[HostTree]:
     """The chains of a draft model, as far as they are there."""
     tokens, draws = draft.tokens_BN.tolist(), (draft.draws_BNK >= 0).sum((1, 2)).tolist()
     draws *= len(tokens) // len(draws)  # what is there may be shared
     return [
-        Grown(own[: 1 + count], list(range(-1, count)))
+        HostTree(own[: 1 + count], list(range(-1, count)))
         for own, count in zip(tokens, draws, strict=True)
     ]
 

@@ -10,18 +10,18 @@ from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.growing import Children, Keys, Level
 from outrider.drafters.shapes import recipe
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel
 from outrider.types import DrawKind, LanguageModel, Laws
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubPolicy:
     """A node with one child draws it from the whole law."""
 
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.WITHOUT, DrawKind.FIXED)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The drawn token, then the top tokens; the declared law leaves the latter out."""
         names = keys.own(level.start, level.stop)
         placed = [max(fan - 1, 0) for fan in level.fan]
@@ -35,7 +35,7 @@ def HubTree(
     parents: tuple[int, ...] | None = None,
 ) -> DraftModel:
     """A tree of hub nodes: `counts` children per level, or `parents` in BFS order."""
-    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=Hub())
+    return DraftModel(model, counts, parents=parents, name="hub_tree", policy=HubPolicy())
 
 
 RECIPE = recipe(HubTree)

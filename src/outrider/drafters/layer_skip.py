@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider import arguments
-from outrider.drafters import growing, recipes
+from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.draft_model import Coupled, Drawn
-from outrider.drafters.growing import Policy, shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters.memory import Forgetful, NoMemory
+from outrider.drafters.tree_drafting import Policy, shapes
 from outrider.errors import ConfigurationError
 from outrider.models.decoder import TreeDecoder
 from outrider.models.early_exit import part
@@ -62,12 +62,12 @@ class LayerSkip(Forgetful):
         """The tree, and cut at each depth."""
         return shapes.of_tree(self._parents)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Fill the tree level by level, one call of the layers each."""
         nodes = shapes.declared(self, shape).max_nodes
         layout = shapes.fixed(self._parents[:nodes], context.length_B.device)
-        source = growing.Model(self.model, context.cache, shared=True)
-        return growing.grow([source], context, layout, self.policy)
+        source = tree_drafting.TreeModel(self.model, context.cache, shared=True)
+        return tree_drafting.grow([source], context, layout, self.policy)
 
 
 def layers(have: int, skip: Sequence[int] | None, leave: int | None) -> tuple[int, ...]:

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import TreeBuilder, shapes
+from outrider.drafters import recipes, tree_drafting
+from outrider.drafters.tree_drafting import TreeBuilder, shapes
 from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
 
 @dataclass(frozen=True)
-class Guesses(RowTable):
+class NgramPool(RowTable):
     """What each row has guessed. A `RowStore`; written in place."""
 
     window_BRW: Tensor  #: column w below row 0 is what its first token has led to, -1: nothing
@@ -60,7 +60,7 @@ class Lookahead:
         """One for each number of columns; all of them look up as many n-grams."""
         return _shapes(self.window, self.order, self.tried)
 
-    def open(self, context: Context, capacity: int) -> Guesses:
+    def open(self, context: Context, capacity: int) -> NgramPool:
         """A window of the text's own last tokens, and an empty pool."""
         device, rows = context.length_B.device, context.length_B.shape[0]
         span = self.window + self.order - 2
@@ -68,13 +68,13 @@ class Lookahead:
         text = context.tokens_BL.gather(1, at.clamp(min=0))
         window = torch.stack([text[:, row : row + self.window] for row in range(self.order - 1)], 1)
         pool = torch.full((rows, self.kept, self.order), -1, device=device)
-        return Guesses(window.clone(), pool, torch.zeros_like(context.length_B))
+        return NgramPool(window.clone(), pool, torch.zeros_like(context.length_B))
 
-    def propose(self, memory: Guesses, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NgramPool, context: Context, shape: DraftShape) -> Draft:
         """The pool's n-grams behind the pending token, and the first columns of the window."""
         columns = shapes.declared(self, shape).max_depth - self.order + 2
         plan = _plan(columns, self.order, self.tried, context.length_B.device)
-        found, listed = self._known(memory, growing.pending(context))
+        found, listed = self._known(memory, tree_drafting.pending(context))
         window = memory.window_BRW[..., :columns]
         first = window[:, 0]
         # a token stands once below a node: the n-gram goes before the window
@@ -91,7 +91,7 @@ class Lookahead:
         tree.fill(tokens[:, order], torch.cat([*there, below.flatten(1)], 1)[:, order])
         return tree.draft((DrawKind.FIXED,))
 
-    def _known(self, memory: Guesses, pending_B1: Tensor) -> tuple[Tensor, Tensor]:
+    def _known(self, memory: NgramPool, pending_B1: Tensor) -> tuple[Tensor, Tensor]:
         """The latest n-grams that begin with the pending token, without it [B, G, N - 1].
 
         And which of them are there: their first tokens differ.
@@ -109,7 +109,7 @@ class Lookahead:
         return torch.stack(found, 1), torch.stack(there, 1)
 
     def commit(
-        self, memory: Guesses, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: NgramPool, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """What the target says below each column joins it; new n-grams join the pool."""
         nodes, size = draft.tokens_BN.shape[1], self.order
@@ -132,7 +132,7 @@ class Lookahead:
         window.copy_(rows.gather(2, at))
 
 
-class _Plan(NamedTuple):
+class _LookaheadPlan(NamedTuple):
     """Where n-grams and columns stand in the tree."""
 
     parents: tuple[int, ...]  #: breadth first
@@ -141,7 +141,7 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _plan(columns: int, ngram: int, tried: int, device: torch.device) -> _Plan:
+def _plan(columns: int, ngram: int, tried: int, device: torch.device) -> _LookaheadPlan:
     """Chains of n-grams below the root, a chain of the columns' first tokens, and their own below.
 
     >>> _plan(2, 3, 1, torch.device("cpu")).parents
@@ -164,7 +164,7 @@ def _plan(columns: int, ngram: int, tried: int, device: torch.device) -> _Plan:
     breadth = sorted(breadth, key=lambda node: (depth[node], place[max(above[node], 0)]))
     place = {node: at for at, node in enumerate(breadth)}
     last = base + (deep - 1) * columns
-    return _Plan(
+    return _LookaheadPlan(
         tuple(place[above[node]] if node else -1 for node in breadth),
         torch.tensor([node - 1 for node in breadth[1:]], device=device),
         torch.tensor([place[last + column] for column in range(columns)], device=device),

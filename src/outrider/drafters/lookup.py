@@ -9,8 +9,8 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.drafters import recipes
-from outrider.drafters.growing import TreeBuilder, shapes
 from outrider.drafters.root import bare
+from outrider.drafters.tree_drafting import TreeBuilder, shapes
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DrawKind
 

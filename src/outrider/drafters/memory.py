@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from outrider.drafters import growing
+from outrider.drafters import tree_drafting
 from outrider.row_params import RowTable, seated
 from outrider.types import Cache, Context, Draft, LanguageModel, Scores, Verdict
 
@@ -19,7 +19,7 @@ class Copied(Protocol):
 R = TypeVar("R", bound=Copied)
 
 
-class Nothing(NamedTuple):
+class NoMemory(NamedTuple):
     """The memory of a drafter that keeps none: the committed tokens are all it needs."""
 
     def take(self, rows: Sequence[int]) -> Self:
@@ -40,12 +40,12 @@ class Forgetful:
 
     taps: ClassVar[tuple[int, ...]] = ()
 
-    def open(self, context: Context, capacity: int) -> Nothing:
+    def open(self, context: Context, capacity: int) -> NoMemory:
         """The engine's own tokens, and the target's cache, are all the memory it needs."""
-        return Nothing()
+        return NoMemory()
 
     def commit(
-        self, memory: Nothing, context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self, memory: NoMemory, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Nothing to learn."""
 
@@ -62,13 +62,13 @@ class OneModel:
 
     def open(self, context: Context, capacity: int) -> Cache:
         """The draft model's cache."""
-        return growing.open_cache(self.model, context, capacity)
+        return tree_drafting.open_cache(self.model, context, capacity)
 
     def commit(
         self, memory: Cache, context: Context, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Move the accepted path's entries next to the root."""
-        growing.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
+        tree_drafting.keep_path(self.model, memory, context, draft, verdict, scores.hidden)
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ class Several(RowTable):
 
 
 @dataclass(frozen=True)
-class Rows(Generic[R]):
+class RowMemories(Generic[R]):
     """An object of the host for every row."""
 
     rows: tuple[R, ...]
 
-    def take(self, rows: Sequence[int]) -> "Rows[R]":
+    def take(self, rows: Sequence[int]) -> "RowMemories[R]":
         """Copies of these."""
-        return Rows(tuple(self.rows[row].copy() for row in rows))
+        return RowMemories(tuple(self.rows[row].copy() for row in rows))
 
-    def put(self, seats: Sequence[int], other: "Rows[R]") -> "Rows[R]":
+    def put(self, seats: Sequence[int], other: "RowMemories[R]") -> "RowMemories[R]":
         """The other's in these seats."""
-        return Rows(seated(self.rows, seats, other.rows))
+        return RowMemories(seated(self.rows, seats, other.rows))
 
-    def narrow(self, rows: int) -> "Rows[R]":
+    def narrow(self, rows: int) -> "RowMemories[R]":
         """The first ones."""
-        return Rows(self.rows[:rows])
+        return RowMemories(self.rows[:rows])

@@ -17,9 +17,15 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters import recipes, tree_drafting
+from outrider.drafters.memory import Forgetful, NoMemory
+from outrider.drafters.tree_drafting import (
+    Children,
+    DrawKeys,
+    TreeBuilder,
+    TreeLevel,
+    shapes,
+)
 from outrider.errors import ConfigurationError, VocabularyMismatch
 from outrider.tree import numbers, parents_of
 from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
@@ -156,13 +162,13 @@ class NgramTable(shapes.Chains, Forgetful):
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
         followers(self.table, self.vocab_size)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the table's law after the ones before it."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
-        return growing.grow([followers(self.table, self.vocab_size)], context, layout, self)
+        return tree_drafting.grow([followers(self.table, self.vocab_size)], context, layout, self)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw."""
         tokens, there, law = ops.several(law, keys.own(level.start, level.stop), 1)
         return Children(tokens[..., 0], None if there is None else there[..., 0], law)
@@ -174,7 +180,7 @@ class Followers(NamedTuple):
     table: Table
     unknown: int  #: outputs of the target that the table has no token for
 
-    def output(self, tree: TreeBuilder, level: Level) -> Output:
+    def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
         """[B, n, V] log-probabilities after the text and the path to each node of the level."""
         context, tokens, parent = tree.context, tree.tokens_BM, tree.tree.parent_BN
         rows, size = tokens.shape[0], max(self.table.order - 1, 1)

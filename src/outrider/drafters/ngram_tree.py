@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from outrider import arguments
 from outrider.drafters import recipes
-from outrider.drafters.growing import pool, shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.ngram_table import Table, followers
+from outrider.drafters.tree_drafting import dynamic_tree_builder, shapes
 from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
@@ -40,18 +40,18 @@ class NgramTree(Forgetful):
     def __post_init__(self) -> None:
         for name in ("total_tokens", "depth", "top_k"):
             object.__setattr__(self, name, arguments.plain(vars(self)[name]))
-        pool.fits(self.total_tokens, self.depth, self.top_k, self.table.vocab_size)
+        dynamic_tree_builder.fits(self.total_tokens, self.depth, self.top_k, self.table.vocab_size)
         followers(self.table, self.vocab_size)
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
         """A tree of each depth, with as many nodes as it can have."""
-        return pool.of_candidates(self.total_tokens, self.depth, self.top_k)
+        return dynamic_tree_builder.of_candidates(self.total_tokens, self.depth, self.top_k)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Look up level by level, and keep the best nodes."""
         source = followers(self.table, self.vocab_size)
-        return pool.grow(source, context, shapes.declared(self, shape), self.top_k)
+        return dynamic_tree_builder.grow(source, context, shapes.declared(self, shape), self.top_k)
 
 
 def _made(
@@ -61,7 +61,7 @@ def _made(
     width: int = NgramTree.top_k,
     total_tokens: int | None = None,
 ) -> NgramTree:
-    total = pool.sized(
+    total = dynamic_tree_builder.sized(
         total_tokens, num_speculative_tokens, width, table.vocab_size, NgramTree.total_tokens
     )
     return NgramTree(table, total, num_speculative_tokens, width, vocab_size)

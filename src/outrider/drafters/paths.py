@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider import arguments, ops
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, shapes
+from outrider.drafters import recipes, tree_drafting
 from outrider.drafters.memory import Several
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel, shapes
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers
 from outrider.types import (
@@ -77,7 +77,7 @@ class Paths:
         each = zip(self.models, self._own(context.hidden), strict=True)
         return Several(
             tuple(
-                growing.open_cache(model, context._replace(hidden=hidden), capacity)
+                tree_drafting.open_cache(model, context._replace(hidden=hidden), capacity)
                 for model, hidden in each
             )
         )
@@ -86,9 +86,11 @@ class Paths:
         """Draw all paths level by level, one call of each draft model per level."""
         depth, device = shapes.declared(self, shape).max_depth, context.length_B.device
         pairs = zip(self.models, memory.stores, strict=True)
-        sources = [growing.Model(model, cache, deepest=self.depth) for model, cache in pairs]
+        sources = [
+            tree_drafting.TreeModel(model, cache, deepest=self.depth) for model, cache in pairs
+        ]
         walk = _Walk(context, _blocks(self.count, len(sources), device))
-        return growing.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
+        return tree_drafting.grow(sources, context, shapes.ragged(self.count, depth, device), walk)
 
     def commit(
         self,
@@ -101,7 +103,7 @@ class Paths:
         """Keep the accepted path's entries in every cache."""
         stores = zip(self.models, memory.stores, self._own(scores.hidden), strict=True)
         for model, cache, hidden in stores:
-            growing.keep_path(model, cache, context, draft, verdict, hidden)
+            tree_drafting.keep_path(model, cache, context, draft, verdict, hidden)
 
     def _own(self, hidden: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """Each model's part of the target's states."""
@@ -120,7 +122,7 @@ class _Walk:
         self.where_Bc = torch.zeros_like(context.length_B)[:, None].expand(rows, count)
         self.going_Bc = torch.ones_like(self.where_Bc, dtype=torch.bool)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One more token of every path, from the law of its own model at its node."""
         row = self.where_Bc + self.model_c * (level.stop - level.start)
         token, there, law = ops.independent(law, row, keys.own(level.stop, level.end))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider.drafters import lookup, recipes
-from outrider.drafters.growing import shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters.memory import Forgetful, NoMemory
+from outrider.drafters.tree_drafting import shapes
 from outrider.types import Context, Draft, DraftShape, DrawKind
 
 
@@ -32,7 +32,7 @@ class PromptLookup(shapes.Chains, Forgetful):
     def __post_init__(self) -> None:
         lookup.check(self)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """The chain that followed the best earlier match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
         corpus = lookup.text(context)

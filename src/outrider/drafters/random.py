@@ -11,9 +11,15 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from outrider import arguments, ops
-from outrider.drafters import growing, recipes
-from outrider.drafters.growing import Children, Keys, Level, TreeBuilder, shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters import recipes, tree_drafting
+from outrider.drafters.memory import Forgetful, NoMemory
+from outrider.drafters.tree_drafting import (
+    Children,
+    DrawKeys,
+    TreeBuilder,
+    TreeLevel,
+    shapes,
+)
 from outrider.tree import parents_of
 from outrider.types import Context, Draft, DraftShape, DrawKind, Laws, Output
 
@@ -36,7 +42,7 @@ class Random(shapes.Chains, Forgetful):
         arguments.wholes(self, "give the target's", vocab_size=1)
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Draw each token from the uniform law; what a request bans is not drawn."""
         depth = shapes.declared(self, shape).max_depth
         layout = shapes.fixed(parents_of((1,) * depth), context.length_B.device)
@@ -44,9 +50,9 @@ class Random(shapes.Chains, Forgetful):
         hot_B = torch.isinf(sampling.inverse_temperature_B)  # their text depends on no seed
         seed_B = torch.where(hot_B, 0, sampling.seed_B)
         context = context._replace(sampling=sampling._replace(seed_B=seed_B))
-        return growing.grow([_Uniform(self.vocab_size)], context, layout, self)
+        return tree_drafting.grow([_Uniform(self.vocab_size)], context, layout, self)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """One draw. Rows at temperature 0 place what they draw at temperature 1."""
         inverse = law.inverse_temperature_B
         even = law._replace(
@@ -61,7 +67,7 @@ class _Uniform(NamedTuple):
 
     vocab_size: int
 
-    def output(self, tree: TreeBuilder, level: Level) -> Output:
+    def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
         """[B, n, V] zeros."""
         length_B = tree.first_B
         shape = (length_B.shape[0], level.stop - level.start, self.vocab_size)

@@ -26,13 +26,13 @@ import torch
 
 from outrider import arguments, ops
 from outrider.acceptance_stats import BUCKETS, STRENGTH, AcceptanceStats, bucket
-from outrider.drafters import placed, recipes, suffix
+from outrider.drafters import deterministic_tree, recipes, suffix
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.earlier import Earlier, Watched
-from outrider.drafters.growing import shapes
-from outrider.drafters.memory import Rows
-from outrider.drafters.placed import Grown
-from outrider.drafters.recycled import WIDTH, Successors
+from outrider.drafters.deterministic_tree import HostTree
+from outrider.drafters.memory import RowMemories
+from outrider.drafters.request_history import RequestHistory, Watched
+from outrider.drafters.token_recycling import WIDTH, Successors
+from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.types import (
     Context,
@@ -85,7 +85,7 @@ class Guess(NamedTuple):
     copies: bool
 
 
-class Row:
+class RecallRow:
     """A row's text, what was likely in it, and how often either has been right.
 
     instead  what was likely behind a token that was refused in the pending one's place
@@ -106,11 +106,11 @@ class Row:
         self.instead: Sequence[int] = ()
         self.grown: Foreseen | None = None
 
-    def copy(self) -> "Row":
+    def copy(self) -> "RecallRow":
         """The same, to be continued apart; later requests learn from the copy."""
         after = self.after if self.after.shared else self.after.copy()
         odds = self.copied.copy(), self.recycled.copy()
-        other = Row(self.text.copy(), after, *odds, self.watched)
+        other = RecallRow(self.text.copy(), after, *odds, self.watched)
         other.instead = self.instead
         if other.watched is not None:
             other.watched.follow(other.text)
@@ -182,7 +182,7 @@ class Foreseen(NamedTuple):
 
     length: int
     most: Most
-    tree: Grown
+    tree: HostTree
     gains: list[float]
 
 
@@ -198,7 +198,7 @@ class _Node(NamedTuple):
     guesses: list[Guess]
 
 
-def grow(row: Row, most: Most) -> tuple[Grown, list[float]]:
+def grow(row: RecallRow, most: Most) -> tuple[HostTree, list[float]]:
     """The likeliest nodes below the pending token, and the survivals summed up."""
     text = row.text
     tokens, length = text.tokens, len(text.tokens)
@@ -236,7 +236,7 @@ def grow(row: Row, most: Most) -> tuple[Grown, list[float]]:
         parents.append(number)
         gains.append(gains[-1] - value)
         expand(len(nodes) - 1)
-    return Grown([node.token for node in nodes], parents), gains
+    return HostTree([node.token for node in nodes], parents), gains
 
 
 def _above(nodes: list[_Node], parents: list[int], number: int, depth: int) -> int:
@@ -268,7 +268,7 @@ class Recall:
     earlier: int = 0
     name: ClassVar[str] = "recall"
     taps: ClassVar[tuple[int, ...]] = ()
-    _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
+    _earlier: RequestHistory | None = field(init=False, repr=False, compare=False, default=None)
     _after: Successors | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
@@ -299,14 +299,14 @@ class Recall:
         deepest = self.depth or self.total_tokens
         return tuple(DraftShape(size, size + 1, min(size, deepest), self.chain) for size in sizes)
 
-    def open(self, context: Context, capacity: int) -> Rows[Row]:
+    def open(self, context: Context, capacity: int) -> RowMemories[RecallRow]:
         """Each row's text; nothing is known yet of what is likely in it."""
         _on_host(context.length_B.device)
         texts = suffix.automata(context, self._earlier)
         watched = suffix.watching(self._earlier, texts)
-        return Rows(
+        return RowMemories(
             tuple(
-                Row(
+                RecallRow(
                     text,
                     self._after or Successors(),
                     AcceptanceStats(COPIED, STRENGTH, suffix.KEEP),
@@ -317,33 +317,40 @@ class Recall:
             )
         )
 
-    def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
+    def foresee(
+        self, memory: RowMemories[RecallRow], context: Context
+    ) -> Sequence[Sequence[float]]:
         """What the best tree of each size is expected to add."""
         return [self.foreseen(row).gains for row in memory.rows]
 
-    def propose(self, memory: Rows[Row], context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: RowMemories[RecallRow], context: Context, shape: DraftShape) -> Draft:
         """The best tree of each row, of so many nodes; rows that know nothing propose nothing."""
-        draft = placed.trees(self.trees(memory, shape), self.kind)
+        draft = deterministic_tree.trees(self.trees(memory, shape), self.kind)
         return draft if self.chain else draft._replace(fan=CHILDREN)
 
-    def trees(self, memory: Rows[Row], shape: DraftShape) -> list[Grown]:
+    def trees(self, memory: RowMemories[RecallRow], shape: DraftShape) -> list[HostTree]:
         """The best tree of each row, of as many nodes as the shape says of it."""
         nodes = shapes.declared(self, shape).max_nodes - 1
         sizes = shape.sizes or (nodes,) * len(memory.rows)
         each = zip(memory.rows, sizes, strict=True)
         return [self.foreseen(row).tree.first(min(size, nodes)) for row, size in each]
 
-    def foreseen(self, row: Row) -> Foreseen:
+    def foreseen(self, row: RecallRow) -> Foreseen:
         """The best tree of a row, and what its first n nodes are expected to add."""
         return row.foresee(Most(self.total_tokens, self.depth or self.total_tokens, self.chain))
 
     def commit(
-        self, memory: Rows[Row], context: Context, draft: Draft, verdict: Verdict, scores: Scores
+        self,
+        memory: RowMemories[RecallRow],
+        context: Context,
+        draft: Draft,
+        verdict: Verdict,
+        scores: Scores,
     ) -> None:
         """Read what was kept, and keep what the target holds likely at every node."""
         best = ops.likely(scores.laws, WIDTH, GAP).tolist()
-        bigrams = placed.bigrams(draft)
-        added = placed.committed(draft, verdict)
+        bigrams = deterministic_tree.bigrams(draft)
+        added = deterministic_tree.committed(draft, verdict)
         paths, parents = verdict.path_BD.tolist(), draft.tree.parent_BN.tolist()
         parents *= len(added) // len(parents)  # a topology may be shared
         each = zip(memory.rows, added, bigrams, best, paths, parents, strict=True)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from outrider import arguments
-from outrider.drafters.tempered import Tempered, Warp
+from outrider.drafters.draft_sampling import Tempered, Warp
 from outrider.errors import ConfigurationError
 from outrider.models.cross_tokenizer_model import TranslatedModel
 from outrider.types import Drafter, LanguageModel
@@ -136,7 +136,7 @@ _READ: dict[str, Callable[[object], object]] = {
 }
 
 
-class Parts(NamedTuple):
+class DrafterParts(NamedTuple):
     """What is loaded before a drafter is made."""
 
     models: tuple[LanguageModel, ...] = ()  #: draft models
@@ -156,14 +156,14 @@ class Recipe:
            target's), "target" (the model itself)
     takes  names of options: those of `DraftOptions`, and any other names of its own. What needs a
            draft model or a table takes the `temperature`, `top_k`, `top_p` and `min_p` of their
-           law besides (`drafters.tempered`)
+           law besides (`drafters.draft_sampling`)
     depth  tokens it drafts in a row if nobody asks
     deepest  and those that a planner may choose up to then; None: no more than that
     copies whether it has a use for a request's reference (`Context.reference_BS`)
     law    whether it has such a law without a draft model or a table
 
     >>> from outrider.drafters.root import Root
-    >>> Recipe(Root).make(Parts(), DraftOptions()).name
+    >>> Recipe(Root).make(DrafterParts(), DraftOptions()).name
     'root'
     """
 
@@ -206,7 +206,7 @@ class Recipe:
         known = (*self.takes, *self.warps)
         return option in known or (option == "table" and "table" in self.needs)
 
-    def has(self, parts: Parts) -> bool:
+    def has(self, parts: DrafterParts) -> bool:
         """Whether all that it needs is there."""
         there = {
             "model": parts.models,
@@ -218,7 +218,7 @@ class Recipe:
         }
         return all(there[need] for need in self.needs)
 
-    def make(self, parts: Parts, options: DraftOptions) -> Drafter:
+    def make(self, parts: DrafterParts, options: DraftOptions) -> Drafter:
         """The drafter; what it has no use for must have been refused (`drafters.check`)."""
         first = parts.models[0] if parts.models else None
         there = {

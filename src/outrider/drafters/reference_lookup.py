@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider import arguments
 from outrider.drafters import lookup, recipes
-from outrider.drafters.growing import shapes
+from outrider.drafters.tree_drafting import shapes
 from outrider.row_params import RowTable
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.drafters.growing import TreeBuilder, shapes
-from outrider.drafters.memory import Forgetful, Nothing
+from outrider.drafters.memory import Forgetful, NoMemory
 from outrider.drafters.recipes import Recipe
+from outrider.drafters.tree_drafting import TreeBuilder, shapes
 from outrider.types import PLAIN, Context, Draft, DraftShape, DrawKind
 
 
@@ -17,7 +17,7 @@ class Root(Forgetful):
     kinds: ClassVar[frozenset[DrawKind]] = frozenset()
     shapes: ClassVar[tuple[DraftShape, ...]] = (PLAIN,)
 
-    def propose(self, memory: Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(self, memory: NoMemory, context: Context, shape: DraftShape) -> Draft:
         """Node 0 alone."""
         shapes.declared(self, shape)
         return bare(context)

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from outrider import ops
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.growing import Children, Keys, Level
 from outrider.drafters.shapes import recipe
+from outrider.drafters.tree_drafting import Children, DrawKeys, TreeLevel
 from outrider.types import DrawKind, LanguageModel, Laws
 
 
@@ -20,7 +20,7 @@ class Top:
 
     drawn: ClassVar[tuple[DrawKind, ...]] = (DrawKind.FIXED,)
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The top tokens that the filters leave in."""
         tokens, there = ops.largest(ops.scaled(law), level.most)
         return Children(level.spread(tokens), level.spread(there), law)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider import arguments
-from outrider.drafters import growing, lookup, recipes
-from outrider.drafters.growing import shapes
+from outrider.drafters import lookup, recipes, tree_drafting
+from outrider.drafters.tree_drafting import shapes
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
@@ -44,7 +44,7 @@ class StringMatch(shapes.Chains):
 
     def open(self, context: Context, capacity: int) -> TranslatedCache:
         """The draft model's cache, with all but the pending token read."""
-        inputs = growing.inputs_for(self.model, context.inputs)
+        inputs = tree_drafting.inputs_for(self.model, context.inputs)
         cache = self.model.open(context.length_B.shape[0], capacity, inputs)
         self.model.listen(cache, [text[:-1] for text in _texts(context)])
         return cache

@@ -17,11 +17,11 @@ from typing import ClassVar
 
 from outrider import arguments
 from outrider.acceptance_stats import STRENGTH, AcceptanceStats, bucket
-from outrider.drafters import lookup, placed, recipes
+from outrider.drafters import deterministic_tree, lookup, recipes
 from outrider.drafters.automaton import Automaton
-from outrider.drafters.earlier import Earlier, Watched
-from outrider.drafters.growing import shapes
-from outrider.drafters.memory import Nothing, Rows
+from outrider.drafters.memory import NoMemory, RowMemories
+from outrider.drafters.request_history import RequestHistory, Watched
+from outrider.drafters.tree_drafting import shapes
 from outrider.errors import ConfigurationError
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 
@@ -31,7 +31,7 @@ PRIOR = (0.2, 0.3, 0.5, 0.68, 0.76, 0.8, 0.9, 0.91, 0.93, 0.98, 0.98, 0.99)
 KEEP = 0.995
 
 
-class Row:
+class SuffixRow:
     """A row's text, and how far its copies have been right."""
 
     __slots__ = ("odds", "text", "watched")
@@ -41,9 +41,9 @@ class Row:
     ) -> None:
         self.text, self.odds, self.watched = text, odds, watched
 
-    def copy(self) -> "Row":
+    def copy(self) -> "SuffixRow":
         """The same, to be continued apart; later requests learn from the copy."""
-        other = Row(self.text.copy(), self.odds.copy(), self.watched)
+        other = SuffixRow(self.text.copy(), self.odds.copy(), self.watched)
         if other.watched is not None:
             other.watched.follow(other.text)
         return other
@@ -82,7 +82,7 @@ class Suffix(shapes.Chains):
     earlier: int = 0
     name: ClassVar[str] = "suffix"
     taps: ClassVar[tuple[int, ...]] = ()
-    _earlier: Earlier | None = field(init=False, repr=False, compare=False, default=None)
+    _earlier: RequestHistory | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         arguments.wholes(self, recipes.PLAIN, num_speculative_tokens=1)
@@ -98,7 +98,7 @@ class Suffix(shapes.Chains):
         """Of all its children."""
         return DrawKind.COUPLED if self.earlier else DrawKind.FIXED
 
-    def open(self, context: Context, capacity: int) -> Rows[Row] | Nothing:
+    def open(self, context: Context, capacity: int) -> RowMemories[SuffixRow] | NoMemory:
         """An automaton of each row's text; nothing on a device."""
         device = context.length_B.device
         if device.type != "cpu":
@@ -107,42 +107,48 @@ class Suffix(shapes.Chains):
                     f"earlier texts are kept on the host; got earlier={self.earlier} for a model "
                     f"on {device}; leave earlier out"
                 )
-            return Nothing()
+            return NoMemory()
         texts = automata(context, self._earlier)
         each = zip(texts, watching(self._earlier, texts), strict=True)
-        return Rows(
-            tuple(Row(text, AcceptanceStats(PRIOR, STRENGTH, KEEP), of) for text, of in each)
+        return RowMemories(
+            tuple(SuffixRow(text, AcceptanceStats(PRIOR, STRENGTH, KEEP), of) for text, of in each)
         )
 
-    def foresee(self, memory: Rows[Row], context: Context) -> Sequence[Sequence[float]]:
+    def foresee(
+        self, memory: RowMemories[SuffixRow], context: Context
+    ) -> Sequence[Sequence[float]]:
         """What a copy of each length is expected to add."""
         return [row.gains(self.num_speculative_tokens) for row in memory.rows]
 
-    def propose(self, memory: Rows[Row] | Nothing, context: Context, shape: DraftShape) -> Draft:
+    def propose(
+        self, memory: RowMemories[SuffixRow] | NoMemory, context: Context, shape: DraftShape
+    ) -> Draft:
         """The chain behind each row's longest match; rows without one propose nothing."""
         count = shapes.declared(self, shape).max_depth
-        if isinstance(memory, Nothing):
+        if isinstance(memory, NoMemory):
             corpus = lookup.text(context)
             start_B1 = lookup.latest(corpus, context, LONGEST, 1)
             return lookup.copied(corpus, start_B1, context, count)
         texts = [row.text for row in memory.rows]
-        return placed.chains(
+        return deterministic_tree.chains(
             [[text.tokens[-1], *takewhile(_is_token, text.ahead(count))] for text in texts],
             self.kind,
         )
 
     def commit(
         self,
-        memory: Rows[Row] | Nothing,
+        memory: RowMemories[SuffixRow] | NoMemory,
         context: Context,
         draft: Draft,
         verdict: Verdict,
         scores: Scores,
     ) -> None:
         """Read what was kept."""
-        if isinstance(memory, Nothing):
+        if isinstance(memory, NoMemory):
             return
-        for row, tokens in zip(memory.rows, placed.committed(draft, verdict), strict=True):
+        for row, tokens in zip(
+            memory.rows, deterministic_tree.committed(draft, verdict), strict=True
+        ):
             row.read(tokens)
 
 
@@ -151,13 +157,13 @@ def _is_token(token: int) -> bool:
     return token >= 0
 
 
-def remembering(earlier: int) -> Earlier | None:
+def remembering(earlier: int) -> RequestHistory | None:
     """Where earlier texts are kept, if any are."""
     most = arguments.whole("earlier", earlier, "leave it out to keep no earlier texts", least=0)
-    return Earlier(most) if most else None
+    return RequestHistory(most) if most else None
 
 
-def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
+def automata(context: Context, earlier: RequestHistory | None) -> list[Automaton]:
     """An automaton of each row's text, behind the earlier ones."""
     texts = []
     for row, length in zip(context.tokens_BL, context.length_B.tolist(), strict=True):
@@ -168,7 +174,7 @@ def automata(context: Context, earlier: Earlier | None) -> list[Automaton]:
     return texts
 
 
-def watching(earlier: Earlier | None, texts: Sequence[Automaton]) -> list[Watched | None]:
+def watching(earlier: RequestHistory | None, texts: Sequence[Automaton]) -> list[Watched | None]:
     """What will be learnt of each of these texts."""
     return [None if earlier is None else earlier.watch(text) for text in texts]
 

@@ -14,8 +14,8 @@ import torch
 
 from outrider.drafters import recipes
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.growing import shapes
 from outrider.drafters.string_match import StringMatch
+from outrider.drafters.tree_drafting import shapes
 from outrider.models.cross_tokenizer_model import TranslatedCache, TranslatedModel
 from outrider.types import Context, Draft, DraftShape, DrawKind, Scores, Verdict
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from outrider import drafters, verifiers
 from outrider.costs import Costs
 from outrider.drafters.ngram_file import opened
-from outrider.drafters.recipes import COMMON, DraftOptions, Parts
+from outrider.drafters.recipes import COMMON, DrafterParts, DraftOptions
 from outrider.engine import speculation_policy as planners
 from outrider.engine.engine import Engine
 from outrider.integrations.drafts import beside, layers_of, translation
@@ -48,7 +48,7 @@ def arranged(model: PreTrainedModel, settings: Mapping[str, Any], copies: bool =
         beside(target, model, one, share, words) for one in given
     )
     own = (one for one, model in zip(given, models, strict=True) if model.reads == "source")
-    parts = Parts(models, opened(table), target.vocab_size, target)
+    parts = DrafterParts(models, opened(table), target.vocab_size, target)
     planner, options = planners.chosen(settings.get("planner"), recipe, options)
     drafter = recipe.make(parts, options)
     beside_it = (target.device, target.dtype, drafter.name, drafter.shapes, *map(id, given))

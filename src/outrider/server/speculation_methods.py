@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from outrider.drafters import (
     DRAFTERS,
+    DrafterParts,
     DraftModel,
     DynamicTree,
-    Parts,
     Recall,
     ReferenceLookup,
     Root,
@@ -97,7 +97,9 @@ class MethodRouter(Mapping[str, Engine]):
             return Engine(own.target, ReferenceLookup(PREDICTED), "match")
         if lane == NONE:
             return Engine(own.target, Root(), "match")
-        return Engine(own.target, make(lane, Parts(target=own.target)), "match", costs=own.costs)
+        return Engine(
+            own.target, make(lane, DrafterParts(target=own.target)), "match", costs=own.costs
+        )
 
 
 def _copies(drafter: str) -> bool:

@@ -60,7 +60,7 @@ def shapes_are_declared(case: Case) -> None:
 
 @check()
 def an_undeclared_shape_is_refused(case: Case) -> None:
-    """By a ConfigurationError (`drafters.growing.shapes.declared` raises it)."""
+    """By a ConfigurationError (`drafters.tree_drafting.shapes.declared` raises it)."""
     drafter = case.drafter
     state = batch(pair()[0], drafter, case)
     unknown = DraftShape("no such shape", 99, 17, is_chain=True)

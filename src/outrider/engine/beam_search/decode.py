@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from outrider.drafters import DraftModel, Root
-from outrider.drafters.growing import inputs_for
-from outrider.drafters.tempered import Tempered
+from outrider.drafters.draft_sampling import Tempered
+from outrider.drafters.tree_drafting import inputs_for
 from outrider.engine.batch import encoded, references
 from outrider.engine.beam_search.beams import Beams
 from outrider.engine.beam_search.candidate_sources import (

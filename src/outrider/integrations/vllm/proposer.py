@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from outrider import drafters
-from outrider.drafters import DraftOptions, Parts, ngram_file, placed
+from outrider.drafters import DrafterParts, DraftOptions, deterministic_tree, ngram_file
 from outrider.errors import ConfigurationError
 from outrider.sampling.sampling_params import SamplingParams, rows
 from outrider.types import Context, Draft, Drafter, DrawKind, Laws, Scores, Verdict
@@ -91,7 +91,7 @@ class Proposer:
                 f"{min(strange)!r}; leave it out"
             )
         count = vllm_config.speculative_config.num_speculative_tokens
-        parts = Parts(
+        parts = DrafterParts(
             table=ngram_file.opened(table), vocab_size=vllm_config.model_config.get_vocab_size()
         )
         self.drafter: Drafter = drafters.make(name, parts, DraftOptions(count, **asked))
@@ -137,7 +137,7 @@ class Proposer:
             return self.drafter.open(_context(text), self._longest)
         new = text[len(before.text) :].tolist()
         if new:
-            drafted = placed.chains([[int(before.text[-1]), *new[:-1]]], DrawKind.FIXED)
+            drafted = deterministic_tree.chains([[int(before.text[-1]), *new[:-1]]], DrawKind.FIXED)
             self.drafter.commit(before.memory, _context(before.text), drafted, *_kept(new))
         return before.memory
 

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from outrider import DraftModel, SamplingParams, Speculator, ops
 from outrider.certify.laws import Text, score
 from outrider.drafters import ReferenceLookup
-from outrider.drafters.growing import inputs_for
 from outrider.drafters.ngram_table import NgramTable, Table, count
+from outrider.drafters.tree_drafting import inputs_for
 from outrider.lab.papers.alpha_tasks import Rows, reads_sources
 from outrider.lab.tasks.arms import second_tenth
 from outrider.models import TreeDecoder, adapt, pretrained

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider import Engine
-from outrider.drafters import DRAFTERS, DraftModel, DraftOptions, Parts, Root, Translated
+from outrider.drafters import (
+    DRAFTERS,
+    DrafterParts,
+    DraftModel,
+    DraftOptions,
+    Root,
+    Translated,
+)
 from outrider.drafters.ngram_table import Table, count
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.models import TreeDecoder
@@ -45,7 +52,7 @@ def arms(
     Raises UnknownName for a name that is none, ConfigurationError for one that cannot be made here.
     """
     target = base.engine.target
-    parts = Parts(_drafts(base), table, target.vocab_size, target)
+    parts = DrafterParts(_drafts(base), table, target.vocab_size, target)
     known = [DEFAULT, *(name for name, recipe in DRAFTERS.items() if recipe.has(parts))]
     known.remove(Root.name)
     for name in chosen or ():

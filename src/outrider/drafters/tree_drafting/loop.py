@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider import noise, ops
-from outrider.drafters.growing.builder import Children, TreeBuilder
-from outrider.drafters.growing.shapes import Layout, Level
+from outrider.drafters.tree_drafting.builder import Children, TreeBuilder
+from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
 from outrider.models.prefill import CHUNK, ingest, width
 from outrider.models.tree_inputs import causal
 from outrider.noise import Purpose
@@ -36,7 +36,7 @@ from outrider.types import (
 )
 
 
-class Keys:
+class DrawKeys:
     """The names of the noise that a proposal may draw with."""
 
     def __init__(self, context: Context, nodes: int) -> None:
@@ -68,7 +68,7 @@ class Policy(Protocol):
     def drawn(self) -> tuple[DrawKind, ...]:
         """How a node's children come to be in sampled rows, by rank; the last kind goes on."""
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The children of a level's nodes, from their laws [B, n, V].
 
         Of greedy rows they are the most probable tokens, as operations of `ops` have it. Of several
@@ -76,14 +76,14 @@ class Policy(Protocol):
         """
 
 
-class Source(Protocol):
+class ProposalSource(Protocol):
     """What the laws come from: a model, or a table."""
 
-    def output(self, tree: TreeBuilder, level: Level) -> Output:
+    def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
         """Logits [B, n, V] after the nodes of the deepest level of a tree."""
 
 
-class Model(NamedTuple):
+class TreeModel(NamedTuple):
     """A draft model and its cache as a source; drafts have been at most `deepest` tokens deep."""
 
     model: LanguageModel
@@ -93,7 +93,7 @@ class Model(NamedTuple):
     #: own may lack the leaf of a draft that was accepted whole, and what plain steps have emitted
     shared: bool = False
 
-    def output(self, tree: TreeBuilder, level: Level) -> Output:
+    def output(self, tree: TreeBuilder, level: TreeLevel) -> Output:
         """One call. The first feeds the committed tail, which needs neither a branch nor a read.
 
         A head reads all that the last draft may have added anew: it knows more of it now.
@@ -134,7 +134,7 @@ def read_on(
 
 
 def grow(
-    sources: Sequence[Source],
+    sources: Sequence[ProposalSource],
     context: Context,
     layout: Layout,
     policy: Policy,
@@ -151,7 +151,7 @@ def grow(
 
 
 def expand(
-    sources: Sequence[Source],
+    sources: Sequence[ProposalSource],
     context: Context,
     layout: Layout,
     policy: Policy,
@@ -159,7 +159,7 @@ def expand(
     trim: bool = False,
 ) -> TreeBuilder:
     """The same tree, not yet declared."""
-    tree, keys = TreeBuilder(layout, context), Keys(context, layout.nodes)
+    tree, keys = TreeBuilder(layout, context), DrawKeys(context, layout.nodes)
     few: SamplingRows | None = None
     for level in layout.levels:
         outputs = [source.output(tree, level) for source in sources]
@@ -189,7 +189,7 @@ def _among(context: Context, output: Output) -> SamplingRows | None:
     return None if shaping is None else sampling._replace(shaping=shaping)
 
 
-def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: Level, sampling: SamplingRows) -> Laws:
+def law_at(logits_BnV: Tensor, tree: TreeBuilder, level: TreeLevel, sampling: SamplingRows) -> Laws:
     """Laws [B, n, V] of a level's nodes under each row's sampling parameters.
 
     Its `logits_BRV` are the shaped logits, which greedy rows take their best tokens from.

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider import arguments, ops
 from outrider.drafters import recipes
-from outrider.drafters.growing.builder import Children, declare, pending, selected
-from outrider.drafters.growing.loop import Keys, Source, expand
-from outrider.drafters.growing.shapes import Level, ragged
+from outrider.drafters.tree_drafting.builder import Children, declare, pending, selected
+from outrider.drafters.tree_drafting.loop import DrawKeys, ProposalSource, expand
+from outrider.drafters.tree_drafting.shapes import TreeLevel, ragged
 from outrider.errors import ConfigurationError
 from outrider.tree import numbers
 from outrider.types import Context, Draft, DraftShape, DrawKind, Laws
@@ -78,14 +78,14 @@ def of_candidates(total: int, depth: int, few: int) -> tuple[DraftShape, ...]:
 
 
 def grow(
-    source: Source, context: Context, shape: DraftShape, few: int, coupled: bool = False
+    source: ProposalSource, context: Context, shape: DraftShape, few: int, coupled: bool = False
 ) -> Draft:
     """The best nodes of a tree of this shape, `few` of them expanded on each level: one call each.
 
     `places_BN` says where the source's cache holds them.
     """
     layout = ragged(few, shape.max_depth, context.length_B.device, leaves=False)
-    nodes = Pool(few, context, coupled)
+    nodes = CandidatePool(few, context, coupled)
     expand([source], context, layout, nodes)
     tokens, parent, depth, places = nodes.best(shape.max_nodes - 1)
     tree, draws = selected(parent, depth, shape.max_depth, few)
@@ -108,7 +108,7 @@ class _Candidates(NamedTuple):
     place_Bm: Tensor  #: number among the nodes that were run, -1: it was not
 
 
-class Pool:
+class CandidatePool:
     """All candidates of one proposal, and the nodes that are expanded next: a `Policy`.
 
     Cumulative probabilities are the draft's under the row's temperature and filters (at temperature
@@ -125,7 +125,7 @@ class Pool:
         self.number_Bn = torch.zeros_like(self.score_Bn, dtype=torch.int64)
         self.levels: list[_Candidates] = []
 
-    def children(self, law: Laws, level: Level, keys: Keys) -> Children:
+    def children(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Children:
         """The best tokens of every node are candidates, the best candidates are expanded."""
         few, base = self.few, 1 + sum(part.score_Bm.shape[1] for part in self.levels)
         best = self._log_shares(law, level, keys).topk(few, -1)
@@ -142,7 +142,7 @@ class Pool:
         tokens = torch.where(there, token.gather(1, order), 0)
         return Children(tokens, there, None, order // few)
 
-    def _log_shares(self, law: Laws, level: Level, keys: Keys) -> Tensor:
+    def _log_shares(self, law: Laws, level: TreeLevel, keys: DrawKeys) -> Tensor:
         """How probable each token is to be the next one, as far as the draft can tell: [B, n, V].
 
         At most 0; -inf where a token is impossible.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider import ops
-from outrider.drafters.growing.shapes import Layout, Level
+from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
 from outrider.models.tree_inputs import of_tree
 from outrider.row_params import SamplingRows
 from outrider.tree import numbers, visible
@@ -74,7 +74,7 @@ class TreeBuilder:
             parent, depth, self._ancestors_BNN, deepest, layout.most, layout.spans, is_chain=False
         )
 
-    def nodes(self, level: Level, wide: int) -> Nodes:
+    def nodes(self, level: TreeLevel, wide: int) -> Nodes:
         """The model call of a level; what it sees is `wide` slots of the cache."""
         start, stop = level.start, level.stop
         if self.layout.tree is not None:
@@ -91,7 +91,7 @@ class TreeBuilder:
         seen = visible(self._ancestors_BNN, self.first_B, start, stop, wide)
         return Nodes(self._tokens[-1], at, slots, seen)
 
-    def add(self, level: Level, children: Children) -> None:
+    def add(self, level: TreeLevel, children: Children) -> None:
         """Hang the children of a level below its nodes.
 
         In a fixed shape a child of an absent node is absent; a policy that names the parents names
@@ -120,7 +120,7 @@ class TreeBuilder:
         self._tokens.append(tokens_BM)
         self._there.append(there_BM)
 
-    def _hang(self, level: Level, children: Children, parent_Bm: Tensor) -> Tensor:
+    def _hang(self, level: TreeLevel, children: Children, parent_Bm: Tensor) -> Tensor:
         """Children below parents of each row's own; which of their nodes are there."""
         assert self._ancestors_BNN is not None
         assert children.there_Bm is not None

@@ -12,7 +12,7 @@ from outrider.drafters.automaton import Automaton
 _WATCHED = 64  #: texts under way that are looked at; the oldest are over, as a rule
 
 
-class Earlier:
+class RequestHistory:
     """At most about `most` tokens of earlier texts, in an automaton that new rows begin with."""
 
     def __init__(self, most: int) -> None:

@@ -16,7 +16,7 @@ from outrider.tree import from_parents, parents_of
 from outrider.types import Drafter, DraftShape, Tree
 
 
-class Level(NamedTuple):
+class TreeLevel(NamedTuple):
     """The nodes start..stop of one depth; nodes stop..end are their children."""
 
     depth: int
@@ -42,7 +42,7 @@ class Level(NamedTuple):
 class Layout(NamedTuple):
     """Where the nodes of a growing tree stand: level after level."""
 
-    levels: tuple[Level, ...]  #: every depth whose nodes are fed
+    levels: tuple[TreeLevel, ...]  #: every depth whose nodes are fed
     spans: tuple[int, ...]  #: spans[d]:spans[d + 1] are the nodes of depth d
     depth_N: Tensor
     most: int  #: most draws at one node
@@ -76,7 +76,7 @@ def fixed(parents: tuple[int, ...], device: torch.device) -> Layout:
         ranks = [children[parent].index(child) for child, parent in enumerate(above, start=stop)]
         parent_m = torch.tensor(above, device=device) - start
         rank_m = None if len(set(fan)) == 1 else torch.tensor(ranks, device=device)
-        levels.append(Level(depth, start, stop, end, max(fan), fan, parent_m, rank_m))
+        levels.append(TreeLevel(depth, start, stop, end, max(fan), fan, parent_m, rank_m))
     return Layout(
         tuple(levels),
         tree.levels,
@@ -99,7 +99,7 @@ def ragged(width: int, depth: int, device: torch.device, *, leaves: bool = True)
     spans = (0, *(1 + width * d for d in range(depth + leaves)))
     ends = (*spans[1:], spans[-1])
     levels = tuple(
-        Level(d, start, stop, end, width)
+        TreeLevel(d, start, stop, end, width)
         for d, (start, stop, end) in enumerate(zip(spans[:depth], ends, ends[1:], strict=False))
     )
     at = [d for d in range(len(spans) - 1) for _ in range(spans[d], spans[d + 1])]

@@ -1,17 +1,17 @@
 """What drafters stand on: one growth loop, one tree builder, and the shapes that they declare."""
 
-from outrider.drafters.growing.builder import (
+from outrider.drafters.tree_drafting.builder import (
     Children,
     TreeBuilder,
     declare,
     pending,
     selected,
 )
-from outrider.drafters.growing.loop import (
-    Keys,
-    Model,
+from outrider.drafters.tree_drafting.loop import (
+    DrawKeys,
     Policy,
-    Source,
+    ProposalSource,
+    TreeModel,
     expand,
     grow,
     inputs_for,
@@ -20,17 +20,17 @@ from outrider.drafters.growing.loop import (
     open_cache,
     read_on,
 )
-from outrider.drafters.growing.shapes import Layout, Level
+from outrider.drafters.tree_drafting.shapes import Layout, TreeLevel
 
 __all__ = [
     "Children",
-    "Keys",
+    "DrawKeys",
     "Layout",
-    "Level",
-    "Model",
     "Policy",
-    "Source",
+    "ProposalSource",
     "TreeBuilder",
+    "TreeLevel",
+    "TreeModel",
     "declare",
     "expand",
     "grow",

@@ -15,15 +15,15 @@ from outrider.tree import branching, children
 from outrider.types import Draft, DrawKind, Tree, Verdict
 
 
-class Grown(NamedTuple):
+class HostTree(NamedTuple):
     """A row's tree as it grew: node 0 is the pending token, parents stand before children."""
 
     tokens: list[int]
     parents: list[int]
 
-    def first(self, nodes: int) -> "Grown":
+    def first(self, nodes: int) -> "HostTree":
         """The first so many nodes below the pending token."""
-        return Grown(self.tokens[: nodes + 1], self.parents[: nodes + 1])
+        return HostTree(self.tokens[: nodes + 1], self.parents[: nodes + 1])
 
 
 def chains(texts: Sequence[Sequence[int]], kind: DrawKind) -> Draft:
@@ -44,7 +44,7 @@ def chains(texts: Sequence[Sequence[int]], kind: DrawKind) -> Draft:
     return Draft(tokens, constant.tree, draws, constant.kind, constant.none, None, constant.kinds)
 
 
-def trees(grown: Sequence[Grown], kind: DrawKind) -> Draft:
+def trees(grown: Sequence[HostTree], kind: DrawKind) -> Draft:
     """A tree of every row's own."""
     if all(row.parents == list(range(-1, len(row.parents) - 1)) for row in grown):
         return chains([row.tokens for row in grown], kind)
