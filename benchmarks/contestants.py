@@ -79,7 +79,7 @@ def _rule(backend: str, rule: str = "rejection", kept: bool = False) -> Callable
 
     def run(x: Inputs) -> Any:
         with ops.use(backend):
-            return verifiers.judge(chosen, x.draft if kept else x.cold, x.scores, x.draws)
+            return verifiers.run_kernel(chosen, x.draft if kept else x.cold, x.scores, x.draws)
 
     return run
 

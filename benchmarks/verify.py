@@ -59,7 +59,7 @@ def check(device: str) -> dict[str, Any]:
     for seed in range(30):
         x = make(2, 4, 3_001, torch.float32, DISTANCES[seed % 3], seed, device)
         with ops.use(backend):
-            ours = verifiers.judge(rule, x.draft, x.scores, x.draws)
+            ours = verifiers.run_kernel(rule, x.draft, x.scores, x.draws)
         double = x.scores.laws._replace(logits_BRV=x.target_logits.double())
         guess = x.cold.laws._replace(logits_BRV=x.draft_logits.double())
         with ops.use("reference"):
@@ -151,7 +151,7 @@ def g_test(device: str, backend: str) -> float:
         draft = x.cold._replace(tokens_BN=ids, laws=drafted)
         with ops.use(backend):
             scores, keys = x.scores._replace(laws=laws), Draws(seeds, torch.zeros_like(seeds))
-            found = verifiers.judge(verifiers.get("rejection"), draft, scores, keys)
+            found = verifiers.run_kernel(verifiers.get("rejection"), draft, scores, keys)
         first = torch.where(found.count_B > 0, tokens, found.next_B)
         counts += torch.bincount(first, minlength=vocab).cpu().numpy()
     expected = x.target_logits[0, 0].double().softmax(-1).cpu().numpy() * counts.sum()

@@ -14,7 +14,7 @@ from outrider import ops, verifiers
 from outrider.errors import ConfigurationError, UnknownName
 from outrider.tree import chain as chain_tree
 from outrider.types import Draft, DrawKind, Draws, Laws, Scores, Verdict
-from outrider.verifiers.narrowed import Narrowed
+from outrider.verifiers.aliases import AliasedVerifier
 
 RULES = list(verifiers.VERIFIERS.values())
 ROWS = 30_000
@@ -427,7 +427,7 @@ def test_lossy_parameters_are_checked(make):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_what_a_rule_is_cannot_be_set(rule):
     """Nobody may call a rule exact that is not: only parameters are arguments."""
-    if isinstance(rule, Narrowed):
+    if isinstance(rule, AliasedVerifier):
         assert rule.kinds < rule.rule.kinds
         assert (rule.exact, rule.chain_only) == (rule.rule.exact, rule.rule.chain_only)
     else:

@@ -210,7 +210,7 @@ def first_tokens(rule, seeds, copied):
                 [[token if t is None else t for t in draft]], DrawKind.FIXED
             )
             rows = law.log().expand(1, draft.tree.nodes, 4)
-            verdict = verifiers.judge(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
+            verdict = verifiers.run_kernel(rule, draft, Scores(Laws(rows, torch.ones(1))), draws)
             kept = int(verdict.count_B) > 0
             token = int(draft.tokens_BN[0, 1]) if kept else int(verdict.next_B)
         tokens.append(token)

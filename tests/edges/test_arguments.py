@@ -28,7 +28,7 @@ from outrider.loading import load
 from outrider.models import adapt
 from outrider.shipped import shipped
 from outrider.text.tokens import encode
-from outrider.verifiers.block import Block
+from outrider.verifiers.block import BlockVerifier
 from tiny import PROMPTS, decode, llama, pair, perturbed
 
 PLAIN = {"dtype": "float32", "threads": 1, "packed": False}
@@ -377,7 +377,7 @@ def test_classes_are_no_drafters_or_rules():
     with refused("drafter must be a Drafter"):
         Engine(model, PromptLookup)
     with refused("rule must be a Verifier"):
-        Engine(model, PromptLookup(), Block)
+        Engine(model, PromptLookup(), BlockVerifier)
 
 
 def test_drafters_keep_plain_numbers():

@@ -10,7 +10,7 @@ from outrider.drafters.either import SourceStats
 from outrider.engine.request import Request
 from outrider.engine.speculation_policy import Adaptive, FixedLength
 from outrider.types import DraftShape
-from outrider.verifiers import kernels
+from outrider.verifiers import kernel_dispatch
 from tiny import decode, pair
 
 TARGET, SMALL = pair(0.4)
@@ -65,7 +65,7 @@ def test_a_row_writes_what_it_writes_alone(drafter, rule, planner):
 
 
 def test_it_would_not_with_trees_as_wide_as_the_batch_needs(monkeypatch):
-    monkeypatch.setattr(kernels, "alike", lambda draft, most: draft)
+    monkeypatch.setattr(kernel_dispatch, "alike", lambda draft, most: draft)
     assert differ(Recall(8), "traversal", FixedLength)
 
 

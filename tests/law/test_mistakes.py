@@ -14,8 +14,8 @@ import torch
 
 from outrider import ops, verifiers
 from outrider.types import Draft, DrawKind, Outcome, Scores, Verifier
-from outrider.verifiers import block, chain, kseq, topdown
-from outrider.verifiers.siblings import pick
+from outrider.verifiers import block, chain, kseq, tree_walk
+from outrider.verifiers.sibling_draws import pick
 
 SEEN = 1e-3  # a mistake moves some sequence by at least this much
 
@@ -51,7 +51,7 @@ class Rule:
         self.judge = judge
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
-        return topdown.walked(self.judge, draft, scores)
+        return tree_walk.walked(self.judge, draft, scores)
 
 
 # What the draft says about itself
@@ -193,7 +193,7 @@ def _judge(law, level, *, mask="token", update="before", inverted=False):
             guess = base.masked_fill(gone, 0)
             guess = guess / guess.sum(-1, keepdim=True).clamp(min=1e-300)
         here = ops.residual(here, guess)
-    return topdown.judgement(favour, against, here)
+    return tree_walk.judgement(favour, against, here)
 
 
 def test_the_copy_of_recursive_rejection_is_right_before_it_is_broken():

@@ -10,7 +10,7 @@ from outrider import verifiers
 from outrider.errors import ConfigurationError
 from outrider.theory import transport
 from outrider.types import Draft, Outcome, Scores
-from outrider.verifiers import otm, topdown
+from outrider.verifiers import otm, tree_walk
 
 
 def accepted(rule, trees: e.Forest) -> np.ndarray:
@@ -76,9 +76,9 @@ class Wrong:
         def judge(law, level):
             with pytest.MonkeyPatch.context() as patch:
                 self.change(patch)
-                return otm.judge(law, level, 3, 4096)
+                return otm.verify(law, level, 3, 4096)
 
-        return topdown.walked(judge, draft, scores)
+        return tree_walk.walked(judge, draft, scores)
 
 
 def _unshared(patch):

@@ -163,7 +163,7 @@ def test_first_two_tokens_follow_the_target(op, backend):
     keyed = Draws(torch.arange(batch) * 31, torch.zeros(batch, dtype=torch.int64))
     rule = verifiers.get("block" if op == "block" else "rejection")
     with ops.use(backend):
-        verdict = verifiers.judge(rule, draft, scores, keyed)
+        verdict = verifiers.run_kernel(rule, draft, scores, keyed)
     path, count = verdict.path_BD, verdict.count_B
     first = torch.where(count > 0, tokens.gather(1, path[:, :1].clamp(min=0))[:, 0], verdict.next_B)
     assert _g(torch.bincount(first, minlength=vocab), law) < _limit(vocab - 1)

@@ -221,5 +221,5 @@ def test_a_vanishing_reach_keeps_nothing(vocab):
     uniform = torch.full((1, 3, 1), 0.5)
     start = torch.zeros(1, dtype=torch.int64)
     draws = Draws(start, start, uniform_BNK=uniform)
-    verdict = verifiers.judge(verifiers.get("block"), draft, scores, draws)
+    verdict = verifiers.run_kernel(verifiers.get("block"), draft, scores, draws)
     assert verdict.count_B.tolist() == [0]

@@ -85,7 +85,7 @@ def verify(rule: Verifier, batch: Batch, draft: Draft, scores: Scores) -> Verdic
     """The rule's verdict with this step's noise. Rows that have ended keep nothing."""
     context = batch.context
     draws = Draws(context.seed_B, context.length_B - 1)
-    verdict = verifiers.judge(rule, draft, scores, draws)
+    verdict = verifiers.run_kernel(rule, draft, scores, draws)
     if not batch.ended:
         return verdict
     running = batch.reason_B == RUNNING

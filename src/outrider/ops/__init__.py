@@ -23,7 +23,7 @@ The law that a draw returns is the one to declare in the draft. It carries what 
 computed already (`Laws.lse_BR`, `Laws.host`), and lacks the tokens that were `placed`.
 
 Judging: `fused(op, draft, scores, draws)` is the verdict of a backend's kernel, or None where the
-rule's own formula is to run (`outrider.verifiers.judge`). `settle` cuts a step's block at stop
+rule's own formula is to run (`outrider.verifiers.run_kernel`). `settle` cuts a step's block at stop
 tokens, limits and faults. `floors` turns top-k, top-p and min-p into thresholds.
 """
 

@@ -10,7 +10,7 @@ from outrider.errors import ConfigurationError, UnknownName
 
 if TYPE_CHECKING:
     from outrider.types import DrawKind, Verifier
-    from outrider.verifiers.kernels import judge as judge
+    from outrider.verifiers.kernel_dispatch import run_kernel as run_kernel
 
 #: Rules by name, with the usual values of their options; imported when they are looked up.
 VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
@@ -19,9 +19,9 @@ VERIFIERS: MutableMapping[str, "Verifier"] = lazy.Registry(
         "coupled": "outrider.verifiers.coupled:COUPLED",
         "rejection": "outrider.verifiers.rejection:Rejection()",
         "non_iterative": "outrider.verifiers.non_iterative:NonIterative()",
-        "block": "outrider.verifiers.block:Block()",
+        "block": "outrider.verifiers.block:BlockVerifier()",
         "traversal": "outrider.verifiers.traversal:Traversal()",
-        "hub": "outrider.verifiers.hub:Hub()",
+        "hub": "outrider.verifiers.hub:HubVerifier()",
         "multi_round": "outrider.verifiers.multi_round:MULTI_ROUND",
         "kseq": "outrider.verifiers.kseq:KSeq()",
         "otm": "outrider.verifiers.otm:Otm()",
@@ -184,4 +184,4 @@ def default(kinds: "frozenset[DrawKind]", is_chain: bool = False) -> "Verifier":
     return VERIFIERS["kseq" if drawn == {DrawKind.WITH} else "traversal"]
 
 
-__getattr__, __dir__ = lazy.exports(__name__, {"judge": "outrider.verifiers.kernels"})
+__getattr__, __dir__ = lazy.exports(__name__, {"run_kernel": "outrider.verifiers.kernel_dispatch"})

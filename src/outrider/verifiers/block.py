@@ -39,7 +39,7 @@ def _weights(line: chain.Chain) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockVerifier:
     """Exact on chains; the most accepted tokens of any rule for one path."""
 
     name: ClassVar[str] = "block"

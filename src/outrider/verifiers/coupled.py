@@ -7,7 +7,7 @@ sum_x 1 / sum_v max(p_v/p_x, q_v/q_x), between (1 - TV) / (1 + TV) and 1 - TV.
 """
 
 from outrider.types import DrawKind
+from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.match import Match
-from outrider.verifiers.narrowed import Narrowed
 
-COUPLED = Narrowed("coupled", Match(), frozenset({DrawKind.FIXED, DrawKind.COUPLED}))
+COUPLED = AliasedVerifier("coupled", Match(), frozenset({DrawKind.FIXED, DrawKind.COUPLED}))

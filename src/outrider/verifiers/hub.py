@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
 from outrider.verifiers.rejection import Rejection
-from outrider.verifiers.siblings import drawn_first
+from outrider.verifiers.sibling_draws import drawn_first
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubVerifier:
     """Rejection with the placed children last. Exact for any mixture of kinds but coupled."""
 
     name: ClassVar[str] = "hub"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain, tree_walk
 from outrider.verifiers.rejection import Rejection
-from outrider.verifiers.siblings import Level, drawn_first, pick
+from outrider.verifiers.sibling_draws import SiblingLevel, drawn_first, pick
 
 
 def division_factor(law_BnV: Tensor, guess_BnV: Tensor, count_Bn: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def _beta(law_BnV: Tensor, guess_BnV: Tensor, factor_Bn: Tensor) -> Tensor:
     return torch.minimum(guess_BnV, law_BnV / factor_Bn[..., None]).sum(-1)
 
 
-def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
+def verify(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
     """The draws of the first law at rate 1 / g; then, one by one, whatever else there is.
 
     Draws of other laws (several draft models) and placed children are tested against what those of
@@ -67,7 +67,7 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
         favour.append(torch.where(other, pick(here, token), pick(law_BnV, token)))
         against.append(torch.where(other, pick(own, token), factor * pick(guess, token)))
         here = ops.residual(here, torch.where(other[..., None], own, 0.0))
-    return topdown.judgement(favour, against, here)
+    return tree_walk.judgement(favour, against, here)
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class KSeq:
         """Path, count, next token and overlap."""
         if chain.is_plain(draft):  # one draw at a node: g = 1
             return Rejection()(draft, scores, draws)
-        return topdown.walk(judge, drawn_first(draft), scores, draws)
+        return tree_walk.walk(verify, drawn_first(draft), scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
-        return topdown.walked(judge, drawn_first(draft), scores)
+        return tree_walk.walked(verify, drawn_first(draft), scores)

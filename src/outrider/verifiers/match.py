@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider import noise, ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
-from outrider.verifiers import topdown
-from outrider.verifiers.siblings import Level
+from outrider.verifiers import tree_walk
+from outrider.verifiers.sibling_draws import SiblingLevel
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Match:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Averaged over the target's noise: each child is taken with its target probability."""
-        return topdown.walked(_judge, draft, scores)
+        return tree_walk.walked(_judge, draft, scores)
 
 
-def _judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
+def _judge(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
     """Look the target's token up among the children: the first child that carries it is taken."""
     here, favour, against = law_BnV, [], []
     for k in range(level.most):
@@ -56,4 +56,4 @@ def _judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
         against.append(here.sum(-1))
         here = here.scatter(-1, token, torch.where(there, 0.0, mass))
     total = here.sum(-1, keepdim=True)
-    return topdown.judgement(favour, against, here / torch.where(total > 0, total, 1.0))
+    return tree_walk.judgement(favour, against, here / torch.where(total > 0, total, 1.0))

@@ -9,7 +9,9 @@ its share from the residual: merged paths keep their multiplicity.
 """
 
 from outrider.types import DrawKind
-from outrider.verifiers.narrowed import Narrowed
+from outrider.verifiers.aliases import AliasedVerifier
 from outrider.verifiers.rejection import Rejection
 
-MULTI_ROUND = Narrowed("multi_round", Rejection(), frozenset({DrawKind.FIXED, DrawKind.WITH}))
+MULTI_ROUND = AliasedVerifier(
+    "multi_round", Rejection(), frozenset({DrawKind.FIXED, DrawKind.WITH})
+)

@@ -32,9 +32,9 @@ from torch import Tensor
 from outrider import arguments
 from outrider.errors import ConfigurationError
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
+from outrider.verifiers import chain, tree_walk
 from outrider.verifiers.rejection import Rejection
-from outrider.verifiers.siblings import Level, pick
+from outrider.verifiers.sibling_draws import SiblingLevel, pick
 
 _STEP, _FARTHEST = 1.7, 3.0  # over-relaxed, and never by more than e^3 at once
 _LOWEST = -600.0  # of the logarithms of weights: float64 has exponentials down to here
@@ -53,7 +53,7 @@ class Letters(NamedTuple):
     apart_BnKV: Tensor  #: the laws of the draws there, not normalised
 
     @classmethod
-    def of(cls, law_BnV: Tensor, level: Level, cells: int) -> "Letters":
+    def of(cls, law_BnV: Tensor, level: SiblingLevel, cells: int) -> "Letters":
         """As many letters as leave no more than `cells` tuples.
 
         ConfigurationError where a token, all others and a draw that is not there are too many.
@@ -82,7 +82,7 @@ class Letters(NamedTuple):
         return torch.where(there_BnK, inside, last + 1)
 
 
-class Plan(NamedTuple):
+class TransportPlan(NamedTuple):
     """c(y | S) min(1, p / a) by weights, and what is left of p."""
 
     score_BnA: Tensor  #: logarithms of the weights; -inf for a draw that is not there
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
         return chosen * share.gather(-1, letter_BnK)
 
 
-def fitted(letters: Letters, iterations: int) -> Plan:
+def fitted(letters: Letters, iterations: int) -> TransportPlan:
     """The plan after so many steps of proportional fitting, in float64."""
     target, guess = letters.target_BnA.double(), letters.guess_BnKA.double()
     size, most, vocab = target.shape[-1], guess.shape[2], letters.outside_BnV.shape[-1]
@@ -131,7 +131,7 @@ def fitted(letters: Letters, iterations: int) -> Plan:
     left = _norm((target - taken * share).clamp(min=0), target)
     like = letters.target_BnA
     score = torch.nn.functional.pad(score, (0, 1), value=-torch.inf)
-    return Plan(score.to(like.dtype), share.to(like.dtype), left.to(like.dtype))
+    return TransportPlan(score.to(like.dtype), share.to(like.dtype), left.to(like.dtype))
 
 
 def _norm(part_xV: Tensor, otherwise_xV: Tensor) -> Tensor:
@@ -151,7 +151,9 @@ def _choice(score_xK: Tensor, again_xK: Tensor) -> Tensor:
     return found.nan_to_num(0.0)
 
 
-def judge(law_BnV: Tensor, level: Level, iterations: int, cells: int) -> topdown.Judgement:
+def verify(
+    law_BnV: Tensor, level: SiblingLevel, iterations: int, cells: int
+) -> tree_walk.NodeDecision:
     """The plan's choice, then draws outside the letters one after another."""
     letters = Letters.of(law_BnV, level, cells)
     plan = fitted(letters, iterations)
@@ -179,7 +181,7 @@ def judge(law_BnV: Tensor, level: Level, iterations: int, cells: int) -> topdown
     aside = nobody * plan.left_BnA[..., other:]
     spread = outside * aside + left_there * refused[..., None]
     left = spread.scatter_add(-1, letters.token_BnA, nobody * plan.left_BnA[..., :other])
-    return topdown.judgement(favour, against, _norm(left, law_BnV))
+    return tree_walk.judgement(favour, against, _norm(left, law_BnV))
 
 
 @dataclass(frozen=True)
@@ -208,17 +210,17 @@ class Otm:
         """Whether there is one draw at a node, or one tuple: nothing to enumerate."""
         return chain.is_plain(draft) or draft.kinds == {DrawKind.FIXED}
 
-    def _rule(self) -> topdown.NodeRule:
-        return partial(judge, iterations=self.iterations, cells=self.cells)
+    def _rule(self) -> tree_walk.NodeRule:
+        return partial(verify, iterations=self.iterations, cells=self.cells)
 
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and overlap."""
         if self._is_rejection(draft):
             return Rejection()(draft, scores, draws)
-        return topdown.walk(self._rule(), draft, scores, draws)
+        return tree_walk.walk(self._rule(), draft, scores, draws)
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
         if self._is_rejection(draft):
             return Rejection().outcome(draft, scores)
-        return topdown.walked(self._rule(), draft, scores)
+        return tree_walk.walked(self._rule(), draft, scores)

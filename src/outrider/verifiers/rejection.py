@@ -15,11 +15,11 @@ from torch import Tensor
 
 from outrider import ops
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
-from outrider.verifiers import chain, topdown
-from outrider.verifiers.siblings import Level, pick
+from outrider.verifiers import chain, tree_walk
+from outrider.verifiers.sibling_draws import SiblingLevel, pick
 
 
-def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
+def verify(law_BnV: Tensor, level: SiblingLevel) -> tree_walk.NodeDecision:
     """Test each draw against the residual of the earlier ones."""
     here, favour, against = law_BnV, [], []
     for k in range(level.most):
@@ -27,7 +27,7 @@ def judge(law_BnV: Tensor, level: Level) -> topdown.Judgement:
         favour.append(pick(here, level.token_BnK[..., k]))
         against.append(pick(guess, level.token_BnK[..., k]))
         here = ops.residual(here, guess)
-    return topdown.judgement(favour, against, here)
+    return tree_walk.judgement(favour, against, here)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rejection:
     def __call__(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Path, count, next token and the overlap sum min(p, q) at each depth that was examined."""
         if not chain.is_plain(draft):
-            return topdown.walk(judge, draft, scores, draws)
+            return tree_walk.walk(verify, draft, scores, draws)
         line = chain.read(draft, scores)
         uniform = chain.uniforms(draft, draws)
         count = chain.until_refusal(line, uniform * line.against_BD < line.favour_BD)
@@ -52,4 +52,4 @@ class Rejection:
 
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """The walk with every accept test replaced by its probability."""
-        return topdown.walked(judge, draft, scores)
+        return tree_walk.walked(verify, draft, scores)

@@ -24,11 +24,11 @@ from outrider import noise, ops
 from outrider.ops.reference.laws import EMPTY
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Tree, Verdict
 from outrider.verifiers import chain
-from outrider.verifiers.block import Block
-from outrider.verifiers.siblings import Siblings, inner, pick, rows
+from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.sibling_draws import SiblingDraws, inner, pick, rows
 
 
-def _weights(draft: Draft, law_BNV: Tensor, siblings: Siblings) -> tuple[Tensor, list[Tensor]]:
+def _weights(draft: Draft, law_BNV: Tensor, siblings: SiblingDraws) -> tuple[Tensor, list[Tensor]]:
     """w [B, N] of each node after all its children were refused, and m [B, n, V] level by level."""
     weight_BN = torch.zeros_like(law_BNV[..., 0])
     weight_BN[:, 0] = 1
@@ -60,7 +60,7 @@ def _weights(draft: Draft, law_BNV: Tensor, siblings: Siblings) -> tuple[Tensor,
     return weight_BN, masses
 
 
-def _first_passed(tree: Tree, siblings: Siblings, passed_BN: Tensor) -> Tensor:
+def _first_passed(tree: Tree, siblings: SiblingDraws, passed_BN: Tensor) -> Tensor:
     """[B]: the first node in post-order that passed its test; the root always does."""
     node = torch.arange(passed_BN.shape[1], device=passed_BN.device)
     found_BN = torch.where(passed_BN, node, -1)
@@ -100,9 +100,9 @@ class Traversal:
         """Path, count, next token and overlap along the kept path."""
         tree = draft.tree
         if chain.is_plain(draft):
-            return Block()(draft, scores, draws)
+            return BlockVerifier()(draft, scores, draws)
         law = ops.probs(scores.laws)
-        siblings = Siblings(draft, law)
+        siblings = SiblingDraws(draft, law)
         weight, masses = _weights(draft, law, siblings)
         uniform = noise.accept_uniforms(draws, law.shape[1], siblings.most)[..., 0]
         passed = uniform < weight
@@ -126,7 +126,7 @@ class Traversal:
     def outcome(self, draft: Draft, scores: Scores) -> Outcome:
         """Stopping at v: v passes and every node before it in post-order fails."""
         law = ops.probs(scores.laws)
-        siblings = Siblings(draft, law)
+        siblings = SiblingDraws(draft, law)
         weight, masses = _weights(draft, law, siblings)
         fail_BN = 1 - weight  # of the whole subtree, once its level is done
         for start, end in reversed(inner(draft.tree)):

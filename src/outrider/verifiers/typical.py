@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider import ops
 from outrider.errors import ConfigurationError
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict
-from outrider.verifiers.siblings import inner, rows
+from outrider.verifiers.sibling_draws import inner, rows
 from outrider.verifiers.traversal import path_to
 
 

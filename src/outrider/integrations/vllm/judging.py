@@ -56,7 +56,7 @@ def judged(rule: Verifier, drafted: Drafted, sampling: Sampling) -> Tensor:
     guess = None if drafted.probs_TV is None else drafted.probs_TV[place_BD]
     draft = _draft(tokens_BD, there_BD, guess)
     draws = Draws(_seeds(drafted.counts, sampling, device), counts_B1.new_zeros(rows))
-    verdict = verifiers.judge(rule, draft, Scores(laws), draws)
+    verdict = verifiers.run_kernel(rule, draft, Scores(laws), draws)
 
     count_B1 = verdict.count_B[:, None]
     whole_B1 = count_B1 == counts_B1

@@ -57,7 +57,7 @@ def drawn_first(draft: Draft) -> Draft:
     )
 
 
-class Siblings:
+class SiblingDraws:
     """All draws of a draft. `law_BNV` gives batch, dtype and vocabulary."""
 
     def __init__(self, draft: Draft, law_BNV: Tensor) -> None:
@@ -75,14 +75,14 @@ class Siblings:
         if drawn and draft.laws is not None:
             self.laws_BRV = ops.probs(draft.laws).to(law_BNV.dtype)
 
-    def at(self, nodes: slice | Tensor) -> "Level":
+    def at(self, nodes: slice | Tensor) -> "SiblingLevel":
         """The draws of these nodes: a slice of the node axis, or indices [B, n]."""
         take: Callable[[Tensor], Tensor]
         if isinstance(nodes, slice):
             take = lambda table: table[:, nodes]  # noqa: E731
         else:
             take = lambda table: rows(table, nodes)  # noqa: E731
-        return Level(
+        return SiblingLevel(
             self.kinds,
             self.laws_BRV,
             take(self.kid_BNK),
@@ -92,7 +92,7 @@ class Siblings:
         )
 
 
-class Level:
+class SiblingLevel:
     """The draws of n nodes in each row: draw k has child, token, kind and law."""
 
     def __init__(

@@ -14,10 +14,10 @@ from torch import Tensor
 from outrider import noise, ops
 from outrider.types import Draft, Draws, Outcome, Scores, Verdict
 from outrider.verifiers.chain import chances
-from outrider.verifiers.siblings import Level, Siblings, rows
+from outrider.verifiers.sibling_draws import SiblingDraws, SiblingLevel, rows
 
 
-class Judgement(NamedTuple):
+class NodeDecision(NamedTuple):
     """Draw k is kept iff u_k * against_k < favour_k, if draws 0..k-1 were refused."""
 
     favour_BnK: Tensor
@@ -32,20 +32,20 @@ class Judgement(NamedTuple):
 class NodeRule(Protocol):
     """What a top-down rule does at one node."""
 
-    def __call__(self, law_BnV: Tensor, level: Level) -> Judgement:
+    def __call__(self, law_BnV: Tensor, level: SiblingLevel) -> NodeDecision:
         """Tests of the draws in order, and what is left after the last refusal."""
 
 
-def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> Judgement:
-    """A `Judgement` from one [B, n] entry per draw."""
-    return Judgement(torch.stack(favour, -1), torch.stack(against, -1), left_BnV)
+def judgement(favour: list[Tensor], against: list[Tensor], left_BnV: Tensor) -> NodeDecision:
+    """A `NodeDecision` from one [B, n] entry per draw."""
+    return NodeDecision(torch.stack(favour, -1), torch.stack(against, -1), left_BnV)
 
 
 def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
     """Play the rule: path, count, next token, and sum min(target, draft) at each examined node."""
     law = ops.probs(scores.laws)
     batch, nodes, vocab = law.shape
-    siblings = Siblings(draft, law)
+    siblings = SiblingDraws(draft, law)
     uniform_BNK = noise.accept_uniforms(draws, nodes, siblings.most)
     node = torch.zeros(batch, 1, dtype=torch.int64, device=law.device)
     alive = torch.ones(batch, 1, dtype=torch.bool, device=law.device)
@@ -76,14 +76,14 @@ def walk(judge: NodeRule, draft: Draft, scores: Scores, draws: Draws) -> Verdict
 def walked(judge: NodeRule, draft: Draft, scores: Scores) -> Outcome:
     """The law of the walk: every test replaced by its probability."""
     law = ops.probs(scores.laws)
-    siblings = Siblings(draft, law)
+    siblings = SiblingDraws(draft, law)
     reach = torch.zeros_like(law[..., 0])
     reach[:, 0] = 1
     stop, following = [], []
     for start, end in pairwise(draft.tree.levels):
         level, here = siblings.at(slice(start, end)), law[:, start:end]
         none = here[..., :0]
-        judgement = judge(here, level) if level.most else Judgement(none, none, here)
+        judgement = judge(here, level) if level.most else NodeDecision(none, none, here)
         left = reach[:, start:end]
         for k, take in enumerate(judgement.chances(level.there_BnK).unbind(-1)):
             kid = level.kid_BnK[..., k].clamp(min=0)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from outrider.types import Draft, DrawKind, Draws, Outcome, Scores, Verdict, Verifier
 
 
-class Narrowed(NamedTuple):
+class AliasedVerifier(NamedTuple):
     """`rule`, called `name`, for drafts of these `kinds` alone."""
 
     name: str
